@@ -1,0 +1,1 @@
+"""The ground floor: errors, randomness, state, settings and registries. Knows nothing of the rooms above."""

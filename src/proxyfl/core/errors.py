@@ -1,0 +1,44 @@
+"""Errors that people read: each says what was wrong and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ProxyFLError(Exception):
+    """Something the user can mend. The command line prints it on one line, without a traceback."""
+
+
+class ConfigError(ProxyFLError):
+    """A setting that does not exist, has the wrong type or is out of range."""
+
+
+class DataError(ProxyFLError):
+    """A data set that is missing, damaged or does not fit."""
+
+
+class RunError(ProxyFLError):
+    """A run directory that cannot be created, read or continued."""
+
+
+class MethodError(ProxyFLError):
+    """A method that cannot be built, or cannot carry an add-on."""
+
+
+class UpdateRefused(ProxyFLError):
+    """A client's update that the guard does not let in."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint to append to an error about an unknown ``word``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"known: {', '.join(names)}" if names else "none are known"
+
+
+def missing_extra(package: str, extra: str) -> ProxyFLError:
+    """The error for an optional dependency that is not installed."""
+    return ProxyFLError(f"this needs {package}; install it with: pip install 'proxyfl[{extra}]'")
