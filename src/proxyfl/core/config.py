@@ -1,0 +1,288 @@
+"""Settings: typed sections whose every key carries its meaning, range and what each fidelity makes of it.
+
+A *fidelity* says whose reading of the paper counts: ``clean`` (the released algorithm with its accidents
+repaired; the default), ``code`` (the released program, accidents included) or ``paper`` (the printed text).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from proxyfl.core.errors import ConfigError, nearest
+
+Tree = dict[str, Any]
+T = TypeVar("T")
+
+FIDELITIES = ("clean", "code", "paper")
+
+
+def setting(default: Any, meaning: str, *, low: float | None = None, high: float | None = None,
+            choices: tuple[Any, ...] = (), **fidelity: Any) -> Any:  # fmt: skip
+    """A dataclass field with a meaning, an allowed range and, where they differ, values per fidelity."""
+    unknown = set(fidelity) - set(FIDELITIES)
+    if unknown:
+        raise TypeError(f"not a fidelity: {', '.join(sorted(unknown))}")
+    meta = {"meaning": meaning, "low": low, "high": high, "choices": choices, "fidelity": fidelity}
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images."""
+
+    name: str = setting("digits", "data source, or folder:PATH, npz:FILE, idx:PATH for your own")
+    image_size: int = setting(0, "side in pixels after resizing; 0 keeps the native size", low=0)
+    subset: float = setting(1.0, "training images kept: a share up to 1, or a count above 1", low=0)
+    norm: str = setting(
+        "own", "own: one normalisation for training and test; release: CIFAR-10's for all training images",
+        choices=("own", "release"), code="release",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LabelSettings:
+    """Who has labels."""
+
+    ratio: float = setting(0.1, "share of the training images that keep their label", low=0, high=1)
+    per_class: int = setting(0, "labelled images per class; 0 derives it from ratio and rule", low=0)
+    rule: str = setting(
+        "release", "release: the released per-class counts; share: exactly ratio of the images",
+        choices=("release", "share"), paper="share",
+    )  # fmt: skip
+    ten_percent: int = setting(0, "the released per-class count at ratio 0.1; 0 where there is none", low=0)
+    seed: int = setting(7, "seed of the labelled / unlabelled split", low=0)
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """Who holds what."""
+
+    scheme: str = setting("paired", "paired (the released scheme), dirichlet, iid, shards", paper="dirichlet")
+    alpha: float = setting(0.1, "Dirichlet concentration; smaller is more heterogeneous", low=0)
+    clients: int = setting(20, "registered clients (K)", low=1)
+    seed: int = setting(0, "seed of the partition", low=0)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network every client trains."""
+
+    name: str = setting("resnet8", "registered network, or package.module:factory for your own")
+    width: int = setting(4, "width factor; features have 64 × width dimensions", low=1)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What a client does in a round."""
+
+    epochs: int = setting(5, "local epochs (E)", low=1)
+    batch: int = setting(128, "labelled images in a batch (B)", low=1)
+    mu: int = setting(2, "unlabelled images per labelled one in a batch", low=1)
+    lr: float = setting(0.1, "learning rate of SGD, constant", low=0)
+    momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
+    weight_decay: float = setting(1e-4, "weight decay on every parameter", low=0)
+    pool: str = setting(
+        "all", "unlabelled pool: all adds the labelled images without their labels; unlabelled leaves them out",
+        choices=("all", "unlabelled"), paper="unlabelled",
+    )  # fmt: skip
+    epoch: str = setting(
+        "release", "steps of a local epoch: release = pool / B; pass = pool / (mu B), one pass over the pool",
+        choices=("release", "pass"), paper="pass",
+    )  # fmt: skip
+    leak_momentum: bool = setting(
+        False, "hand the momentum of one client to the next, as the released program does", code=True
+    )
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """The rounds."""
+
+    rounds: int = setting(300, "communication rounds (T)", low=1)
+    per_round: int = setting(8, "clients that take part in a round (M)", low=1)
+    sampling: str = setting(
+        "stream", "stream: a pure function of seed and round; legacy: the released program's one numpy stream",
+        choices=("stream", "legacy"), code="legacy",
+    )  # fmt: skip
+    weighting: str = setting(
+        "size", "client weights: size of its data; uniform; release: labelled images counted 2,001 times",
+        choices=("size", "uniform", "release"), code="release",
+    )  # fmt: skip
+    quorum: int = setting(1, "updates a round needs to count", low=1)
+    max_norm: float = setting(0.0, "refuse updates whose change of weights is longer than this; 0: no limit", low=0)
+
+
+@dataclass(frozen=True)
+class ComputeSettings:
+    """Where and how it is computed. Part of the config because it decides the last bits."""
+
+    device: str = setting("cpu", "torch device: cpu, cuda, cuda:1, mps")
+    dtype: str = setting("fp32", "fp32, or bf16 autocast", choices=("fp32", "bf16"))
+    threads: int = setting(1, "intra-op threads of a client; one makes all engines agree to the bit", low=1)
+    eval_batch: int = setting(0, "test images in a batch; 0 chooses for the machine", low=0)
+
+
+@dataclass(frozen=True)
+class KeepSettings:
+    """What a run writes."""
+
+    checkpoint_every: int = setting(1, "rounds between checkpoints", low=1)
+    checkpoints: int = setting(2, "newest checkpoints kept", low=2)
+    snapshot_every: int = setting(
+        50, "rounds between snapshots of proxies; the first, the last and these are kept; 0: none", low=0
+    )
+    last_rounds: int = setting(10, "rounds at the end over which accuracy is averaged", low=1)
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """A method by name and its parameters; add-ons have a table each."""
+
+    name: str = "proxyfl"
+    parameters: Tree = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides what an experiment computes."""
+
+    seed: int = setting(1, "seed of initialisation, client sampling, batches and views", low=0)
+    fidelity: str = setting("clean", "whose reading of the paper: clean, code, paper", choices=FIDELITIES)
+    preset: str = setting("", "the preset these settings started from")
+    data: DataSettings = field(default_factory=DataSettings)
+    labels: LabelSettings = field(default_factory=LabelSettings)
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    federation: FederationSettings = field(default_factory=FederationSettings)
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
+    keep: KeepSettings = field(default_factory=KeepSettings)
+    method: MethodSettings = field(default_factory=MethodSettings)
+
+    def to_tree(self) -> Tree:
+        """The settings as nested tables, as TOML holds them."""
+        tree = dataclasses.asdict(self)
+        tree["method"] = {"name": self.method.name, **self.method.parameters}
+        return tree
+
+
+def read_config(tree: Mapping[str, Any], fidelity: str) -> Config:
+    """A checked config from nested tables. Method parameters are checked by the methods room."""
+    tables = dict(tree)
+    method = tables.pop("method", {})
+    if not isinstance(method, Mapping):
+        raise ConfigError("method must be a table with a name; write [method] and name = \"proxyfl\"")
+    parameters = dict(method)
+    name = parameters.pop("name", "proxyfl")
+    if not isinstance(name, str):
+        raise ConfigError(f"method.name must be text, not {name!r}")
+    config = read_section(Config, {**tables, "fidelity": fidelity}, fidelity)
+    return dataclasses.replace(config, method=MethodSettings(name, parameters))
+
+
+def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: str = "") -> T:
+    """Build a settings dataclass from a table: unknown keys, wrong types and ranges are errors."""
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name != "method"}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for key in table:
+        if key not in fields:
+            raise ConfigError(f"unknown setting '{where}{key}'; {nearest(key, fields)}")
+    values: dict[str, Any] = {}
+    for name, spec in fields.items():
+        if dataclasses.is_dataclass(hints[name]):
+            inner = table.get(name, {})
+            if not isinstance(inner, Mapping):
+                raise ConfigError(f"'{where}{name}' is a table of settings, not {inner!r}")
+            values[name] = read_section(
+                typing.cast(type[Any], hints[name]), inner, fidelity, f"{where}{name}."
+            )
+        elif name in table:
+            values[name] = _checked(table[name], hints[name], spec.metadata, f"{where}{name}")
+        elif fidelity in spec.metadata.get("fidelity", {}):
+            values[name] = spec.metadata["fidelity"][fidelity]
+    return cls(**values)
+
+
+def _checked(value: Any, kind: Any, meta: Mapping[str, Any], where: str) -> Any:
+    if kind is float and type(value) is int:
+        value = float(value)
+    if isinstance(kind, types.GenericAlias):
+        kind = kind.__origin__
+        value = kind(value) if kind is tuple and isinstance(value, list) else value
+    if type(value) is not kind:
+        names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", tuple: "a list"}
+        raise ConfigError(f"{where} must be {names.get(kind, kind)}, not {value!r}")
+    low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
+    if kind is float and value != value:
+        raise ConfigError(f"{where} must be a number, not nan")
+    if low is not None and value < low:
+        raise ConfigError(f"{where} = {value} is below {low}")
+    if high is not None and value > high:
+        raise ConfigError(f"{where} = {value} is above {high}")
+    if choices and value not in choices:
+        hint = nearest(str(value), map(str, choices))
+        raise ConfigError(f"{where} = {value!r} is not one of {', '.join(map(str, choices))}; {hint}")
+    return value
+
+
+def describe(cls: type[Any]) -> Iterator[tuple[str, Any, str, str]]:
+    """(name, default, range, meaning) of every setting of a section, for listings."""
+    for spec in dataclasses.fields(cls):
+        meta = spec.metadata
+        if "meaning" not in meta:
+            continue
+        if meta["choices"]:
+            span = " | ".join(map(str, meta["choices"]))
+        else:
+            low = "" if meta["low"] is None else f"≥ {meta['low']:g}"
+            high = "" if meta["high"] is None else f"≤ {meta['high']:g}"
+            span = ", ".join(filter(None, (low, high)))
+        other = "; ".join(f"{name}: {value}" for name, value in meta["fidelity"].items())
+        yield spec.name, spec.default, span, meta["meaning"] + (f" ({other})" if other else "")
+
+
+def merge(*layers: Mapping[str, Any]) -> Tree:
+    """Nested tables laid over each other; later layers win."""
+    result: Tree = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, Mapping):
+                below = result.get(key)
+                result[key] = merge(below if isinstance(below, Mapping) else {}, value)
+            else:
+                result[key] = value
+    return result
+
+
+def nested(dotted: Mapping[str, Any]) -> Tree:
+    """``{"method.tau": 0.9}`` as ``{"method": {"tau": 0.9}}``."""
+    tree: Tree = {}
+    for key, value in dotted.items():
+        *path, last = key.split(".")
+        if not all((*path, last)):
+            raise ConfigError(f"'{key}' is not a setting; write it like method.tau")
+        place = tree
+        for name in path:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"'{key}' goes below '{name}', which is set to a value")
+        place[last] = value
+    return tree
+
+
+def parse_assignment(text: str) -> Tree:
+    """``method.tau=0.9`` as nested tables. The value is TOML; bare words are text."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"'{text}' is not a setting; write it like method.tau=0.9")
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return nested({key.strip(): value})
