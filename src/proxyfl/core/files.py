@@ -1,0 +1,54 @@
+"""Writing files so that a crash leaves the old one or the new one, never half of either."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write aside, flush to the disk, then rename."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """A safetensors file, written like :func:`write_bytes`."""
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_bytes(path, save(plain, dict(metadata) if metadata else None))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside the folder durable, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path, limit: int | None = None) -> str:
+    """SHA-256 of a file, or of its first ``limit`` bytes."""
+    digest = hashlib.sha256()
+    left = limit if limit is not None else path.stat().st_size
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()

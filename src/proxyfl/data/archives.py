@@ -1,0 +1,152 @@
+"""Unpacks tar and zip archives so that no member can escape, overwrite or fill the disk.
+
+Members are written by this module, not by the archive libraries: regular files and folders only, below the
+target, with plain permissions. Everything is unpacked aside; the target appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from proxyfl.core.errors import DataError
+from proxyfl.data.files import CHUNK, in_words
+
+MAX_BYTES = 8 << 30
+MAX_MEMBERS = 1_000_000
+MAX_HEADER = 1 << 20
+FAULTS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError)
+
+
+class Refused(Exception):
+    """A member that has no place in an archive of data."""
+
+
+class _Inflated(io.RawIOBase):
+    """The tar inside a gzip file. Headers may claim any length: no single read may be longer than one MiB."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= MAX_HEADER:
+            raise Refused(f"a header of {size} bytes")
+        return self.stream.read(size)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self.stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.stream.tell()
+
+
+def _open_inner(archive: Path, stream: IO[bytes]) -> IO[bytes]:
+    start = stream.read(2)
+    stream.seek(0)
+    return gzip.GzipFile(fileobj=stream) if start == b"\x1f\x8b" else stream  # type: ignore[return-value]
+
+
+def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
+    with archive.open("rb") as outer:
+        inner = _Inflated(_open_inner(archive, outer))
+        with tarfile.open(fileobj=inner, mode="r:") as tar:  # type: ignore[arg-type]
+            for member in tar:
+                if member.isdir():
+                    yield member.name, None
+                elif member.isreg() and not member.issparse():
+                    yield member.name, tar.extractfile(member)
+                else:
+                    raise Refused(f"{member.name!r}, which is neither a plain file nor a folder")
+
+
+def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
+    with zipfile.ZipFile(archive) as content:
+        for member in content.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or member.flag_bits & 1:
+                raise Refused(f"{member.filename!r}, which is neither a plain file nor a folder")
+            if member.is_dir():
+                yield member.filename, None
+            else:
+                with content.open(member) as stream:
+                    yield member.filename, stream
+
+
+def _place(name: str, folder: Path) -> Path:
+    """Where a member goes below ``folder``."""
+    path = PurePosixPath(name)
+    parts = [part for part in path.parts if part != "."]
+    strange = "\0" in name or "\\" in name or any(":" in part for part in parts)
+    if path.is_absolute() or ".." in parts or strange:
+        raise Refused(f"{name!r}, which would leave the folder")
+    return folder.joinpath(*parts)
+
+
+def _write(
+    members: Iterator[tuple[str, IO[bytes] | None]], folder: Path, max_bytes: int, max_members: int
+) -> None:
+    written = 0
+    for count, (name, stream) in enumerate(members):
+        if count >= max_members:
+            raise Refused(f"more than {max_members:,} members")
+        target = _place(name, folder)
+        if stream is None:
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as out:  # "x": no member may replace another
+            while piece := stream.read(CHUNK):
+                written += len(piece)
+                if written > max_bytes:
+                    raise Refused(f"more than {in_words(max_bytes)}")
+                out.write(piece)
+
+
+def _content(folder: Path) -> Path:
+    """What the archive was about: its only folder, else everything."""
+    entries = list(folder.iterdir())
+    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
+
+
+def unpack(
+    archive: Path, target: Path, *, max_bytes: int = MAX_BYTES, max_members: int = MAX_MEMBERS
+) -> Path:
+    """Unpack ``archive`` as the folder ``target``, which must not exist.
+
+    An archive that holds one folder becomes that folder, whatever its name; any other is put into ``target``.
+    """
+    if target.exists():
+        raise DataError(f"{target} exists already; move it away first")
+    aside = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".unpack-", dir=target.parent))
+        members = _zip_members(archive) if zipfile.is_zipfile(archive) else _tar_members(archive)
+        _write(members, aside, max_bytes, max_members)
+        content = _content(aside)
+        if not any(content.iterdir()):
+            raise Refused("no files")
+        content.chmod(0o755)
+        content.rename(target)
+    except Refused as error:
+        raise DataError(
+            f"{archive} was not unpacked: it contains {error}; get it from its official place"
+        ) from None
+    except FAULTS as error:
+        raise DataError(
+            f"{archive} was not unpacked: {error}; if it is damaged, delete it and fetch again"
+        ) from None
+    finally:
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
+    return target

@@ -1,0 +1,298 @@
+"""Who holds what: labelled and unlabelled images dealt to clients.
+
+Every scheme works on the labelled and on the unlabelled list apart, so a client's two class
+distributions may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from proxyfl.core.errors import ConfigError, RunError, nearest
+from proxyfl.data.labels import Indices, Pairs, label_array, legacy_generator, split_labels
+
+MAX_REDRAWS = 1000
+"""Rejected draws of one group before the ``paired`` scheme settles for the most balanced one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Many index lists in one flat array: list ``k`` is ``values[starts[k]:stops[k]]``. Lists may overlap."""
+
+    values: Indices
+    starts: Indices
+    stops: Indices
+
+    def __post_init__(self) -> None:
+        if any(part.ndim != 1 or part.dtype != np.int64 for part in (self.values, self.starts, self.stops)):
+            raise ConfigError("index lists must be flat int64 arrays")
+        if len(self.starts) != len(self.stops):
+            raise ConfigError(f"{len(self.starts)} starts do not match {len(self.stops)} stops")
+        if self.values.min(initial=0) < 0:
+            raise ConfigError(f"image index {self.values.min()} is negative")
+        if self.starts.min(initial=0) < 0 or self.stops.max(initial=0) > len(self.values):
+            raise ConfigError(f"a list reaches outside the {len(self.values)} stored indices")
+        if (self.starts > self.stops).any():
+            raise ConfigError(f"list {int((self.starts > self.stops).argmax())} ends before it starts")
+
+    @classmethod
+    def from_sizes(cls, values: Indices, sizes: Indices) -> Ragged:
+        """Consecutive lists of the given sizes."""
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
+        return cls(values, offsets[:-1], offsets[1:])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, k: int) -> Indices:
+        return self.values[self.starts[k] : self.stops[k]]
+
+    @property
+    def sizes(self) -> Indices:
+        return self.stops - self.starts
+
+    def flat(self) -> tuple[Indices, Indices]:
+        """Every entry of every list as (list number, value)."""
+        sizes = self.sizes
+        owner = np.repeat(np.arange(len(self), dtype=np.int64), sizes)
+        shift = np.repeat(self.starts - (np.cumsum(sizes) - sizes), sizes)
+        return owner, self.values[np.arange(len(owner)) + shift]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The images of every client, as indices into the training split."""
+
+    labelled: Ragged
+    unlabelled: Ragged
+
+    def __post_init__(self) -> None:
+        if len(self.labelled) != len(self.unlabelled):
+            raise ConfigError(
+                f"{len(self.labelled)} labelled lists do not match {len(self.unlabelled)} unlabelled lists"
+            )
+
+    @property
+    def clients(self) -> int:
+        return len(self.labelled)
+
+    @property
+    def sizes(self) -> Indices:
+        """Images per client, labelled and unlabelled together."""
+        return self.labelled.sizes + self.unlabelled.sizes
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Named tensors for a safetensors file; none shares memory with another."""
+        return {
+            f"{name}.{field}": torch.tensor(getattr(part, field))
+            for name, part in (("labelled", self.labelled), ("unlabelled", self.unlabelled))
+            for field in ("values", "starts", "stops")
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], images: int | None = None) -> Partition:
+        """The inverse of ``to_tensors``; refuses what no partition (of ``images`` images) can be."""
+        try:
+            parts = [
+                Ragged(*(tensors[f"{name}.{field}"].cpu().numpy() for field in ("values", "starts", "stops")))
+                for name in ("labelled", "unlabelled")
+            ]
+            partition = cls(*parts)
+        except KeyError as missing:
+            raise RunError(f"the partition file is damaged: {missing.args[0]} is missing") from missing
+        except ConfigError as wrong:
+            raise RunError(f"the partition file is damaged: {wrong}") from wrong
+        largest = max(int(part.values.max(initial=-1)) for part in parts)
+        if images is not None and largest >= images:
+            raise RunError(f"the partition names image {largest} of only {images}; use the data it was made for")
+        return partition
+
+    def class_counts(self, labels: Any, classes: int) -> tuple[Indices, Indices]:
+        """Images per client and class, (clients, classes), of the labelled and of the unlabelled lists."""
+        given = label_array(labels)
+        return _class_counts(self.labelled, given, classes), _class_counts(self.unlabelled, given, classes)
+
+
+def federate(
+    labels: Any,
+    *,
+    clients: int,
+    per_class: int | Sequence[int],
+    scheme: str = "paired",
+    alpha: float = 0.1,
+    split_seed: int = 7,
+    partition_seed: int = 0,
+) -> Partition:
+    """Give ``per_class`` images of each class their labels and deal everything to ``clients``.
+
+    ``alpha`` sets how uneven ``paired`` and ``dirichlet`` are; 0 means even, as in ``iid``.
+    """
+    if scheme not in SCHEMES:
+        raise ConfigError(f"unknown partition scheme '{scheme}'; {nearest(scheme, SCHEMES)}")
+    if clients < 1:
+        raise ConfigError(f"clients = {clients} is too few; use 1 or more")
+    if not (alpha >= 0 and math.isfinite(alpha)):
+        raise ConfigError(f"alpha = {alpha} is out of range; use 0 (even) or a positive number")
+    legacy_generator(partition_seed, "partition_seed")
+    parts = split_labels(labels, per_class, split_seed)
+    labelled, unlabelled = SCHEMES[scheme](parts, clients, alpha, partition_seed)
+    return Partition(labelled, unlabelled)
+
+
+Scheme = Callable[[Sequence[Pairs], int, float, int], list[Ragged]]
+"""(labelled and unlabelled list, clients, alpha, seed) → the lists of the clients, one ``Ragged`` each."""
+
+
+def paired(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> list[Ragged]:
+    """Two clients share a random group of images, class by class at Dirichlet(alpha, alpha).
+
+    The lists are laid end to end and cut again, so that all clients have equal sizes up to one.
+    """
+    if alpha == 0:
+        return iid(parts, clients, alpha, seed)
+    return [_paired(pairs, clients, alpha, np.random.RandomState(seed)) for pairs in parts]
+
+
+def dirichlet(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> list[Ragged]:
+    """Each class is dealt at its own Dirichlet(alpha) shares over all clients; some may go empty-handed."""
+    if alpha == 0:
+        return iid(parts, clients, alpha, seed)
+    generator = np.random.RandomState(seed)
+    return [_dirichlet(pairs, clients, alpha, generator) for pairs in parts]
+
+
+def iid(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> list[Ragged]:
+    """Client j holds [⌊j n/K⌋, ⌊(j+1) n/K⌋) of every class: equal up to one image per class."""
+    dealt = []
+    for pairs in parts:
+        counts = np.bincount(pairs.label, minlength=pairs.classes)
+        owner = ((_rank_in_class(pairs) + 1) * clients - 1) // counts[pairs.label]
+        dealt.append(_deal(pairs.index, owner, clients))
+    return dealt
+
+
+def shards(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> list[Ragged]:
+    """The images sorted by class are cut into two shards per client, which are drawn without replacement.
+
+    Both lists use the same draw, so a client's labelled and unlabelled images are of the same few classes.
+    """
+    order = np.random.RandomState(seed).permutation(2 * clients)
+    holder = np.empty(2 * clients, dtype=np.int64)
+    holder[order] = np.arange(2 * clients) // 2
+    dealt = []
+    for pairs in parts:
+        shard = ((np.arange(len(pairs)) + 1) * (2 * clients) - 1) // max(len(pairs), 1)
+        dealt.append(_deal(pairs.index, holder[shard], clients))
+    return dealt
+
+
+SCHEMES: dict[str, Scheme] = {"paired": paired, "dirichlet": dirichlet, "iid": iid, "shards": shards}
+
+
+def _paired(pairs: Pairs, clients: int, alpha: float, generator: np.random.RandomState) -> Ragged:
+    order = np.arange(len(pairs))
+    generator.shuffle(order)
+    size = int(2 / clients * len(pairs))
+    groups = -(-clients // 2)
+    lists = []
+    for g in range(groups):
+        group = order[g * size :] if g == groups - 1 else order[g * size : (g + 1) * size]
+        group = group[np.argsort(pairs.label[group], kind="stable")]
+        alone = g == groups - 1 and clients % 2 == 1
+        lists.append(group if alone else _share(group, pairs, alpha, generator))
+    dealt = np.concatenate(lists)
+    sizes = np.full(clients, len(pairs) // clients, dtype=np.int64)
+    sizes[: len(pairs) % clients] += 1
+    return Ragged.from_sizes(pairs.index[dealt], sizes)
+
+
+def _share(group: Indices, pairs: Pairs, alpha: float, generator: np.random.RandomState) -> Indices:
+    """A group ordered by class, rearranged: the first client's images, then the second's."""
+    label = pairs.label[group]
+    counts = np.bincount(label, minlength=pairs.classes)
+    cuts = _balanced_cuts(counts.tolist(), alpha, generator)
+    rank = np.arange(len(group)) - (np.cumsum(counts) - counts)[label]
+    first = rank < np.array(cuts, dtype=np.int64)[label]
+    return np.concatenate([group[first], group[~first]])
+
+
+def _balanced_cuts(counts: list[int], alpha: float, generator: np.random.RandomState) -> list[int]:
+    """How many images of each class the first client takes, redrawn until neither is too small."""
+    total = sum(counts)
+    enough = int(0.5 * total / 2)
+    best, best_size = [0] * len(counts), -1
+    for _ in range(1 + MAX_REDRAWS):
+        cuts = _cut_classes(counts, alpha, generator)
+        smaller = min(sum(cuts), total - sum(cuts))
+        if smaller > best_size:
+            best, best_size = cuts, smaller
+        if smaller >= enough:
+            break
+    return best
+
+
+def _cut_classes(counts: list[int], alpha: float, generator: np.random.RandomState) -> list[int]:
+    cap = sum(counts) / 2
+    held = [0, 0]
+    cuts = []
+    # One call draws what a call per class would: the legacy generator takes its gammas in this order.
+    for n, (p, q) in zip(counts, generator.dirichlet((alpha, alpha), len(counts)).tolist(), strict=True):
+        if not math.isfinite(p + q):  # both gammas underflowed
+            p, q = (1.0, 0.0) if generator.randint(2) else (0.0, 1.0)
+        if held[0] >= cap:
+            p = 0.0
+        if held[1] >= cap:
+            q = 0.0
+        if p + q == 0:  # the only share drawn was for a client that is full
+            p, q = (0.0, 1.0) if held[0] >= cap else (1.0, 0.0)
+        cut = int(p / (p + q) * n)
+        cuts.append(cut)
+        held[0] += cut
+        held[1] += n - cut
+    return cuts
+
+
+def _dirichlet(pairs: Pairs, clients: int, alpha: float, generator: np.random.RandomState) -> Ragged:
+    owner = np.empty(len(pairs), dtype=np.int64)
+    start = 0
+    for n in np.bincount(pairs.label, minlength=pairs.classes).tolist():
+        ends = np.cumsum(_shares(clients, alpha, generator))
+        cuts = (ends[:-1] * n).astype(np.int64)
+        owner[start : start + n] = np.searchsorted(cuts, np.arange(n), side="right")
+        start += n
+    return _deal(pairs.index, owner, clients)
+
+
+def _shares(clients: int, alpha: float, generator: np.random.RandomState) -> NDArray[np.float64]:
+    weights = generator.standard_gamma(alpha, clients)
+    total = weights.sum()
+    if not 0 < total < math.inf:  # every gamma underflowed
+        weights, total = np.zeros(clients), 1.0
+        weights[generator.randint(clients)] = 1.0
+    return np.asarray(weights / total)
+
+
+def _rank_in_class(pairs: Pairs) -> Indices:
+    counts = np.bincount(pairs.label, minlength=pairs.classes)
+    return np.arange(len(pairs)) - (np.cumsum(counts) - counts)[pairs.label]
+
+
+def _deal(index: Indices, owner: Indices, clients: int) -> Ragged:
+    order = np.argsort(owner, kind="stable")
+    return Ragged.from_sizes(index[order], np.bincount(owner, minlength=clients))
+
+
+def _class_counts(part: Ragged, labels: Indices, classes: int) -> Indices:
+    owner, image = part.flat()
+    label = labels[image]
+    if label.max(initial=-1) >= classes:
+        raise ConfigError(f"a label is {label.max()}, but there are only {classes} classes")
+    return np.bincount(owner * classes + label, minlength=len(part) * classes).reshape(len(part), classes)

@@ -1,0 +1,107 @@
+"""Street View House Numbers, cropped digits, in the original Matlab files. Label 10 is the digit 0.
+
+Y. Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Learning, NIPS workshop, 2011.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proxyfl.core.errors import DataError, missing_extra
+from proxyfl.data.dataset import Dataset
+from proxyfl.data.files import Checksum, RemoteFile
+from proxyfl.data.sources.base import Array, Found, Source, first_folder
+
+FILES = ("train_32x32.mat", "test_32x32.mat")
+ADDRESS = "http://ufldl.stanford.edu/housenumbers/"
+MAX_IMAGES = 700_000  # more than the largest official split, so that a header cannot ask for all memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Svhn(Source):
+    """Reads ``train_32x32.mat`` and ``test_32x32.mat``; fewer images than the originals are reported."""
+
+    def locate(self, root: Path) -> Found:
+        places = (root / "svhn", root / "SVHN", root)
+        folder = first_folder(places, *FILES)
+        if folder is None:
+            near = [place / name for place in places for name in FILES if (place / name).is_file()]
+            note = f"{near[0]} is there, its fellow is not" if near else ""
+            return Found(places, note=note)
+        files = tuple(folder / name for name in FILES)
+        try:
+            train, test = (self._images_in(root, file) for file in files)
+        except DataError:
+            return Found(places, folder, files)
+        return Found(places, folder, files, (train, test))
+
+    def load(self, root: Path, *, image_size: int | None = None) -> Dataset:
+        found = self.locate(root)
+        if found.folder is None:
+            raise self.missing(root, found, " and ".join(FILES))
+        train, test = (self._read(root, file) for file in found.files)
+        return self.deliver(train, test)
+
+    def _images_in(self, root: Path, file: Path) -> int:
+        """The number of images, from the headers alone; a file of another form is refused here."""
+        headers = {name: shape for name, shape, _ in self._scipy(root, file, "whosmat")}
+        pixels = headers.get("X")
+        if pixels is None or len(pixels) != 4 or pixels[:3] != (32, 32, 3) or not 0 < pixels[3] <= MAX_IMAGES:
+            raise self.damaged(root, file, f"variable X is {pixels}, expected (32, 32, 3, N)")
+        if headers.get("y") != (pixels[3], 1):
+            raise self.damaged(root, file, f"variable y is {headers.get('y')}, expected ({pixels[3]}, 1)")
+        return int(pixels[3])
+
+    def _read(self, root: Path, file: Path) -> tuple[Array, Array]:
+        count = self._images_in(root, file)
+        content = self._scipy(root, file, "loadmat", variable_names=["X", "y"])
+        pixels, labels = content.get("X"), content.get("y")
+        for name, value, shape in (("X", pixels, (32, 32, 3, count)), ("y", labels, (count, 1))):
+            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind not in "ui":
+                raise self.damaged(root, file, f"variable {name} is no whole-number array of shape {shape}")
+        if pixels.dtype != np.uint8 or labels.min() < 1 or labels.max() > 10:
+            raise self.damaged(root, file, "expected X as uint8 and y from 1 to 10")
+        images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
+        return images, labels[:, 0].astype(np.int64) % 10
+
+    def _scipy(self, root: Path, file: Path, function: str, **options: object) -> Any:
+        try:
+            import scipy.io
+        except ImportError:
+            raise missing_extra("scipy", "data") from None
+        try:
+            return getattr(scipy.io, function)(file, **options)
+        except Exception as error:  # scipy's reader answers damage with whatever its parser stumbles on
+            raise self.damaged(root, file, f"scipy cannot read it ({error})") from None
+
+
+SVHN = Svhn(
+    name="svhn",
+    title="SVHN, house numbers 32×32 (Netzer et al. 2011)",
+    classes=tuple("0123456789"),
+    full_size=73257,
+    full_test=26032,
+    flip=False,
+    mean=(0.4377, 0.4438, 0.4728),
+    std=(0.1980, 0.2010, 0.1970),
+    files=(
+        RemoteFile(
+            "svhn/train_32x32.mat",
+            ADDRESS + "train_32x32.mat",
+            Checksum("md5", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+        ),
+        RemoteFile(
+            "svhn/test_32x32.mat",
+            ADDRESS + "test_32x32.mat",
+            Checksum("md5", "eb5a983be6a315427106f1b164d9cef3"),
+        ),
+    ),
+    checksums={
+        "train_32x32.mat": (Checksum("md5", "e26dedcc434d2e4c54c9b2d4a06d8373"),),
+        "test_32x32.mat": (Checksum("md5", "eb5a983be6a315427106f1b164d9cef3"),),
+    },
+)

@@ -1,0 +1,138 @@
+"""One client's images and its stream of batches.
+
+A client is two index arrays over a store of uint8 images and the labels of the first; the true labels of
+the unlabelled images are not here and cannot be reached from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from proxyfl.core.config import TrainSettings
+from proxyfl.data.augment import normalise, strong, weak
+
+VIEWS = frozenset({"x", "x_strong", "u_weak", "u_strong"})
+"""The views a method may want: labelled weak and strong, unlabelled weak and strong."""
+
+
+class View(Protocol):
+    """A view of whole batches of uint8 images."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator, *, flip: bool) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client holds: ``labels`` belong to ``labelled``; ``unlabelled`` excludes the labelled images."""
+
+    images: Tensor
+    labelled: Tensor
+    labels: Tensor
+    unlabelled: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labelled) + len(self.unlabelled)
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """What fits a data set: whether mirrored images keep their class, and its normalisation."""
+
+    flip: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass
+class Batch:
+    """One step's images, normalised and on the device. Views that no part wants are empty (zero rows).
+
+    ``u_index`` counts from 0 inside the client's pool.
+    """
+
+    x: Tensor
+    y: Tensor
+    x_strong: Tensor
+    u_weak: Tensor
+    u_strong: Tensor
+    u_index: Tensor
+
+
+class Stream:
+    """Batches of one client for one round, drawn from one generator.
+
+    Labelled images are drawn with replacement, so that batches are full whatever their number; the
+    unlabelled pool is walked in random order, without its incomplete last batch, and restarted when
+    used up and at every epoch. Batches shrink to what a small client has; there is always a step.
+    """
+
+    def __init__(self, data: ClientData, settings: TrainSettings, views: ViewSettings, wants: frozenset[str],
+                 generator: torch.Generator, device: torch.device, *, walk_labelled: bool = False) -> None:  # fmt: skip
+        self.data, self.views, self.wants = data, views, wants
+        self.generator, self.device = generator, device
+        adds_labelled = settings.pool == "all"
+        self.pool = torch.cat([data.unlabelled, data.labelled]) if adds_labelled else data.unlabelled
+        self.selected: Tensor | None = None
+        self.walk_labelled = walk_labelled
+        self.batch = settings.batch
+        self.u_batch = settings.batch * settings.mu
+        self.epochs = settings.epochs
+        per_step = self.u_batch if settings.epoch == "pass" else self.batch
+        walked = len(data.labelled) if walk_labelled else len(self.pool)
+        self.steps = max(1, (walked or len(data.labelled)) // (self.batch if walk_labelled else per_step))
+
+    def restrict(self, positions: Tensor) -> None:
+        """From now on draw unlabelled images only from these positions of the pool. Steps stay the same."""
+        self.selected = positions
+
+    def epoch(self) -> Iterator[Batch]:
+        labelled = self._walk(len(self.data.labelled), self.batch) if self.walk_labelled else self._draws()
+        chosen = len(self.pool) if self.selected is None else len(self.selected)
+        unlabelled = self._walk(chosen, self.u_batch)
+        for _ in range(self.steps):
+            positions = next(unlabelled)
+            yield self._batch(
+                next(labelled), positions if self.selected is None else self.selected[positions]
+            )
+
+    def walk_pool(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every image of the pool once, in order: (positions, weak views)."""
+        for positions in torch.arange(len(self.pool)).split(batch):
+            yield positions, self._view(weak, self.pool[positions])
+
+    def _draws(self) -> Iterator[Tensor]:
+        count = len(self.data.labelled)
+        while True:
+            size = (self.batch if count else 0,)
+            yield torch.randint(max(1, count), size, generator=self.generator)
+
+    def _walk(self, count: int, batch: int) -> Iterator[Tensor]:
+        batch = min(batch, count)
+        while True:
+            order = torch.randperm(count, generator=self.generator)
+            for start in range(0, max(1, count - batch + 1), max(1, batch)):
+                yield order[start : start + batch]
+
+    def _batch(self, drawn: Tensor, positions: Tensor) -> Batch:
+        labelled = self.data.labelled[drawn]
+        unlabelled = self.pool[positions]
+        views = {}
+        for name, view, index in (
+            ("x", weak, labelled),
+            ("x_strong", strong, labelled),
+            ("u_weak", weak, unlabelled),
+            ("u_strong", strong, unlabelled),
+        ):
+            views[name] = self._view(view, index if name in self.wants else index[:0])
+        return Batch(**views, y=self.data.labels[drawn].to(self.device), u_index=positions.to(self.device))
+
+    def _view(self, view: View, index: Tensor) -> Tensor:
+        images = self.data.images[index].to(self.device, non_blocking=True)
+        return normalise(
+            view(images, self.generator, flip=self.views.flip), self.views.mean, self.views.std
+        )

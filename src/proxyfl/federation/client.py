@@ -1,0 +1,143 @@
+"""A client's round: the global model comes in, local steps are taken, an update goes out.
+
+Every engine calls the same :class:`ClientTrainer`; what differs is where it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxyfl.core.config import ComputeSettings, Config
+from proxyfl.core.rng import SERVER, isolated, rng
+from proxyfl.core.state import Task, Tensors, Update
+from proxyfl.data.stream import ClientData, Stream, ViewSettings
+from proxyfl.federation.shelf import Shelf
+from proxyfl.federation.watch import DecisionWatcher
+from proxyfl.methods.base import Method
+from proxyfl.methods.context import ClientContext
+from proxyfl.models import build
+
+
+class ClientTrainer:
+    """Trains one client at a time with one network that is reused. Keeps nothing between clients."""
+
+    def __init__(self, config: Config, method: Method, views: ViewSettings, classes: int, channels: int,
+                 shelf: Shelf) -> None:  # fmt: skip
+        self.config, self.method, self.views = config, method, views
+        self.classes, self.channels, self.shelf = classes, channels, shelf
+        self.device = torch.device(config.compute.device)
+        self.network = self.new_network().to(self.device, memory_format=torch.channels_last)
+
+    def new_network(self) -> nn.Module:
+        """The network as the seed initialises it: the same in every process."""
+        model = self.config.model
+        with isolated(self.config.seed, 0, SERVER, "initialise"):
+            return build(model.name, self.classes, self.channels, model.width, heads=self.method.needs_heads)
+
+    def initial_weights(self) -> Tensors:
+        """The server's weights before the first round, rebuilt from the seed."""
+        return self.method.initial(detached(self.new_network().state_dict()))
+
+    def train(self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None = None) -> Update:
+        """One client's round. ``truth`` maps image indices to true labels, for the watcher only."""
+        start = time.perf_counter()
+        ctx = self._context(task, data, truth)
+        self.network.load_state_dict(self.method.model(task.weights))
+        self.network.train().requires_grad_(True)
+        with isolated(self.config.seed, task.round, task.client, "layers"):
+            self.method.begin_all(ctx)
+            _restore_momentum(ctx, task.carry)
+            for ctx.epoch in range(self.config.train.epochs):
+                for batch in ctx.stream.epoch():
+                    self.method.observe_all(self.method.step(batch, ctx), ctx)
+            extras = self.method.finish_all(ctx)
+        if self.method.keeps_state:
+            self.shelf.save(task.client, task.round, ctx.state)
+        losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
+        return Update(
+            round=task.round,
+            client=task.client,
+            samples=len(data),
+            weights=detached(self.method.upload(ctx)),
+            extras=detached(extras),
+            metrics={"steps": float(ctx.steps), **losses, **_watched(ctx)},
+            carry=_momentum(ctx) if self.config.train.leak_momentum else {},
+            seconds=time.perf_counter() - start,
+        )
+
+    def _context(self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None) -> ClientContext:
+        config, train = self.config, self.config.train
+        stream = Stream(
+            data, train, self.views, self.method.all_wants,
+            rng(config.seed, task.round, task.client, "batches"), self.device,
+            walk_labelled=self.method.walks_labelled,
+        )  # fmt: skip
+        stream.steps = max(1, self.method.steps_per_epoch(len(data.labelled), stream.steps, train.batch))
+        return ClientContext(
+            method=self.method,
+            model=self.network,
+            stream=stream,
+            task=task,
+            settings=train,
+            classes=self.classes,
+            rounds=config.federation.rounds,
+            seed=config.seed,
+            device=self.device,
+            autocast=lambda: autocast(config.compute, self.device),
+            watcher=DecisionWatcher(len(stream.pool), truth(stream.pool) if truth else None, self.device),
+            initial=self.initial_weights,
+            state=self.shelf.load(task.client, task.version) if self.method.keeps_state else {},
+        )
+
+
+def autocast(compute: ComputeSettings, device: torch.device) -> AbstractContextManager[Any]:
+    if compute.dtype == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+@contextmanager
+def numerics(compute: ComputeSettings) -> Iterator[None]:
+    """Thread count and deterministic kernels for as long as clients are computed; put back afterwards."""
+    threads = torch.get_num_threads()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.set_num_threads(compute.threads)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
+def detached(tensors: Tensors) -> Tensors:
+    """Copies on the CPU, contiguous and free of any graph."""
+    return {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
+
+
+def _watched(ctx: ClientContext) -> dict[str, float]:
+    return ctx.watcher.metrics() if isinstance(ctx.watcher, DecisionWatcher) else {}
+
+
+def _momentum(ctx: ClientContext) -> Tensors:
+    buffers = {
+        name: ctx.optimiser.state[parameter].get("momentum_buffer")
+        for name, parameter in ctx.model.named_parameters()
+    }
+    return detached({name: value for name, value in buffers.items() if value is not None})
+
+
+def _restore_momentum(ctx: ClientContext, carry: Tensors) -> None:
+    for name, parameter in ctx.model.named_parameters():
+        if name in carry:
+            buffer = carry[name].to(parameter.device, copy=True)
+            ctx.optimiser.state[parameter]["momentum_buffer"] = buffer

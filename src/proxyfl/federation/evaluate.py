@@ -1,0 +1,60 @@
+"""Accuracy of a network on a test split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxyfl.data.augment import normalise
+from proxyfl.data.dataset import Split
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Counts of (true class, predicted class) and what follows from them."""
+
+    confusion: Tensor
+
+    @property
+    def accuracy(self) -> float:
+        return int(self.confusion.diagonal().sum()) / max(1, int(self.confusion.sum()))
+
+    @property
+    def per_class(self) -> list[float | None]:
+        """Accuracy per true class; None for a class without test images."""
+        totals = self.confusion.sum(1)
+        right = self.confusion.diagonal()
+        return [int(r) / int(n) if n else None for r, n in zip(right, totals, strict=True)]
+
+
+def evaluate(network: nn.Module, split: Split, mean: tuple[float, ...], std: tuple[float, ...], *,
+             batch: int, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Evaluation:  # fmt: skip
+    """Top-1 predictions of the network in eval mode over the whole split."""
+    device = next(network.parameters()).device
+    network.eval()
+    confusion: Tensor | None = None
+    with torch.inference_mode():
+        for images, labels in zip(split.images.split(batch), split.labels.split(batch), strict=True):
+            with autocast():
+                logits = network(normalise(images.to(device), mean, std))
+            if confusion is None:
+                confusion = torch.zeros(logits.shape[1] ** 2, dtype=torch.int64)
+            cells = labels * logits.shape[1] + logits.argmax(1).cpu()
+            confusion += torch.bincount(cells, minlength=len(confusion))
+    if confusion is None:
+        raise ValueError("the test split is empty")
+    classes = int(len(confusion) ** 0.5 + 0.5)
+    return Evaluation(confusion.reshape(classes, classes))
+
+
+def eval_batch(setting: int, image_size: int, device: torch.device) -> int:
+    """Test images in a batch: what is set, else about 4 million pixels on a CPU and 32 million elsewhere."""
+    if setting:
+        return setting
+    pixels = 1 << (22 if device.type == "cpu" else 25)
+    return max(16, min(4096, pixels // (image_size * image_size) // 4))

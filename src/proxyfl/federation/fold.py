@@ -1,0 +1,73 @@
+"""One round's answers, taken in the order of their tasks: guarded, looked at, folded into the mean."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from proxyfl.core.config import Config
+from proxyfl.core.errors import UpdateRefused
+from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update, namespace
+from proxyfl.federation.aggregate import SpooledMean, WeightedMean
+from proxyfl.federation.guard import Guard
+from proxyfl.federation.sampling import Population
+from proxyfl.methods.base import Method
+from proxyfl.methods.context import ServerContext
+
+
+class Fold:
+    """Takes updates and failures; afterwards holds the mean, what the method kept, and who did what."""
+
+    def __init__(self, config: Config, method: Method, state: ServerState, clients: list[int],
+                 population: Population, spool: Path | None = None) -> None:  # fmt: skip
+        self.config, self.method, self.population = config, method, population
+        sizes = {client: int(population.sizes[client]) for client in clients}
+        self.guard = Guard(state.round + 1, state.weights, sizes, config.federation.max_norm)
+        self.spooled = SpooledMean(spool) if method.needs_all_updates else None
+        self.running = WeightedMean()
+        self.kept: list[Tensors] = []
+        self.clients: list[int] = []
+        self.samples: list[int] = []
+        self.failed: dict[int, str] = {}
+        self.sums: defaultdict[str, float] = defaultdict(float)
+        self.carry: Tensors = state.carry
+
+    def take(self, answer: Update | Failure) -> Update | Failure:
+        """Fold one answer; a refused update comes back as a failure."""
+        if isinstance(answer, Update):
+            try:
+                self.guard.check(answer)
+            except UpdateRefused as refused:
+                answer = Failure(answer.round, answer.client, f"refused: {refused}")
+        if isinstance(answer, Failure):
+            self.failed[answer.client] = answer.reason
+            return answer
+        weight = self._weight(answer)
+        (self.spooled or self.running).add(answer.weights, weight)
+        self.kept.append(self.method.receive_all(answer))
+        self.clients.append(answer.client)
+        self.samples.append(answer.samples)
+        self.carry = answer.carry
+        for name, value in answer.metrics.items():
+            self.sums[name] += value
+        return answer
+
+    def mean(self, ctx: ServerContext) -> Tensors:
+        if self.spooled is None:
+            return self.running.mean()
+        mine = [namespace(tensors, self.method.name) for tensors in self.kept]
+        return self.spooled.mean(self.method.weights(ctx, mine))
+
+    def losses(self) -> Metrics:
+        """Mean losses per step over all clients."""
+        steps = max(1.0, self.sums["steps"])
+        names = [name for name in self.sums if name.startswith("loss/")]
+        return {name.removeprefix("loss/"): self.sums[name] / steps for name in names}
+
+    def _weight(self, update: Update) -> float:
+        rule = self.config.federation.weighting
+        if rule == "uniform":
+            return 1.0
+        if rule == "release":
+            return 2000.0 * float(self.population.labelled[update.client]) + update.samples
+        return float(update.samples)

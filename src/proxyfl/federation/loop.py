@@ -1,0 +1,156 @@
+"""The round loop: sample, train, fold, serve, evaluate, tell. Resume lives here, not in a flag:
+a run is its state, and the loop goes on from whatever state it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from proxyfl.core.config import Config
+from proxyfl.core.errors import RunError
+from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
+from proxyfl.federation.evaluate import Evaluation
+from proxyfl.federation.fold import Fold
+from proxyfl.federation.sampling import Population, sample_clients
+from proxyfl.federation.traffic import Traffic
+from proxyfl.federation.watch import shares
+from proxyfl.methods.base import Method
+from proxyfl.methods.context import PerClientStore, ServerContext
+
+
+class Engine(Protocol):
+    """Gets client work done somewhere. Answers come in the order of the tasks, one for each."""
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]: ...
+
+
+@dataclass
+class RoundReport:
+    """What observers are told after a round; ``state`` is what a checkpoint must hold."""
+
+    state: ServerState
+    metrics: dict[str, Any]
+    timing: dict[str, float]
+    snapshots: Tensors = field(default_factory=dict)
+
+
+class Observer(Protocol):
+    """Someone who follows a run."""
+
+    def round_started(self, round: int, clients: list[int]) -> None: ...
+
+    def answered(self, answer: Update | Failure) -> None: ...
+
+    def round_finished(self, report: RoundReport) -> None: ...
+
+
+@dataclass
+class Federation:
+    """Everything a round needs that does not change from round to round."""
+
+    config: Config
+    method: Method
+    population: Population
+    engine: Engine
+    evaluate: Callable[[ServerState], Evaluation]
+    classes: int
+    store: PerClientStore | None = None
+    spool: Path | None = None
+
+    def start(self, weights: Tensors) -> ServerState:
+        """The state before the first round."""
+        state = ServerState(0, weights)
+        return ServerState(0, weights, self.method.start_all(self.server_context(state)))
+
+    def server_context(self, state: ServerState) -> ServerContext:
+        device = torch.device(self.config.compute.device)
+        return ServerContext(
+            state.round + 1, self.config.seed, self.classes, device, state.weights, dict(state.extras),
+            store=self.store,
+        )  # fmt: skip
+
+    def able(self, clients: list[int]) -> list[int]:
+        """The clients that this method can do something with."""
+        labelled = self.population.labelled
+        return [k for k in clients if labelled[k] or not self.method.needs_labels]
+
+
+def run_rounds(federation: Federation, state: ServerState, observers: Iterable[Observer] = ()) -> ServerState:
+    """Play the rounds that are left."""
+    observers = tuple(observers)
+    while state.round < federation.config.federation.rounds:
+        state = play_round(federation, state, observers)
+    return state
+
+
+def play_round(federation: Federation, state: ServerState, observers: tuple[Observer, ...]) -> ServerState:
+    config, method = federation.config, federation.method
+    started, round = time.perf_counter(), state.round + 1
+    chosen = sample_clients(config, round, federation.population)
+    clients = federation.able(chosen)
+    for observer in observers:
+        observer.round_started(round, clients)
+
+    ctx, traffic = federation.server_context(state), Traffic()
+    fold = Fold(config, method, state, clients, federation.population, federation.spool)
+
+    def tasks() -> Iterator[Task]:
+        for client in clients:
+            personal = method.task_extras_all(ctx, client)
+            version = state.versions.get(client, 0)
+            task = Task(round, client, state.weights, state.extras, personal, version, fold.carry)
+            traffic.sent(task)
+            yield task
+
+    for answer in federation.engine.run(tasks()):
+        if isinstance(answer, Update):
+            traffic.received(answer)
+        answer = fold.take(answer)
+        for observer in observers:
+            observer.answered(answer)
+    trained = time.perf_counter()
+
+    _require_quorum(config, fold, clients)
+    ctx.clients, ctx.samples = fold.clients, fold.samples
+    if fold.clients:
+        ctx.weights = fold.mean(ctx)
+        ctx.extras = method.serve_all(ctx, fold.kept)
+    versions = dict.fromkeys(fold.clients, round) if method.keeps_state else {}
+    state = ServerState(round, ctx.weights, ctx.extras, state.versions | versions, fold.carry)
+    served = time.perf_counter()
+
+    result = federation.evaluate(state)
+    metrics = {
+        "round": round,
+        "accuracy": result.accuracy,
+        "per_class": result.per_class,
+        "clients": fold.clients,
+        "idle": [client for client in chosen if client not in clients],
+        "failed": {str(client): reason for client, reason in fold.failed.items()},
+        "losses": fold.losses(),
+        "pseudo": shares(fold.sums),
+        **ctx.metrics,
+        "traffic": traffic.record(),
+    }
+    done = time.perf_counter()
+    timing = {"train": trained - started, "serve": served - trained, "evaluate": done - served}
+    report = RoundReport(state, metrics, timing, {**ctx.snapshots, "confusion": result.confusion})
+    for observer in observers:
+        observer.round_finished(report)
+    return state
+
+
+def _require_quorum(config: Config, fold: Fold, clients: list[int]) -> None:
+    wanted = min(config.federation.quorum, len(clients))
+    if len(fold.clients) < wanted:
+        reasons = "; ".join(f"client {k}: {reason}" for k, reason in list(fold.failed.items())[:3])
+        raise RunError(
+            f"round {fold.guard.round}: {len(fold.clients)} of {len(clients)} clients gave a usable update, "
+            f"{wanted} are needed ({reasons}); the last checkpoint is kept, resume when this is mended"
+        )

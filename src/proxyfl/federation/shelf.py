@@ -1,0 +1,56 @@
+"""A shelf on disk for single clients: the newest two versions of each, tagged with the round that wrote them.
+
+A round can run twice (a crash between a client's answer and the server's checkpoint), so a version is never
+overwritten by another round, and the task names the one to start from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from proxyfl.core.errors import RunError
+from proxyfl.core.files import write_tensors
+from proxyfl.core.state import Tensors
+
+_NAME = re.compile(r"round-(\d{8})\.safetensors")
+
+
+class Shelf:
+    """Versions of named tensors per client below one folder."""
+
+    def __init__(self, folder: Path, versions: int = 2) -> None:
+        self.folder, self.versions = folder, versions
+
+    def save(self, client: int, round: int, tensors: Mapping[str, Tensor]) -> None:
+        place = self._place(client)
+        place.mkdir(parents=True, exist_ok=True)
+        write_tensors(place / f"round-{round:08d}.safetensors", tensors)
+        for old in self._rounds(client)[: -self.versions]:
+            (place / f"round-{old:08d}.safetensors").unlink(missing_ok=True)
+
+    def load(self, client: int, round: int) -> Tensors:
+        """The version that ``round`` wrote; empty for round 0, when there is none yet."""
+        if round == 0:
+            return {}
+        file = self._place(client) / f"round-{round:08d}.safetensors"
+        if not file.exists():
+            raise RunError(f"the state of client {client} from round {round} is gone: {file} is missing")
+        return dict(load_file(file))
+
+    def newest(self, client: int, at_most: int) -> Tensors:
+        """The newest version not younger than ``at_most``; empty when there is none."""
+        known = [round for round in self._rounds(client) if round <= at_most]
+        return self.load(client, known[-1]) if known else {}
+
+    def _rounds(self, client: int) -> list[int]:
+        place = self._place(client)
+        names = (_NAME.fullmatch(file.name) for file in place.iterdir()) if place.is_dir() else ()
+        return sorted(int(match[1]) for match in names if match)
+
+    def _place(self, client: int) -> Path:
+        return self.folder / f"{client // 1000:06d}" / f"{client:09d}"

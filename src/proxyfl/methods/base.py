@@ -1,0 +1,220 @@
+"""The hooks a method may fill. A method is the difference to its parent and reads like its paper.
+
+A *part* is a method or an add-on. Names of tensors that a part sends or keeps are its own: the federation
+puts them below the part's name (``prior/classes``), so that parts never collide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from proxyfl.core.config import setting
+from proxyfl.core.errors import MethodError
+from proxyfl.core.state import Tensors, Update, namespace, within
+from proxyfl.data.stream import Batch
+from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
+
+
+@dataclass(frozen=True)
+class NoParameters:
+    """Nothing to set."""
+
+
+class Part:
+    """What methods and add-ons have in common. Every hook is optional."""
+
+    name: ClassVar[str] = ""
+    wants: ClassVar[frozenset[str]] = frozenset()
+    """Views of a batch (see :data:`proxyfl.data.stream.VIEWS`), and ``teacher_x`` for the global model on
+    labelled images."""
+    heads: bool = False
+    """Whether the network needs projection heads."""
+    sends: ClassVar[str] = ""
+    """What travels beside the weights, in words."""
+    keeps: ClassVar[str] = ""
+    """What a client keeps between rounds, in words; empty: nothing."""
+    Parameters: ClassVar[type[Any]] = NoParameters
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = parameters
+
+    # On the client
+
+    def begin(self, ctx: ClientContext) -> None:
+        """Once a round, before the first step."""
+
+    def observe(self, outputs: Outputs, ctx: ClientContext) -> None:
+        """After each step, without a graph: count, remember."""
+
+    def finish(self, ctx: ClientContext) -> Tensors:
+        """Once a round, after the last step: extras to send."""
+        return {}
+
+    # On the server
+
+    def start(self, ctx: ServerContext) -> Tensors:
+        """Before the first round: the extras every client receives."""
+        return {}
+
+    def task_extras(self, ctx: ServerContext, client: int) -> Tensors:
+        """Extras for one client alone."""
+        return {}
+
+    def receive(self, update: Update) -> Tensors:
+        """As each update arrives: the tensors to keep of it until the end of the round."""
+        return {}
+
+    def serve(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Tensors:
+        """After averaging: new extras of this part (those not named stay)."""
+        return {}
+
+
+class Addon(Part):
+    """Something that can be attached to any method."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Other add-ons it works with; they are attached as well."""
+
+    def term(self, outputs: Outputs, ctx: ClientContext) -> Tensor | None:
+        """A loss to add to each step."""
+        return None
+
+
+@dataclass(frozen=True)
+class MethodParameters:
+    """Parameters that every method has."""
+
+    tau: float = setting(0.95, "confidence from which a prediction is trusted", low=0, high=1)
+    strict: bool = setting(False, "confidence must exceed tau (true) or reach it (false)")
+
+
+class Method(Part):
+    """Labelled-only federated averaging; other methods override what they do differently."""
+
+    name: ClassVar[str] = "method"
+    wants: ClassVar[frozenset[str]] = frozenset({"x"})
+    oracle: ClassVar[bool] = False
+    """Whether the true labels of unlabelled images are given to it. Declared, listed, and false for methods."""
+    needs_labels: ClassVar[bool] = True
+    """Whether a client without labelled images has nothing to do."""
+    walks_labelled: ClassVar[bool] = False
+    """Whether labelled images are walked through once an epoch instead of drawn with replacement."""
+    needs_all_updates: ClassVar[bool] = False
+    """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
+    Parameters: ClassVar[type[Any]] = MethodParameters
+
+    def __init__(self, parameters: Any, addons: Sequence[Addon] = ()) -> None:
+        super().__init__(parameters)
+        self.addons = tuple(addons)
+        self.parts: tuple[Part, ...] = (self, *self.addons)
+        for addon in addons:
+            reason = self.refuses(addon)
+            if reason:
+                raise MethodError(f"{self.name} cannot carry +{addon.name}: {reason}")
+        self.all_wants = frozenset().union(*(part.wants for part in self.parts))
+        self.needs_heads = any(part.heads for part in self.parts)
+        self.keeps_state = any(part.keeps for part in self.parts)
+
+    def refuses(self, addon: Addon) -> str:
+        """Why this method cannot carry the add-on; empty when it can."""
+        return ""
+
+    # On the client
+
+    def trainables(self, ctx: ClientContext) -> Iterable[nn.Parameter]:
+        """What the optimiser trains."""
+        return ctx.model.parameters()
+
+    def learning_rate(self, shared: float) -> float:
+        """The learning rate, for methods that cannot use the shared one."""
+        return shared
+
+    def steps_per_epoch(self, labelled: int, pool_steps: int, batch: int) -> int:
+        """How many steps a local epoch takes, given what the schedule proposes."""
+        return pool_steps
+
+    def step(self, batch: Batch, ctx: ClientContext) -> Outputs:
+        """One step. Methods that are no single loss override it and add ``ctx.terms`` themselves."""
+        outputs = ctx.forward(batch)
+        outputs.pseudo = self.pseudo_label(outputs, ctx) if len(batch.u_weak) else None
+        losses = {"supervised": self.supervised(outputs)}
+        losses |= self.losses(outputs, ctx)
+        ctx.descend(losses | ctx.terms(outputs))
+        return outputs
+
+    def supervised(self, outputs: Outputs) -> Tensor:
+        """Ls: mean cross entropy over the labelled images; zero without any."""
+        return F.cross_entropy(outputs.x, outputs.batch.y, reduction="sum") / max(1, len(outputs.x))
+
+    def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
+        """What to make of the unlabelled images: by default the global model's confident labels."""
+        return Pseudo(outputs.global_weak.argmax(1), self.confident(outputs.global_weak))
+
+    def confident(self, probabilities: Tensor) -> Tensor:
+        best = probabilities.amax(1)
+        tau = self.parameters.tau
+        return best > tau if self.parameters.strict else best >= tau
+
+    def losses(self, outputs: Outputs, ctx: ClientContext) -> dict[str, Tensor]:
+        """Losses beside the supervised one."""
+        return {}
+
+    def upload(self, ctx: ClientContext) -> Tensors:
+        """The weights to send: parameters and buffers."""
+        return ctx.model.state_dict()
+
+    # On the server
+
+    def initial(self, weights: Tensors) -> Tensors:
+        """The server's first weights from a network's state."""
+        return weights
+
+    def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Sequence[float]:
+        """Weights of the mean, in folding order, for methods that need all updates first."""
+        return [float(n) for n in ctx.samples]
+
+    def model(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """The state of the network to evaluate or export."""
+        return dict(weights)
+
+    # All parts together
+
+    def start_all(self, ctx: ServerContext) -> Tensors:
+        return _gather(self.parts, lambda part: part.start(ctx))
+
+    def begin_all(self, ctx: ClientContext) -> None:
+        for part in self.parts:
+            part.begin(ctx)
+
+    @torch.no_grad()
+    def observe_all(self, outputs: Outputs, ctx: ClientContext) -> None:
+        for part in self.parts:
+            part.observe(outputs, ctx)
+
+    def finish_all(self, ctx: ClientContext) -> Tensors:
+        return _gather(self.parts, lambda part: part.finish(ctx))
+
+    def task_extras_all(self, ctx: ServerContext, client: int) -> Tensors:
+        return _gather(self.parts, lambda part: part.task_extras(ctx, client))
+
+    def receive_all(self, update: Update) -> Tensors:
+        return _gather(self.parts, lambda part: part.receive(update))
+
+    def serve_all(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Tensors:
+        for part in self.parts:
+            mine = [namespace(tensors, part.name) for tensors in kept]
+            ctx.extras |= within(part.name, part.serve(ctx, mine))
+        return ctx.extras
+
+
+def _gather(parts: Iterable[Part], hook: Any) -> Tensors:
+    gathered: Tensors = {}
+    for part in parts:
+        gathered |= within(part.name, hook(part))
+    return gathered

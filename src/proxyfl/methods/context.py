@@ -1,0 +1,238 @@
+"""What a method sees: on the client one round of training, on the server one round's answers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from proxyfl.core.config import TrainSettings
+from proxyfl.core.rng import SERVER, rng
+from proxyfl.core.state import Task, Tensors
+from proxyfl.data.stream import Batch, Stream
+from proxyfl.models import fold_batchnorm
+
+if TYPE_CHECKING:
+    from proxyfl.methods.base import Method
+
+
+class Watcher(Protocol):
+    """Someone who looks at a method's decisions; in simulation it knows the truth, the method does not."""
+
+    def labels(self, index: Tensor, label: Tensor, mask: Tensor) -> None: ...
+
+    def sets(self, index: Tensor, sets: Tensor, low: Tensor) -> None: ...
+
+
+class PerClientStore(Protocol):
+    """Named tensors of single clients, on disk."""
+
+    def save(self, client: int, round: int, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def newest(self, client: int, at_most: int) -> Tensors: ...
+
+
+@dataclass
+class Pseudo:
+    """What a method decided about the unlabelled images of a batch.
+
+    ``label`` (N,) is the class it would name, ``mask`` (N,) the images it trusts, ``target`` (N, C) a soft
+    label where it uses one.
+    """
+
+    label: Tensor
+    mask: Tensor
+    target: Tensor | None = None
+
+
+@dataclass
+class Outputs:
+    """One forward pass over labelled, weak and strong images together, so that batch norm sees all of them.
+
+    ``logits`` and ``features`` have one row per image in that order; losses are computed in float32.
+    """
+
+    batch: Batch
+    logits: Tensor
+    features: Tensor | None
+    ctx: ClientContext
+    pseudo: Pseudo | None = None
+
+    @property
+    def labelled_rows(self) -> int:
+        return len(self.batch.x)
+
+    @property
+    def x(self) -> Tensor:
+        return self.logits[: self.labelled_rows]
+
+    @property
+    def weak(self) -> Tensor:
+        return self.logits[self.labelled_rows : self.labelled_rows + len(self.batch.u_weak)]
+
+    @property
+    def strong(self) -> Tensor:
+        return self.logits[self.labelled_rows + len(self.batch.u_weak) :]
+
+    @cached_property
+    def local_weak(self) -> Tensor:
+        """pL: the local model's probabilities on weak views, gradient stopped."""
+        return self.weak.detach().softmax(1)
+
+    @cached_property
+    def _global(self) -> Tensor:
+        images = torch.cat([self.batch.x, self.batch.u_weak]) if self.ctx.teach_labelled else self.batch.u_weak
+        return self.ctx.teacher(images)
+
+    @property
+    def global_weak(self) -> Tensor:
+        """pG: the frozen global model's probabilities on weak views."""
+        return self._global[self.labelled_rows :] if self.ctx.teach_labelled else self._global
+
+    @property
+    def global_x(self) -> Tensor:
+        """The frozen global model's probabilities on the labelled images, for parts that want ``teacher_x``."""
+        return self._global[: self.labelled_rows]
+
+
+@dataclass
+class ClientContext:
+    """One client's round. ``state`` is what the method keeps for this client between rounds;
+    ``memory`` is what a part keeps until the end of this one.
+    """
+
+    method: Method
+    model: nn.Module
+    stream: Stream
+    task: Task
+    settings: TrainSettings
+    classes: int
+    rounds: int
+    seed: int
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]]
+    watcher: Watcher
+    initial: Callable[[], Tensors]
+    state: Tensors = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    epoch: int = 0
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.extras = {name: value.to(self.device) for name, value in self.task.extras.items()}
+        self.teach_labelled = "teacher_x" in self.method.all_wants
+
+    @property
+    def last_epoch(self) -> bool:
+        return self.epoch == self.settings.epochs - 1
+
+    @cached_property
+    def optimiser(self) -> torch.optim.Optimizer:
+        train = self.settings
+        return torch.optim.SGD(
+            list(self.method.trainables(self)),
+            lr=self.method.learning_rate(train.lr),
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+        )
+
+    @cached_property
+    def teacher(self) -> Callable[[Tensor], Tensor]:
+        """The global model as received, frozen, in eval mode: images to probabilities."""
+        frozen = fold_batchnorm(self.model_from(self.task.weights))
+        return lambda images: self.predict(frozen, images)
+
+    def model_from(self, weights: Tensors) -> nn.Module:
+        """A copy of the network with these weights, on the device."""
+        network = copy.deepcopy(self.model)
+        network.load_state_dict(self.method.model(weights))
+        return network.requires_grad_(False)
+
+    def predict(self, network: nn.Module, images: Tensor) -> Tensor:
+        """Probabilities without a graph."""
+        if not len(images):
+            return images.new_zeros((0, self.classes))
+        with torch.no_grad(), self.autocast():
+            logits = network(images)
+        return logits.float().softmax(1)
+
+    def forward(self, batch: Batch, network: nn.Module | None = None) -> Outputs:
+        """Labelled, weak and strong images through the local network in one pass."""
+        network = network or self.model
+        images = torch.cat([batch.x, batch.u_weak, batch.u_strong])
+        with self.autocast():
+            if hasattr(network, "features"):
+                features = network.features(images)
+                logits = network.classifier(features)
+                features = features.float()
+            else:
+                features, logits = None, network(images)
+        return Outputs(batch, logits.float(), features, self)
+
+    def terms(self, outputs: Outputs) -> dict[str, Tensor]:
+        """The losses that add-ons contribute to this step. A method's own step must include them."""
+        found = {}
+        for addon in self.method.addons:
+            term = addon.term(outputs, self)
+            if term is not None:
+                found[addon.name] = term
+        return found
+
+    def descend(self, losses: Mapping[str, Tensor]) -> None:
+        """One optimiser step on the sum of the named losses."""
+        self.log(losses)
+        total = torch.stack(list(losses.values())).sum()
+        self.optimiser.zero_grad(set_to_none=True)
+        if total.requires_grad:
+            total.backward()  # type: ignore[no-untyped-call]
+            self.optimiser.step()
+
+    def log(self, losses: Mapping[str, Tensor]) -> None:
+        """Add to the round's mean losses; stays on the device, so nothing waits for it."""
+        for name, value in losses.items():
+            value = value.detach()
+            self.losses[name] = self.losses[name] + value if name in self.losses else value
+        self.steps += 1
+
+    def show(self, index: Tensor, *, label: Tensor | None = None, mask: Tensor, sets: Tensor | None = None) -> None:
+        """Tell the watcher what was decided for these pool positions. Only the last local epoch counts."""
+        if not self.last_epoch:
+            return
+        if label is not None:
+            self.watcher.labels(index, label, mask)
+        if sets is not None:
+            self.watcher.sets(index, sets, ~mask)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return rng(self.seed, self.task.round, self.task.client, purpose)
+
+
+@dataclass
+class ServerContext:
+    """One round on the server after averaging. Parts may replace entries of ``weights``.
+
+    ``clients`` and ``samples`` are in folding order, as are the kept tensors that hooks receive.
+    ``metrics`` takes values for ``metrics.jsonl``, ``snapshots`` tensors worth keeping.
+    """
+
+    round: int
+    seed: int
+    classes: int
+    device: torch.device
+    weights: Tensors
+    extras: Tensors
+    clients: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    store: PerClientStore | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    snapshots: Tensors = field(default_factory=dict)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return rng(self.seed, self.round, SERVER, purpose)

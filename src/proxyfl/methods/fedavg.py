@@ -1,0 +1,53 @@
+"""FedAvg (McMahan et al., AISTATS 2017), on labelled images only, and its fully labelled upper bound.
+
+Every client minimises the cross entropy of its labelled images, starting from the global weights; the
+server replaces those by the mean of the clients' weights, weighted by how much data each holds::
+
+    Ls    = mean over labelled images of H(y, p(weak(x)))
+    Theta = sum_k gamma_k Theta_k,   gamma_k proportional to the size of client k
+
+The paper under comparison does not say how many steps the labelled-only baseline takes. By default it
+takes as many as the semi-supervised methods (``steps = "matched"``); ``steps = "labelled"`` walks over the
+labelled images instead. ``fedavg-sl`` is an oracle: it sees the true labels of all images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxyfl.core.config import setting
+from proxyfl.methods.base import Addon, Method, MethodParameters
+from proxyfl.methods.registry import Recipe, register
+
+
+@dataclass(frozen=True)
+class FedAvgParameters(MethodParameters):
+    """Parameters of labelled-only training."""
+
+    steps: str = setting(
+        "matched", "steps per epoch: matched = as many as semi-supervised methods; labelled = passes over labels",
+        choices=("matched", "labelled"),
+    )  # fmt: skip
+
+
+class FedAvg(Method):
+    name = "fedavg"
+    Parameters = FedAvgParameters
+
+    def steps_per_epoch(self, labelled: int, pool_steps: int, batch: int) -> int:
+        return pool_steps if self.parameters.steps == "matched" else -(-labelled // batch)
+
+
+class FedAvgSL(Method):
+    name = "fedavg-sl"
+    oracle: ClassVar[bool] = True
+    walks_labelled: ClassVar[bool] = True
+
+    def refuses(self, addon: Addon) -> str:
+        return "it has no unlabelled images" if "u_weak" in addon.wants else ""
+
+
+register(Recipe("fedavg", "labelled images only, weights averaged", FedAvg))
+register(Recipe("fedavg-sl", "upper bound: every image labelled (oracle)", FedAvgSL), aliases=["fedavg-full"])
+register(Recipe("fedprox", "labelled images only, pulled towards the global weights", FedAvg, ("prox",)))

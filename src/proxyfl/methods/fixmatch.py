@@ -1,0 +1,92 @@
+"""FixMatch (Sohn et al., NeurIPS 2020) on every client, with federated averaging.
+
+An unlabelled image whose weak view is predicted with confidence teaches its strong view that label. The
+teacher is the local model being trained (LPL) or the frozen global model of the round's start (GPL)::
+
+    yhat_i = argmax p_i,   mask_i = [max p_i >= tau],   p = pL or pG on the weak view
+    Lu     = mean_i mask_i H(yhat_i, p(strong(u_i)))          loss = Ls + weight * Lu
+
+``mask`` may look at another model than the teacher: ``either`` trusts an image when the local or the
+global model is confident, as ProxyFL's released program does; ``all`` trusts every image (the paper's
+GPL-ALL and LPL-ALL). The local teacher predicts in the same training-mode pass (``teacher_mode``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proxyfl.core.config import setting
+from proxyfl.methods.base import Method, MethodParameters
+from proxyfl.methods.context import ClientContext, Outputs, Pseudo
+from proxyfl.methods.losses import masked_cross_entropy
+from proxyfl.methods.registry import Recipe, register
+
+
+@dataclass(frozen=True)
+class FixMatchParameters(MethodParameters):
+    """Parameters of pseudo-labelling."""
+
+    teacher: str = setting("local", "who names the label: local or global model", choices=("local", "global"))
+    mask: str = setting(
+        "local", "whose confidence admits an image", choices=("local", "global", "either", "all")
+    )
+    weight: float = setting(1.0, "weight of the unlabelled loss (lambda_u, alpha)", low=0)
+    over: str = setting(
+        "batch", "divide the unlabelled loss by all images of the batch, or by the selected ones",
+        choices=("batch", "selected"),
+    )  # fmt: skip
+    teacher_mode: str = setting(
+        "train", "batch norm of the local teacher: train = same pass; eval = a pass of its own",
+        choices=("train", "eval"),
+    )  # fmt: skip
+
+
+class FixMatch(Method):
+    name = "fixmatch"
+    wants = frozenset({"x", "u_weak", "u_strong"})
+    needs_labels = False
+    Parameters = FixMatchParameters
+
+    def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
+        rule, teacher = self.parameters.mask, self.parameters.teacher
+        local = self._local(outputs, ctx)
+        label = (outputs.global_weak if teacher == "global" else local).argmax(1)
+        if rule == "all":
+            mask = torch.ones_like(label, dtype=torch.bool)
+        elif rule == "either":
+            mask = self.confident(local) | self.confident(outputs.global_weak)
+        else:
+            mask = self.confident(outputs.global_weak if rule == "global" else local)
+        ctx.show(outputs.batch.u_index, label=label, mask=mask)
+        return Pseudo(label, mask)
+
+    def losses(self, outputs: Outputs, ctx: ClientContext) -> dict[str, Tensor]:
+        if outputs.pseudo is None:
+            return {}
+        loss = self.unlabelled_loss(outputs.strong, outputs.pseudo)
+        return {"unlabelled": self.parameters.weight * loss}
+
+    def unlabelled_loss(self, strong: Tensor, pseudo: Pseudo) -> Tensor:
+        return masked_cross_entropy(strong, pseudo.label, pseudo.mask, self.parameters.over)
+
+    def _local(self, outputs: Outputs, ctx: ClientContext) -> Tensor:
+        if self.parameters.teacher_mode == "train":
+            return outputs.local_weak
+        ctx.model.eval()
+        probabilities = ctx.predict(ctx.model, outputs.batch.u_weak)
+        ctx.model.train()
+        return probabilities
+
+
+_GLOBAL = {"teacher": "global", "mask": "global"}
+register(Recipe("fixmatch-lpl", "FixMatch, the local model names labels", FixMatch), aliases=["fixmatch"])
+register(Recipe("fixmatch-gpl", "FixMatch, the global model names labels", FixMatch, defaults=_GLOBAL))
+register(Recipe("lpl-all", "FixMatch-LPL without a threshold", FixMatch, defaults={"mask": "all"}))
+register(Recipe("gpl-all", "FixMatch-GPL without a threshold", FixMatch, defaults=_GLOBAL | {"mask": "all"}))
+register(
+    Recipe("fedprox+fixmatch", "FixMatch-LPL, pulled towards the global weights", FixMatch, ("prox",)),
+    aliases=["fixmatch-lpl+prox", "fixmatch+prox"],
+)

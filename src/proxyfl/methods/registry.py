@@ -1,0 +1,143 @@
+"""Methods by name: recipes, aliases and the grammar ``parent+addon``.
+
+A recipe is a method class, the add-ons it carries and defaults of its own. ``sage+proxyfl`` attaches the
+add-ons of ProxyFL to another parent; every add-on either takes effect or is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxyfl.core.config import Tree, merge, read_section
+from proxyfl.core.errors import ConfigError, MethodError, nearest
+from proxyfl.methods.base import Addon, Method
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method by name. ``defaults`` are laid over the classes' own, ``paper`` over those in that fidelity."""
+
+    name: str
+    summary: str
+    method: type[Method]
+    addons: tuple[str, ...] = ()
+    defaults: Tree = field(default_factory=dict)
+    paper: Tree = field(default_factory=dict)
+
+    def defaults_for(self, fidelity: str) -> Tree:
+        return merge(self.defaults, self.paper) if fidelity == "paper" else self.defaults
+
+
+_recipes: dict[str, Recipe] = {}
+_aliases: dict[str, str] = {}
+_addons: dict[str, type[Addon]] = {}
+BUNDLES: dict[str, tuple[str, ...]] = {"proxyfl": ("icpl", "gpt")}
+"""Add-on names that stand for several."""
+
+
+def register(recipe: Recipe, *, aliases: Iterable[str] = ()) -> Recipe:
+    """Make a method known by name. Registering another one under a taken name is an error."""
+    for name in (recipe.name, *aliases):
+        if name in _recipes or name in _aliases:
+            raise MethodError(f"the method name '{name}' is taken")
+    _recipes[recipe.name] = recipe
+    _aliases.update(dict.fromkeys(aliases, recipe.name))
+    return recipe
+
+
+def register_addon(addon: type[Addon]) -> type[Addon]:
+    if addon.name in _addons:
+        raise MethodError(f"the add-on name '{addon.name}' is taken")
+    _addons[addon.name] = addon
+    return addon
+
+
+def recipes() -> list[Recipe]:
+    """All registered methods, in order of registration."""
+    return list(_recipes.values())
+
+
+def aliases_of(name: str) -> list[str]:
+    return [alias for alias, target in _aliases.items() if target == name]
+
+
+def addons() -> dict[str, type[Addon]]:
+    return dict(_addons)
+
+
+def find(name: str) -> Recipe:
+    """The recipe for a name, an alias, or ``parent+addon+addon``."""
+    name = _aliases.get(name, name)
+    if name in _recipes:
+        return _recipes[name]
+    parent_name, *extra = name.split("+")
+    parent_name = _aliases.get(parent_name, parent_name)
+    if parent_name not in _recipes:
+        known = [*_recipes, *_aliases]
+        raise ConfigError(f"unknown method '{name}'; {nearest(parent_name, known)}")
+    parent = _recipes[parent_name]
+    wanted = [*parent.addons]
+    for word in extra:
+        for addon in BUNDLES.get(word, (word,)):
+            if addon not in _addons:
+                known = [*_addons, *BUNDLES]
+                raise ConfigError(f"unknown add-on '+{addon}' in '{name}'; {nearest(addon, known)}")
+            wanted += [addon] if addon not in wanted else []
+    full_name = "+".join([parent_name, *extra])
+    return dataclasses.replace(parent, name=full_name, addons=tuple(wanted))
+
+
+def _with_needs(names: Iterable[str]) -> list[str]:
+    ordered: list[str] = []
+    for name in names:
+        for needed in (*_addons[name].needs, name):
+            if needed not in ordered:
+                ordered.append(needed)
+    return ordered
+
+
+def resolve(name: str, parameters: Mapping[str, Any], fidelity: str = "clean", *,
+            lenient: Mapping[str, Any] | None = None) -> tuple[str, Tree]:  # fmt: skip
+    """The canonical name and every parameter with its value, checked.
+
+    ``lenient`` holds a preset's suggestions; those that this method has no parameter for are left out.
+    """
+    recipe = find(name)
+    attached = _with_needs(recipe.addons)
+    suggested = {
+        key: value
+        for key, value in (lenient or {}).items()
+        if key in attached or (not isinstance(value, Mapping) and _has(recipe.method.Parameters, key))
+    }
+    table = merge(recipe.defaults_for(fidelity), suggested, parameters)
+    tables = {addon: table.pop(addon, {}) for addon in attached}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            known = [*attached] or ["none"]
+            raise ConfigError(f"'{recipe.name}' has no add-on '{key}'; attached: {', '.join(known)}")
+    own = read_section(recipe.method.Parameters, table, fidelity, "method.")
+    tree: Tree = dataclasses.asdict(own)
+    for addon in attached:
+        if not isinstance(tables[addon], Mapping):
+            raise ConfigError(f"'method.{addon}' is a table of settings, not {tables[addon]!r}")
+        section = read_section(_addons[addon].Parameters, tables[addon], fidelity, f"method.{addon}.")
+        tree[addon] = dataclasses.asdict(section)
+    return recipe.name, tree
+
+
+def create(name: str, parameters: Mapping[str, Any] | None = None, fidelity: str = "clean") -> Method:
+    """A method ready to train."""
+    recipe = find(name)
+    _, tree = resolve(name, parameters or {}, fidelity)
+    attached = []
+    for addon in _with_needs(recipe.addons):
+        cls = _addons[addon]
+        attached.append(cls(read_section(cls.Parameters, tree.pop(addon), fidelity, f"method.{addon}.")))
+    return recipe.method(read_section(recipe.method.Parameters, tree, fidelity, "method."), attached)
+
+
+def _has(parameters: type[Any], key: str) -> bool:
+    return any(spec.name == key for spec in dataclasses.fields(parameters))

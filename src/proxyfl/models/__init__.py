@@ -1,0 +1,20 @@
+"""Networks: a registry of names, ResNet-8, and the projection heads that add-ons hang on them."""
+
+from __future__ import annotations
+
+from proxyfl.models.heads import ProjectionHeads, attach_heads
+from proxyfl.models.registry import ModelInfo, build, describe, part_of, register
+from proxyfl.models.resnet import ConvNorm, ResNet, fold_batchnorm
+
+__all__ = [
+    "ConvNorm",
+    "ModelInfo",
+    "ProjectionHeads",
+    "ResNet",
+    "attach_heads",
+    "build",
+    "describe",
+    "fold_batchnorm",
+    "part_of",
+    "register",
+]

@@ -1,0 +1,113 @@
+"""Names for networks: the built-in ones, those a user registers, and ``package.module:Factory``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import nn
+
+from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.models.heads import attach_heads
+from proxyfl.models.resnet import ResNet
+
+Factory = Callable[[int, int, int], nn.Module]
+"""(classes, channels, width) → network."""
+
+F = TypeVar("F", bound=Factory)
+
+_factories: dict[str, Factory] = {"resnet8": ResNet}
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One line of a listing: ``parameters`` at width 4 for 10 classes of 3-channel images, without heads."""
+
+    name: str
+    summary: str
+    parameters: int
+
+
+def register(name: str) -> Callable[[F], F]:
+    """Name a factory: ``@register("mine")`` above a class or function of (classes, channels, width).
+
+    A network takes images and gives logits. Add-ons that look at features also need ``features(x)``
+    of shape (N, d) and ``classifier``, an ``nn.Linear`` on them.
+    """
+    if not name or ":" in name:
+        raise ConfigError(f"'{name}' cannot name a model: use letters, digits and dashes")
+
+    def remember(factory: F) -> F:
+        if _factories.setdefault(name, factory) is not factory:
+            raise ConfigError(f"a model called '{name}' is registered already; choose another name")
+        return factory
+
+    return remember
+
+
+def build(name: str, classes: int, channels: int = 3, width: int = 4, heads: bool = False) -> nn.Module:
+    """The network called ``name``, freshly initialised; ``heads`` adds projection heads as ``net.heads``.
+
+    Names of parameters begin with ``classifier.`` or ``heads.``; all others belong to the trunk.
+    """
+    for setting, value in (("classes", classes), ("channels", channels), ("width", width)):
+        if value < 1:
+            raise ConfigError(f"{setting} = {value} is too small for a model; use 1 or more")
+    factory = _imported(name) if ":" in name else _registered(name)
+    _check_accepts(factory, name)
+    net = factory(classes, channels, width)
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"model '{name}' gave a {type(net).__name__}; it must give a torch.nn.Module")
+    return attach_heads(net, name) if heads else net
+
+
+def describe() -> list[ModelInfo]:
+    """The registered networks by name."""
+    infos = []
+    for name, factory in sorted(_factories.items()):
+        with torch.random.fork_rng(devices=[]):  # initialising draws from the global generator
+            net = factory(10, 3, 4)
+        first_line = (inspect.getdoc(factory) or "").partition("\n")[0]
+        infos.append(ModelInfo(name, first_line, sum(p.numel() for p in net.parameters())))
+    return infos
+
+
+def part_of(parameter: str) -> Literal["trunk", "classifier", "heads"]:
+    """Where a name of a network's state dict belongs."""
+    if parameter.startswith("classifier."):
+        return "classifier"
+    return "heads" if parameter.startswith("heads.") else "trunk"
+
+
+def _check_accepts(factory: Factory, name: str) -> None:
+    try:
+        inspect.signature(factory).bind(10, 3, 4)
+    except TypeError as wrong:
+        raise ConfigError(f"model '{name}' must accept (classes, channels, width): {wrong}") from wrong
+    except ValueError:  # written in C, without a signature to look at
+        return
+
+
+def _registered(name: str) -> Factory:
+    if name not in _factories:
+        raise ConfigError(
+            f"unknown model '{name}'; {nearest(name, _factories)} (your own: 'package.module:Factory')"
+        )
+    return _factories[name]
+
+
+def _imported(name: str) -> Factory:
+    module, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, ValueError) as wrong:
+        raise ConfigError(f"model '{name}' cannot be imported: {wrong}; check the module's path") from wrong
+    except AttributeError as wrong:
+        raise ConfigError(f"model '{name}' does not exist: {module} has no '{attribute}'") from wrong
+    if not callable(factory):
+        raise ConfigError(f"model '{name}' is a {type(factory).__name__}; name a class or a function")
+    return factory  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Protocols, one TOML file per data set."""

@@ -1,0 +1,1 @@
+"""One run = one directory: settings in, metrics, checkpoints and models out."""

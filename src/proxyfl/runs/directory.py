@@ -1,0 +1,133 @@
+"""A run's directory: what is where, how it appears whole or not at all, and who may write in it.
+
+::
+
+    config.toml             every setting, with the command that runs it on the first line
+    environment.json        versions, threads, dtype, where the data was
+    partition.safetensors   who holds what
+    metrics.jsonl           one line per round; the same bits whenever and wherever it was computed
+    timing.jsonl            durations per round
+    events.jsonl            starts, resumes, clients that failed, warnings
+    checkpoints/round-…/    state, metrics so far, config, and a manifest with the SHA-256 of each
+    snapshots/round-….safetensors   proxies before and after tuning, client classifiers, confusion matrix
+    models/best.safetensors, models/last.safetensors
+    clients/, server/       what clients and server keep per client
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from proxyfl.core.errors import RunError
+from proxyfl.core.files import sync_folder
+
+FORMAT = 1
+
+
+class RunDirectory:
+    """Paths inside one run."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.environment = self.path / "environment.json"
+        self.partition = self.path / "partition.safetensors"
+        self.metrics = self.path / "metrics.jsonl"
+        self.timing = self.path / "timing.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.snapshots = self.path / "snapshots"
+        self.models = self.path / "models"
+        self.clients = self.path / "clients"
+        self.server = self.path / "server"
+
+    @property
+    def aside(self) -> Path:
+        """Where the directory is built before it is renamed into place."""
+        return self.path.with_name(f".{self.path.name}.creating")
+
+    def create(self, build: Callable[[RunDirectory], None]) -> None:
+        """Build the directory aside and rename it: it appears complete or not at all."""
+        if self.path.exists():
+            raise RunError(
+                f"{self.path} exists; continue it with 'proxyfl resume {self.path}' or choose another --name"
+            )
+        with readable_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.aside.exists():
+                shutil.rmtree(self.aside)
+            self.aside.mkdir()
+            aside = RunDirectory(self.aside)
+            for folder in (aside.checkpoints, aside.snapshots, aside.models):
+                folder.mkdir()
+            build(aside)
+            self.aside.rename(self.path)
+            sync_folder(self.path.parent)
+
+    def require(self) -> RunDirectory:
+        if not self.config.is_file() or not self.checkpoints.is_dir():
+            raise RunError(f"{self.path} is not a run; 'proxyfl ls' lists the runs in a folder")
+        return self
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Note something that happened, with the time."""
+        line = json.dumps({"time": round(time.time(), 3), "event": kind, **details})
+        with self.events.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process may write in a run. The lock ends with the process, however it ends."""
+        with readable_errors(self.path), (self.path / ".lock").open("a") as file:
+            if not _lock(file.fileno()):
+                raise RunError(f"{self.path} is being written by another process; wait for it or stop it")
+            yield
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSON-lines file; an incomplete last one is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for raw in path.read_bytes().split(b"\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            value = json.loads(raw)
+            if isinstance(value, dict):
+                lines.append(value)
+    return lines
+
+
+@contextlib.contextmanager
+def readable_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"writing {path} failed: {error.strerror or error}; what was saved before is intact. "
+            f"Make room or make it writable, then continue with 'proxyfl resume {path}'"
+        ) from error
+
+
+def _lock(handle: int) -> bool:
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+    import msvcrt
+
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+    except OSError:
+        return False
+    return True

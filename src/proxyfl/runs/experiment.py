@@ -1,0 +1,209 @@
+"""An experiment: settings, run as a federation on this machine, written down as it goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from proxyfl.core.config import Config, merge
+from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
+from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.state import ServerState
+from proxyfl.data.partition import Partition
+from proxyfl.engines.inline import InlineEngine
+from proxyfl.federation.client import ClientTrainer, autocast, numerics
+from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
+from proxyfl.federation.loop import Federation, Observer, run_rounds
+from proxyfl.federation.shelf import Shelf
+from proxyfl.methods import registry
+from proxyfl.runs import checkpoint
+from proxyfl.runs.directory import RunDirectory, readable_errors
+from proxyfl.runs.recorder import Recorder
+from proxyfl.runs.run import Run
+from proxyfl.runs.settings import default_name, from_short, load_toml, resolve, to_toml
+from proxyfl.runs.simulation import Simulation, prepare
+
+
+class Experiment:
+    """What to train. ``Experiment("proxyfl", "digits", rounds=20, seed=3).run()`` gives a :class:`Run`.
+
+    ``preset`` is a data set's protocol or a TOML file. Further settings by short name (``rounds``, ``alpha``,
+    ``seed`` …) or in full with double underscores (``method__tau=0.9``).
+    """
+
+    def __init__(self, method: str | None = None, preset: str | Path = "digits", *,
+                 data_root: str | Path | None = None, config: Config | None = None, **settings: Any) -> None:  # fmt: skip
+        if config is not None and (method is not None or settings):
+            raise ConfigError("give either a config or a method and settings, not both")
+        self.config = config or load_config(preset, from_short(settings), method)
+        self.data_root = Path(data_root) if data_root else None
+
+    def run(self, directory: str | Path | None = None, observers: Iterable[Observer] = ()) -> Run:
+        """Create the run's directory and train to the end."""
+        run = RunDirectory(directory or Path("runs") / default_name(self.config))
+        if run.path.exists():
+            raise RunError(f"{run.path} exists; continue it with 'proxyfl resume {run.path}' or choose another name")
+        simulation = prepare(self.config, self.data_root)
+        run.create(lambda aside: _furnish(aside, self.config, simulation, self.data_root))
+        run.event("created")
+        return _continue(run, simulation, observers)
+
+
+def resume(directory: str | Path, observers: Iterable[Observer] = (), data_root: str | Path | None = None) -> Run:
+    """Go on with a run that was stopped, however it was stopped. A finished run is left as it is."""
+    run = RunDirectory(directory)
+    root = Path(data_root) if data_root else None
+    if not run.path.exists() and RunDirectory(run.aside).config.is_file():
+        config = resolve("", load_toml(RunDirectory(run.aside).config))
+        return Experiment(config=config, data_root=root).run(directory, observers)
+    run.require()
+    saved, _ = checkpoint.load_newest(run)
+    if run.config.read_bytes() != saved.config:
+        folder = checkpoint.folders(run)[0]
+        raise RunError(
+            f"{run.config} was changed since the run began; put it back with 'cp {folder / 'config.toml'} "
+            f"{run.config}', or start a new run with 'proxyfl run {run.config} --name NEW'"
+        )
+    config = resolve("", load_toml(run.config))
+    root = root or _recorded_root(run)
+    simulation = prepare(config, root, _partition(run, saved.run_files[run.partition.name]))
+    if simulation.fingerprint() != _environment(run).get("data"):
+        raise RunError(f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root")
+    return _continue(run, simulation, observers)
+
+
+def load_config(preset: str | Path, overrides: dict[str, Any], method: str | None = None) -> Config:
+    """A config from a preset's name or a TOML file, overrides, and a method's name."""
+    layers = [overrides, {"method": {"name": method}} if method else {}]
+    if isinstance(preset, Path) or str(preset).endswith(".toml"):
+        table = load_toml(Path(preset))
+        named = table.get("method", {}).get("name") if isinstance(table.get("method"), dict) else None
+        if method and named and method != named:
+            table = {**table, "method": {}}
+        return resolve("", table, *layers)
+    return resolve(str(preset), *layers)
+
+
+def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: Path | None) -> None:
+    """Fill a new directory. The config comes first: with it a creation that was cut short can be repeated."""
+    write_bytes(aside.config, to_toml(config, "proxyfl run config.toml").encode())
+    write_tensors(aside.partition, simulation.partition.to_tensors())
+    write_bytes(aside.environment, json.dumps(describe_machine(config, simulation, root), indent=1).encode())
+    for file in (aside.metrics, aside.timing, aside.events):
+        file.touch()
+    with numerics(config.compute), _federation(aside, config, simulation) as (federation, trainer):
+        state = federation.start(trainer.initial_weights())
+    files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
+    checkpoint.save(aside, state, b"", config.keep.checkpoints, files)
+
+
+def _continue(run: RunDirectory, simulation: Simulation, observers: Iterable[Observer]) -> Run:
+    with run.locked():
+        saved, warnings = checkpoint.load_newest(run)
+        config = resolve("", load_toml(run.config))
+        if saved.state.round >= config.federation.rounds:
+            return Run(run.path)
+        for warning in warnings:
+            run.event("warning", text=warning)
+            print(f"warning: {warning}", file=sys.stderr)
+        run.event("resumed" if saved.state.round else "started", round=saved.state.round)
+        with numerics(config.compute), _federation(run, config, simulation) as (federation, _):
+            card = model_card(config, simulation, federation)
+            recorder = Recorder(run, config, federation.method, card, saved.metrics)
+            run_rounds(federation, saved.state, [recorder, *observers])
+        run.event("finished", round=config.federation.rounds)
+    return Run(run.path)
+
+
+@contextmanager
+def _federation(run: RunDirectory, config: Config, simulation: Simulation) -> Iterator[tuple[Federation, ClientTrainer]]:
+    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    dataset = simulation.dataset
+    trainer = ClientTrainer(
+        config, method, simulation.train_views, len(dataset.classes), dataset.channels, Shelf(run.clients)
+    )
+    engine = InlineEngine(trainer, lambda client: simulation.client(client, oracle=method.oracle), simulation.truth)
+    network = trainer.new_network().to(trainer.device, memory_format=torch.channels_last)
+    batch = eval_batch(config.compute.eval_batch, dataset.image_size, trainer.device)
+
+    def test(state: ServerState) -> Evaluation:
+        network.load_state_dict(method.model(state.weights))
+        views = simulation.test_views
+        return evaluate(
+            network, dataset.test, views.mean, views.std, batch=batch,
+            autocast=lambda: autocast(config.compute, trainer.device),
+        )  # fmt: skip
+
+    yield Federation(
+        config, method, simulation.population, engine, test, len(dataset.classes), Shelf(run.server), run.path
+    ), trainer
+
+
+def model_card(config: Config, simulation: Simulation, federation: Federation) -> dict[str, Any]:
+    """What a saved model says about itself, but for the round."""
+    dataset = simulation.dataset
+    return {
+        "network": config.model.name,
+        "width": config.model.width,
+        "heads": federation.method.needs_heads,
+        "channels": dataset.channels,
+        "image_size": dataset.image_size,
+        "classes": dataset.classes,
+        "mean": simulation.test_views.mean,
+        "std": simulation.test_views.std,
+        "method": config.method.name,
+    }
+
+
+def describe_machine(config: Config, simulation: Simulation, root: Path | None) -> dict[str, Any]:
+    """Versions, threads and where the data was: what a reader needs to trust or repeat a run."""
+    names = ("proxyfl", "torch", "numpy", "safetensors")
+    return {
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": config.compute.threads,
+        "dtype": config.compute.dtype,
+        "device": config.compute.device,
+        "data_root": str(root.resolve()) if root else "",
+        "data": simulation.fingerprint(),
+        "data_partial": simulation.dataset.partial,
+        "labels_per_class": simulation.per_class,
+    }
+
+
+def _environment(run: RunDirectory) -> dict[str, Any]:
+    try:
+        found = json.loads(run.environment.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _recorded_root(run: RunDirectory) -> Path | None:
+    recorded = _environment(run).get("data_root")
+    return Path(recorded) if recorded else None
+
+
+def _partition(run: RunDirectory, wanted: str) -> Partition | None:
+    """The partition the run began with; where its file is damaged it is made again, since it is a pure function."""
+    try:
+        if sha256(run.partition) == wanted:
+            return Partition.from_tensors(load_file(run.partition))
+    except (OSError, SafetensorError, ProxyFLError):
+        pass
+    print(f"warning: {run.partition} is damaged; making it again from the settings", file=sys.stderr)
+    return None

@@ -1,0 +1,76 @@
+"""The observer that writes a run down: metrics, timing, snapshots, models and the checkpoint that commits."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from proxyfl.core.config import Config
+from proxyfl.core.files import sha256, write_tensors
+from proxyfl.core.state import Failure, Update
+from proxyfl.federation.loop import RoundReport
+from proxyfl.methods.base import Method
+from proxyfl.runs import checkpoint
+from proxyfl.runs.directory import RunDirectory, read_json_lines
+from proxyfl.runs.export import ModelCard, save_model
+
+
+class Recorder:
+    """Appends to the run's files. A checkpoint is written last: what it does not hold is computed again.
+
+    On a resume, lines beyond the checkpoint are dropped first, so that no round is missing or there twice.
+    """
+
+    def __init__(self, run: RunDirectory, config: Config, method: Method, card: dict[str, Any],
+                 metrics: bytes = b"") -> None:  # fmt: skip
+        self.run, self.config, self.method, self.card = run, config, method, card
+        self.metrics = bytearray(metrics)
+        self.run_files = {file.name: sha256(file) for file in (run.partition, run.environment)}
+        lines = [json.loads(line) for line in metrics.splitlines()]
+        self.best = max((line["accuracy"] for line in lines), default=-1.0)
+        self.saved = time.perf_counter()
+        run.metrics.write_bytes(metrics)
+        kept = [line for line in read_json_lines(run.timing) if line.get("round", 0) <= len(lines)]
+        run.timing.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+    def round_started(self, round: int, clients: list[int]) -> None:
+        pass
+
+    def answered(self, answer: Update | Failure) -> None:
+        if isinstance(answer, Failure):
+            self.run.event("client failed", **vars(answer))
+
+    def round_finished(self, report: RoundReport) -> None:
+        started = time.perf_counter()
+        self._append_metrics(report.metrics)
+        self._snapshot(report)
+        self._models(report)
+        round, keep = report.state.round, self.config.keep
+        if round % keep.checkpoint_every == 0 or round == self.config.federation.rounds:
+            checkpoint.save(self.run, report.state, bytes(self.metrics), keep.checkpoints, self.run_files)
+        seconds = {**report.timing, "record": time.perf_counter() - started}
+        line = {"round": round, **{name: float(f"{value:.4g}") for name, value in seconds.items()}}
+        with self.run.timing.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _append_metrics(self, metrics: dict[str, Any]) -> None:
+        line = json.dumps(metrics, allow_nan=False).encode() + b"\n"
+        with self.run.metrics.open("ab") as file:
+            file.write(line)
+        self.metrics += line
+
+    def _snapshot(self, report: RoundReport) -> None:
+        round, every = report.state.round, self.config.keep.snapshot_every
+        chosen = round in (1, self.config.federation.rounds) or (every and round % every == 0)
+        if every and chosen:
+            write_tensors(self.run.snapshots / f"round-{round:08d}.safetensors", report.snapshots)
+
+    def _models(self, report: RoundReport) -> None:
+        accuracy = report.metrics["accuracy"]
+        card = ModelCard(**self.card, round=report.state.round, accuracy=accuracy)
+        weights = self.method.model(report.state.weights)
+        save_model(self.run.models / "last.safetensors", weights, card)
+        if accuracy > self.best:
+            self.best = accuracy
+            save_model(self.run.models / "best.safetensors", weights, card)

@@ -1,0 +1,104 @@
+"""A run to read: settings, metrics, models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from proxyfl.core.config import Config
+from proxyfl.core.errors import RunError
+from proxyfl.core.state import Tensors
+from proxyfl.data.partition import Partition
+from proxyfl.runs.directory import RunDirectory, read_json_lines
+from proxyfl.runs.export import TrainedModel, load_model
+from proxyfl.runs.settings import load_toml, resolve
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a line. Accuracy leads with the mean of the last rounds: the best one is chosen on test data."""
+
+    rounds: int
+    mean_last: float
+    last: float
+    best: float
+    best_round: int
+    seconds: float
+    megabytes: float
+
+
+class Run:
+    """One run's directory, read."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.directory = RunDirectory(path).require()
+        self.path = self.directory.path
+
+    @cached_property
+    def config(self) -> Config:
+        return resolve("", load_toml(self.directory.config))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per finished round."""
+        return read_json_lines(self.directory.metrics)
+
+    @property
+    def timing(self) -> list[dict[str, Any]]:
+        return read_json_lines(self.directory.timing)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return read_json_lines(self.directory.events)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.metrics) >= self.config.federation.rounds
+
+    @property
+    def partition(self) -> Partition:
+        return Partition.from_tensors(load_file(self.directory.partition))
+
+    def model(self, which: str = "last", device: str = "cpu") -> TrainedModel:
+        """The model of the ``last`` round, or of the ``best``."""
+        return load_model(self.directory.models / f"{which}.safetensors", device)
+
+    def snapshot(self, round: int) -> Tensors:
+        """Large tensors of one round: proxies, client classifiers, confusion matrix."""
+        path = self.directory.snapshots / f"round-{round:08d}.safetensors"
+        if not path.exists():
+            known = ", ".join(str(int(file.stem[6:])) for file in sorted(self.directory.snapshots.iterdir()))
+            raise RunError(f"{self.path} has no snapshot of round {round}; it has {known or 'none'}")
+        return dict(load_file(path))
+
+    @property
+    def summary(self) -> Summary:
+        lines = self.metrics
+        if not lines:
+            raise RunError(f"{self.path} has not finished a round yet")
+        accuracy = [line["accuracy"] for line in lines]
+        tail = accuracy[-self.config.keep.last_rounds :]
+        best = max(accuracy)
+        sent = sum(line["traffic"]["bytes_up"] + line["traffic"]["bytes_down"] for line in lines)
+        seconds = sum(sum(v for k, v in line.items() if k != "round") for line in self.timing)
+        return Summary(
+            rounds=len(lines),
+            mean_last=sum(tail) / len(tail),
+            last=accuracy[-1],
+            best=best,
+            best_round=accuracy.index(best) + 1,
+            seconds=seconds,
+            megabytes=sent / 1e6,
+        )
+
+
+def list_runs(folder: Path) -> list[Run]:
+    """The runs in a folder, by name."""
+    if not folder.is_dir():
+        return []
+    places = (RunDirectory(path) for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    return [Run(place.path) for place in places if place.config.is_file() and place.checkpoints.is_dir()]

@@ -1,0 +1,135 @@
+"""From a preset, a TOML file and overrides to one checked config with every value explicit."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from proxyfl import models
+from proxyfl.core.config import FIDELITIES, Config, MethodSettings, Tree, merge, nested, read_config
+from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.data import sources
+from proxyfl.methods import registry
+
+COMMON = {
+    "label_ratio": "labels.ratio",
+    "alpha": "partition.alpha",
+    "clients": "partition.clients",
+    "per_round": "federation.per_round",
+    "rounds": "federation.rounds",
+    "width": "model.width",
+    "image_size": "data.image_size",
+    "subset": "data.subset",
+    "seed": "seed",
+    "device": "compute.device",
+    "dtype": "compute.dtype",
+    "fidelity": "fidelity",
+}
+"""Settings that have a short name, on the command line and in Python."""
+
+
+def preset_names() -> list[str]:
+    folder = resources.files("proxyfl.presets")
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def load_preset(name: str) -> Tree:
+    """A data set's protocol. Its method table holds suggestions for whichever method is chosen."""
+    if name not in preset_names():
+        raise ConfigError(f"unknown preset '{name}'; {nearest(name, preset_names())}")
+    text = resources.files("proxyfl.presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def load_toml(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; known presets: {', '.join(preset_names())}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
+    """Every setting with its value. ``layers`` are nested tables, later ones win; all win over the preset.
+
+    A layer may name its preset itself, as a saved config does.
+    """
+    tree = merge(*layers)
+    preset = preset or _text(tree, "preset", "")
+    base = load_preset(preset) if preset else {}
+    fidelity = _text(tree, "fidelity", _text(base, "fidelity", "clean"))
+    if fidelity not in FIDELITIES:
+        raise ConfigError(f"unknown fidelity '{fidelity}'; {nearest(fidelity, FIDELITIES)}")
+    suggested = base.pop("method", {})
+    config = read_config({**merge(base, tree), "preset": preset}, fidelity)
+    method = config.method.name
+    if not tree.get("method", {}).get("name"):
+        method = suggested.get("name", method)
+    suggested = {key: value for key, value in suggested.items() if key != "name"}
+    name, parameters = registry.resolve(method, config.method.parameters, fidelity, lenient=suggested)
+    config = dataclasses.replace(config, method=MethodSettings(name, parameters))
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Settings that are well-formed but cannot be meant."""
+    models.require(config.model.name)
+    sources.find(config.data.name)
+    if config.federation.per_round > config.partition.clients:
+        raise ConfigError(
+            f"federation.per_round = {config.federation.per_round} is more than "
+            f"partition.clients = {config.partition.clients}"
+        )
+    if config.data.subset == 0:
+        raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
+    registry.create(config.method.name, config.method.parameters, config.fidelity)
+
+
+def from_short(values: Mapping[str, Any]) -> Tree:
+    """Keyword settings: short names, or full ones with dots or double underscores (``method__tau``)."""
+    dotted: Tree = {}
+    for key, value in values.items():
+        if value is not None:
+            full = COMMON.get(key, key.replace("__", "."))
+            if "." not in full and full not in ("seed", "fidelity", "preset"):
+                raise ConfigError(f"unknown setting '{key}'; {nearest(key, COMMON)}")
+            dotted[full] = value
+    return nested(dotted)
+
+
+def to_toml(config: Config, first_line: str = "") -> str:
+    """The config as TOML that :func:`resolve` reads back to the same config."""
+    header = f"# {first_line}\n" if first_line else ""
+    return header + tomli_w.dumps(config.to_tree())
+
+
+def identity(config: Config) -> str:
+    """A hash of everything that decides the result, for naming runs."""
+    tree = config.to_tree()
+    del tree["keep"], tree["preset"]
+    text = json.dumps(tree, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def default_name(config: Config) -> str:
+    data = config.data.name.split(":")[0]
+    return f"{data}-{config.method.name}-seed{config.seed}-{identity(config)[:6]}"
+
+
+def _text(tree: Mapping[str, Any], key: str, default: str) -> str:
+    value = tree.get(key, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"{key} must be text, not {value!r}")
+    return value
