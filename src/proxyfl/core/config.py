@@ -22,8 +22,15 @@ T = TypeVar("T")
 FIDELITIES = ("clean", "code", "paper")
 
 
-def setting(default: Any, meaning: str, *, low: float | None = None, high: float | None = None,
-            choices: tuple[Any, ...] = (), **fidelity: Any) -> Any:  # fmt: skip
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[Any, ...] = (),
+    **fidelity: Any,
+) -> Any:
     """A dataclass field with a meaning, an allowed range and, where they differ, values per fidelity."""
     unknown = set(fidelity) - set(FIDELITIES)
     if unknown:
@@ -40,9 +47,11 @@ class DataSettings:
     image_size: int = setting(0, "side in pixels after resizing; 0 keeps the native size", low=0)
     subset: float = setting(1.0, "training images kept: a share up to 1, or a count above 1", low=0)
     norm: str = setting(
-        "own", "own: one normalisation for training and test; release: CIFAR-10's for all training images",
-        choices=("own", "release"), code="release",
-    )  # fmt: skip
+        "own",
+        "own: one normalisation for training and test; release: CIFAR-10's for all training images",
+        choices=("own", "release"),
+        code="release",
+    )
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,11 @@ class LabelSettings:
     ratio: float = setting(0.1, "share of the training images that keep their label", low=0, high=1)
     per_class: int = setting(0, "labelled images per class; 0 derives it from ratio and rule", low=0)
     rule: str = setting(
-        "release", "release: the released per-class counts; share: exactly ratio of the images",
-        choices=("release", "share"), paper="share",
-    )  # fmt: skip
+        "release",
+        "release: the released per-class counts; share: exactly ratio of the images",
+        choices=("release", "share"),
+        paper="share",
+    )
     ten_percent: int = setting(0, "the released per-class count at ratio 0.1; 0 where there is none", low=0)
     seed: int = setting(7, "seed of the labelled / unlabelled split", low=0)
 
@@ -88,13 +99,17 @@ class TrainSettings:
     momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
     weight_decay: float = setting(1e-4, "weight decay on every parameter", low=0)
     pool: str = setting(
-        "all", "unlabelled pool: all adds the labelled images without their labels; unlabelled leaves them out",
-        choices=("all", "unlabelled"), paper="unlabelled",
-    )  # fmt: skip
+        "all",
+        "unlabelled pool: all adds the labelled images without their labels; unlabelled leaves them out",
+        choices=("all", "unlabelled"),
+        paper="unlabelled",
+    )
     epoch: str = setting(
-        "release", "steps of a local epoch: release = pool / B; pass = pool / (mu B), one pass over the pool",
-        choices=("release", "pass"), paper="pass",
-    )  # fmt: skip
+        "release",
+        "steps of a local epoch: release = pool / B; pass = pool / (mu B), one pass over the pool",
+        choices=("release", "pass"),
+        paper="pass",
+    )
     leak_momentum: bool = setting(
         False, "hand the momentum of one client to the next, as the released program does", code=True
     )
@@ -107,15 +122,21 @@ class FederationSettings:
     rounds: int = setting(300, "communication rounds (T)", low=1)
     per_round: int = setting(8, "clients that take part in a round (M)", low=1)
     sampling: str = setting(
-        "stream", "stream: a pure function of seed and round; legacy: the released program's one numpy stream",
-        choices=("stream", "legacy"), code="legacy",
-    )  # fmt: skip
+        "stream",
+        "stream: a pure function of seed and round; legacy: the released program's one numpy stream",
+        choices=("stream", "legacy"),
+        code="legacy",
+    )
     weighting: str = setting(
-        "size", "client weights: size of its data; uniform; release: labelled images counted 2,001 times",
-        choices=("size", "uniform", "release"), code="release",
-    )  # fmt: skip
+        "size",
+        "client weights: size of its data; uniform; release: labelled images counted 2,001 times",
+        choices=("size", "uniform", "release"),
+        code="release",
+    )
     quorum: int = setting(1, "updates a round needs to count", low=1)
-    max_norm: float = setting(0.0, "refuse updates whose change of weights is longer than this; 0: no limit", low=0)
+    max_norm: float = setting(
+        0.0, "refuse updates whose change of weights is longer than this; 0: no limit", low=0
+    )
 
 
 @dataclass(frozen=True)
@@ -177,7 +198,7 @@ def read_config(tree: Mapping[str, Any], fidelity: str) -> Config:
     tables = dict(tree)
     method = tables.pop("method", {})
     if not isinstance(method, Mapping):
-        raise ConfigError("method must be a table with a name; write [method] and name = \"proxyfl\"")
+        raise ConfigError('method must be a table with a name; write [method] and name = "proxyfl"')
     parameters = dict(method)
     name = parameters.pop("name", "proxyfl")
     if not isinstance(name, str):
@@ -216,7 +237,13 @@ def _checked(value: Any, kind: Any, meta: Mapping[str, Any], where: str) -> Any:
         kind = kind.__origin__
         value = kind(value) if kind is tuple and isinstance(value, list) else value
     if type(value) is not kind:
-        names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", tuple: "a list"}
+        names = {
+            int: "a whole number",
+            float: "a number",
+            str: "text",
+            bool: "true or false",
+            tuple: "a list",
+        }
         raise ConfigError(f"{where} must be {names.get(kind, kind)}, not {value!r}")
     low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
     if kind is float and value != value:

@@ -26,7 +26,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """A safetensors file, written like :func:`write_bytes`."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     write_bytes(path, save(plain, dict(metadata) if metadata else None))

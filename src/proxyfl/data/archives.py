@@ -17,29 +17,35 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TypeAlias
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.files import CHUNK, in_words
 
 MAX_BYTES = 8 << 30
 MAX_MEMBERS = 1_000_000
-MAX_HEADER = 1 << 20
-FAULTS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError)
+MAX_READ = 1 << 20
+FAULTS = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(EOFError, NotImplementedError, OSError, ValueError),
+)
+
+Member: TypeAlias = tuple[str, IO[bytes] | None]
+"""A member's name and its content; None for a folder."""
 
 
 class Refused(Exception):
     """A member that has no place in an archive of data."""
 
 
-class _Inflated(io.RawIOBase):
-    """The tar inside a gzip file. Headers may claim any length: no single read may be longer than one MiB."""
+class _Bounded(io.RawIOBase):
+    """A tar file as tarfile sees it. Its headers may claim any length: no single read may be long."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
 
     def read(self, size: int = -1, /) -> bytes:
-        if not 0 <= size <= MAX_HEADER:
+        if not 0 <= size <= MAX_READ:
             raise Refused(f"a header of {size} bytes")
         return self.stream.read(size)
 
@@ -50,26 +56,23 @@ class _Inflated(io.RawIOBase):
         return self.stream.tell()
 
 
-def _open_inner(archive: Path, stream: IO[bytes]) -> IO[bytes]:
-    start = stream.read(2)
-    stream.seek(0)
-    return gzip.GzipFile(fileobj=stream) if start == b"\x1f\x8b" else stream  # type: ignore[return-value]
-
-
-def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
+def _tar_members(archive: Path) -> Iterator[Member]:
     with archive.open("rb") as outer:
-        inner = _Inflated(_open_inner(archive, outer))
-        with tarfile.open(fileobj=inner, mode="r:") as tar:  # type: ignore[arg-type]
-            for member in tar:
+        zipped = outer.read(2) == b"\x1f\x8b"
+        outer.seek(0)
+        inner: IO[bytes] = gzip.open(outer) if zipped else outer  # type: ignore[assignment]
+        with tarfile.open(fileobj=_Bounded(inner), mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # the library would keep every member in memory
                 if member.isdir():
                     yield member.name, None
-                elif member.isreg() and not member.issparse():
+                elif member.isreg() and not member.issparse() and member.size >= 0:
                     yield member.name, tar.extractfile(member)
                 else:
                     raise Refused(f"{member.name!r}, which is neither a plain file nor a folder")
 
 
-def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
+def _zip_members(archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as content:
         for member in content.infolist():
             kind = stat.S_IFMT(member.external_attr >> 16)
@@ -82,19 +85,23 @@ def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
                     yield member.filename, stream
 
 
+def _members(archive: Path) -> Iterator[Member]:
+    with archive.open("rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"
+    return _zip_members(archive) if zipped else _tar_members(archive)
+
+
 def _place(name: str, folder: Path) -> Path:
     """Where a member goes below ``folder``."""
     path = PurePosixPath(name)
     parts = [part for part in path.parts if part != "."]
-    strange = "\0" in name or "\\" in name or any(":" in part for part in parts)
+    strange = any(sign in name for sign in "\0\\:")
     if path.is_absolute() or ".." in parts or strange:
         raise Refused(f"{name!r}, which would leave the folder")
     return folder.joinpath(*parts)
 
 
-def _write(
-    members: Iterator[tuple[str, IO[bytes] | None]], folder: Path, max_bytes: int, max_members: int
-) -> None:
+def _write(members: Iterator[Member], folder: Path, max_bytes: int, max_members: int) -> None:
     written = 0
     for count, (name, stream) in enumerate(members):
         if count >= max_members:
@@ -123,7 +130,7 @@ def unpack(
 ) -> Path:
     """Unpack ``archive`` as the folder ``target``, which must not exist.
 
-    An archive that holds one folder becomes that folder, whatever its name; any other is put into ``target``.
+    An archive that holds one folder becomes that folder, whatever its name; any other goes into ``target``.
     """
     if target.exists():
         raise DataError(f"{target} exists already; move it away first")
@@ -131,21 +138,16 @@ def unpack(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".unpack-", dir=target.parent))
-        members = _zip_members(archive) if zipfile.is_zipfile(archive) else _tar_members(archive)
-        _write(members, aside, max_bytes, max_members)
+        _write(_members(archive), aside, max_bytes, max_members)
         content = _content(aside)
         if not any(content.iterdir()):
             raise Refused("no files")
         content.chmod(0o755)
         content.rename(target)
     except Refused as error:
-        raise DataError(
-            f"{archive} was not unpacked: it contains {error}; get it from its official place"
-        ) from None
+        raise DataError(f"{archive} was not unpacked: it contains {error}; fetch it again") from None
     except FAULTS as error:
-        raise DataError(
-            f"{archive} was not unpacked: {error}; if it is damaged, delete it and fetch again"
-        ) from None
+        raise DataError(f"{archive} was not unpacked ({error}); delete it and fetch it again") from None
     finally:
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)

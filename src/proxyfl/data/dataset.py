@@ -71,7 +71,7 @@ class Dataset:
 
 def _resize(split: Split, size: int, chunk: int = 4096) -> Split:
     parts = []
-    for images in split.images.split(chunk):
+    for images in torch.split(split.images, chunk):
         scaled = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)
         parts.append(scaled.round_().clamp_(0, 255).to(torch.uint8))
     return Split(torch.cat(parts), split.labels)

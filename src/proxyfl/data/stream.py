@@ -28,7 +28,7 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client holds: ``labels`` belong to ``labelled``; ``unlabelled`` excludes the labelled images."""
+    """What one client holds: ``labels`` belong to ``labelled``; ``unlabelled`` excludes those."""
 
     images: Tensor
     labelled: Tensor
@@ -71,8 +71,17 @@ class Stream:
     used up and at every epoch. Batches shrink to what a small client has; there is always a step.
     """
 
-    def __init__(self, data: ClientData, settings: TrainSettings, views: ViewSettings, wants: frozenset[str],
-                 generator: torch.Generator, device: torch.device, *, walk_labelled: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        data: ClientData,
+        settings: TrainSettings,
+        views: ViewSettings,
+        wants: frozenset[str],
+        generator: torch.Generator,
+        device: torch.device,
+        *,
+        walk_labelled: bool = False,
+    ) -> None:
         self.data, self.views, self.wants = data, views, wants
         self.generator, self.device = generator, device
         adds_labelled = settings.pool == "all"
@@ -102,7 +111,7 @@ class Stream:
 
     def walk_pool(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image of the pool once, in order: (positions, weak views)."""
-        for positions in torch.arange(len(self.pool)).split(batch):
+        for positions in torch.split(torch.arange(len(self.pool)), batch):
             yield positions, self._view(weak, self.pool[positions])
 
     def _draws(self) -> Iterator[Tensor]:
@@ -133,6 +142,4 @@ class Stream:
 
     def _view(self, view: View, index: Tensor) -> Tensor:
         images = self.data.images[index].to(self.device, non_blocking=True)
-        return normalise(
-            view(images, self.generator, flip=self.views.flip), self.views.mean, self.views.std
-        )
+        return normalise(view(images, self.generator, flip=self.views.flip), self.views.mean, self.views.std)

@@ -16,8 +16,12 @@ from proxyfl.federation.client import ClientTrainer, numerics
 class InlineEngine:
     """Trains each task's client before it asks for the next task, so one may depend on the other's answer."""
 
-    def __init__(self, trainer: ClientTrainer, data: Callable[[int], ClientData],
-                 truth: Callable[[Tensor], Tensor] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        trainer: ClientTrainer,
+        data: Callable[[int], ClientData],
+        truth: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.trainer, self.data, self.truth = trainer, data, truth
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:

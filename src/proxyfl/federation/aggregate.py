@@ -36,9 +36,7 @@ class WeightedMean:
                 self._sums[name], self._dtypes[name] = term, value.dtype
 
     def mean(self) -> Tensors:
-        return {
-            name: (value / self.total).to(self._dtypes[name]) for name, value in self._sums.items()
-        }
+        return {name: (value / self.total).to(self._dtypes[name]) for name, value in self._sums.items()}
 
 
 class SpooledMean:

@@ -27,18 +27,23 @@ from proxyfl.models import build
 class ClientTrainer:
     """Trains one client at a time with one network that is reused. Keeps nothing between clients."""
 
-    def __init__(self, config: Config, method: Method, views: ViewSettings, classes: int, channels: int,
-                 shelf: Shelf) -> None:  # fmt: skip
+    def __init__(
+        self, config: Config, method: Method, views: ViewSettings, classes: int, channels: int, shelf: Shelf
+    ) -> None:
         self.config, self.method, self.views = config, method, views
         self.classes, self.channels, self.shelf = classes, channels, shelf
         self.device = torch.device(config.compute.device)
-        self.network = self.new_network().to(self.device, memory_format=torch.channels_last)
+        self.network = self.placed(self.new_network())
 
     def new_network(self) -> nn.Module:
         """The network as the seed initialises it: the same in every process."""
         model = self.config.model
         with isolated(self.config.seed, 0, SERVER, "initialise"):
             return build(model.name, self.classes, self.channels, model.width, heads=self.method.needs_heads)
+
+    def placed(self, network: nn.Module) -> nn.Module:
+        """On the device, in the memory layout in which convolutions are fastest."""
+        return network.to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def initial_weights(self) -> Tensors:
         """The server's weights before the first round, rebuilt from the seed."""
@@ -71,13 +76,19 @@ class ClientTrainer:
             seconds=time.perf_counter() - start,
         )
 
-    def _context(self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None) -> ClientContext:
+    def _context(
+        self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None
+    ) -> ClientContext:
         config, train = self.config, self.config.train
         stream = Stream(
-            data, train, self.views, self.method.all_wants,
-            rng(config.seed, task.round, task.client, "batches"), self.device,
+            data,
+            train,
+            self.views,
+            self.method.all_wants,
+            rng(config.seed, task.round, task.client, "batches"),
+            self.device,
             walk_labelled=self.method.walks_labelled,
-        )  # fmt: skip
+        )
         stream.steps = max(1, self.method.steps_per_epoch(len(data.labelled), stream.steps, train.batch))
         return ClientContext(
             method=self.method,

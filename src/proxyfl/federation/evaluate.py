@@ -32,14 +32,22 @@ class Evaluation:
         return [int(r) / int(n) if n else None for r, n in zip(right, totals, strict=True)]
 
 
-def evaluate(network: nn.Module, split: Split, mean: tuple[float, ...], std: tuple[float, ...], *,
-             batch: int, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Evaluation:  # fmt: skip
+def evaluate(
+    network: nn.Module,
+    split: Split,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    *,
+    batch: int,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Evaluation:
     """Top-1 predictions of the network in eval mode over the whole split."""
     device = next(network.parameters()).device
     network.eval()
     confusion: Tensor | None = None
     with torch.inference_mode():
-        for images, labels in zip(split.images.split(batch), split.labels.split(batch), strict=True):
+        batches = zip(torch.split(split.images, batch), torch.split(split.labels, batch), strict=True)
+        for images, labels in batches:
             with autocast():
                 logits = network(normalise(images.to(device), mean, std))
             if confusion is None:

@@ -18,8 +18,15 @@ from proxyfl.methods.context import ServerContext
 class Fold:
     """Takes updates and failures; afterwards holds the mean, what the method kept, and who did what."""
 
-    def __init__(self, config: Config, method: Method, state: ServerState, clients: list[int],
-                 population: Population, spool: Path | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        state: ServerState,
+        clients: list[int],
+        population: Population,
+        spool: Path | None = None,
+    ) -> None:
         self.config, self.method, self.population = config, method, population
         sizes = {client: int(population.sizes[client]) for client in clients}
         self.guard = Guard(state.round + 1, state.weights, sizes, config.federation.max_norm)

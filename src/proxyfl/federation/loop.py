@@ -71,9 +71,14 @@ class Federation:
     def server_context(self, state: ServerState) -> ServerContext:
         device = torch.device(self.config.compute.device)
         return ServerContext(
-            state.round + 1, self.config.seed, self.classes, device, state.weights, dict(state.extras),
+            state.round + 1,
+            self.config.seed,
+            self.classes,
+            device,
+            state.weights,
+            dict(state.extras),
             store=self.store,
-        )  # fmt: skip
+        )
 
     def able(self, clients: list[int]) -> list[int]:
         """The clients that this method can do something with."""

@@ -48,7 +48,9 @@ class DecisionWatcher:
 
 def shares(sums: Metrics) -> dict[str, float]:
     """What the summed counts say: shares and accuracies of pseudo-labels and category sets."""
-    count = {name.removeprefix("pseudo/"): value for name, value in sums.items() if name.startswith("pseudo/")}
+    count = {
+        name.removeprefix("pseudo/"): value for name, value in sums.items() if name.startswith("pseudo/")
+    }
     visits = count.get("visits", 0.0)
     if not visits:
         return {}

@@ -100,7 +100,7 @@ class Method(Part):
     name: ClassVar[str] = "method"
     wants: ClassVar[frozenset[str]] = frozenset({"x"})
     oracle: ClassVar[bool] = False
-    """Whether the true labels of unlabelled images are given to it. Declared, listed, and false for methods."""
+    """Whether the true labels of unlabelled images are given to it. Declared and listed."""
     needs_labels: ClassVar[bool] = True
     """Whether a client without labelled images has nothing to do."""
     walks_labelled: ClassVar[bool] = False
@@ -159,7 +159,7 @@ class Method(Part):
     def confident(self, probabilities: Tensor) -> Tensor:
         best = probabilities.amax(1)
         tau = self.parameters.tau
-        return best > tau if self.parameters.strict else best >= tau
+        return torch.gt(best, tau) if self.parameters.strict else torch.ge(best, tau)
 
     def losses(self, outputs: Outputs, ctx: ClientContext) -> dict[str, Tensor]:
         """Losses beside the supervised one."""

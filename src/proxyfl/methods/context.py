@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,17 @@ from proxyfl.models import fold_batchnorm
 
 if TYPE_CHECKING:
     from proxyfl.methods.base import Method
+
+
+class FeatureNetwork(Protocol):
+    """A network that shows its features and its last layer."""
+
+    features: Callable[[Tensor], Tensor]
+    classifier: nn.Linear
+
+
+def has_features(network: object) -> TypeGuard[FeatureNetwork]:
+    return hasattr(network, "features") and hasattr(network, "classifier")
 
 
 class Watcher(Protocol):
@@ -87,7 +98,9 @@ class Outputs:
 
     @cached_property
     def _global(self) -> Tensor:
-        images = torch.cat([self.batch.x, self.batch.u_weak]) if self.ctx.teach_labelled else self.batch.u_weak
+        images = (
+            torch.cat([self.batch.x, self.batch.u_weak]) if self.ctx.teach_labelled else self.batch.u_weak
+        )
         return self.ctx.teacher(images)
 
     @property
@@ -97,7 +110,7 @@ class Outputs:
 
     @property
     def global_x(self) -> Tensor:
-        """The frozen global model's probabilities on the labelled images, for parts that want ``teacher_x``."""
+        """The global model's probabilities on the labelled images, for parts that want ``teacher_x``."""
         return self._global[: self.labelled_rows]
 
 
@@ -161,20 +174,18 @@ class ClientContext:
             return images.new_zeros((0, self.classes))
         with torch.no_grad(), self.autocast():
             logits = network(images)
-        return logits.float().softmax(1)
+        return torch.softmax(logits.float(), 1)
 
     def forward(self, batch: Batch, network: nn.Module | None = None) -> Outputs:
         """Labelled, weak and strong images through the local network in one pass."""
         network = network or self.model
         images = torch.cat([batch.x, batch.u_weak, batch.u_strong])
         with self.autocast():
-            if hasattr(network, "features"):
+            if has_features(network):
                 features = network.features(images)
                 logits = network.classifier(features)
-                features = features.float()
-            else:
-                features, logits = None, network(images)
-        return Outputs(batch, logits.float(), features, self)
+                return Outputs(batch, logits.float(), features.float(), self)
+            return Outputs(batch, network(images).float(), None, self)
 
     def terms(self, outputs: Outputs) -> dict[str, Tensor]:
         """The losses that add-ons contribute to this step. A method's own step must include them."""
@@ -201,7 +212,9 @@ class ClientContext:
             self.losses[name] = self.losses[name] + value if name in self.losses else value
         self.steps += 1
 
-    def show(self, index: Tensor, *, label: Tensor | None = None, mask: Tensor, sets: Tensor | None = None) -> None:
+    def show(
+        self, index: Tensor, *, label: Tensor | None = None, mask: Tensor, sets: Tensor | None = None
+    ) -> None:
         """Tell the watcher what was decided for these pool positions. Only the last local epoch counts."""
         if not self.last_epoch:
             return

@@ -26,9 +26,10 @@ class FedAvgParameters(MethodParameters):
     """Parameters of labelled-only training."""
 
     steps: str = setting(
-        "matched", "steps per epoch: matched = as many as semi-supervised methods; labelled = passes over labels",
+        "matched",
+        "steps per epoch: matched = as many as semi-supervised methods; labelled = passes over labels",
         choices=("matched", "labelled"),
-    )  # fmt: skip
+    )
 
 
 class FedAvg(Method):

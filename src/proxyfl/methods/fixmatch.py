@@ -35,13 +35,15 @@ class FixMatchParameters(MethodParameters):
     )
     weight: float = setting(1.0, "weight of the unlabelled loss (lambda_u, alpha)", low=0)
     over: str = setting(
-        "batch", "divide the unlabelled loss by all images of the batch, or by the selected ones",
+        "batch",
+        "divide the unlabelled loss by all images of the batch, or by the selected ones",
         choices=("batch", "selected"),
-    )  # fmt: skip
+    )
     teacher_mode: str = setting(
-        "train", "batch norm of the local teacher: train = same pass; eval = a pass of its own",
+        "train",
+        "batch norm of the local teacher: train = same pass; eval = a pass of its own",
         choices=("train", "eval"),
-    )  # fmt: skip
+    )
 
 
 class FixMatch(Method):

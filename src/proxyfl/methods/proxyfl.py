@@ -34,16 +34,22 @@ from proxyfl.methods.registry import Recipe, register
 class ProxyFLParameters(FixMatchParameters):
     """Parameters of ProxyFL's share of the client loss; ICPL, prior and GPT have tables of their own."""
 
-    teacher: str = setting("global", "who names the label: local or global model", choices=("local", "global"))
+    teacher: str = setting(
+        "global", "who names the label: local or global model", choices=("local", "global")
+    )
     mask: str = setting(
-        "either", "whose confidence admits an image",
-        choices=("local", "global", "either", "all"), paper="global",
-    )  # fmt: skip
+        "either",
+        "whose confidence admits an image",
+        choices=("local", "global", "either", "all"),
+        paper="global",
+    )
     strict: bool = setting(False, "confidence must exceed tau (true) or reach it (false)", paper=True)
     over: str = setting(
-        "batch", "divide the unlabelled loss by all images of the batch, or by the selected ones",
-        choices=("batch", "selected"), paper="selected",
-    )  # fmt: skip
+        "batch",
+        "divide the unlabelled loss by all images of the batch, or by the selected ones",
+        choices=("batch", "selected"),
+        paper="selected",
+    )
 
 
 class ProxyFL(FixMatch):

@@ -18,7 +18,7 @@ from proxyfl.methods.base import Addon, Method
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by name. ``defaults`` are laid over the classes' own, ``paper`` over those in that fidelity."""
+    """A method by name. ``defaults`` go over the classes' own, ``paper`` over those in that fidelity."""
 
     name: str
     summary: str
@@ -99,8 +99,13 @@ def _with_needs(names: Iterable[str]) -> list[str]:
     return ordered
 
 
-def resolve(name: str, parameters: Mapping[str, Any], fidelity: str = "clean", *,
-            lenient: Mapping[str, Any] | None = None) -> tuple[str, Tree]:  # fmt: skip
+def resolve(
+    name: str,
+    parameters: Mapping[str, Any],
+    fidelity: str = "clean",
+    *,
+    lenient: Mapping[str, Any] | None = None,
+) -> tuple[str, Tree]:
     """The canonical name and every parameter with its value, checked.
 
     ``lenient`` holds a preset's suggestions; those that this method has no parameter for are left out.

@@ -27,7 +27,7 @@ _NAME = re.compile(r"round-(\d{8})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: the state, the bytes of metrics.jsonl and config.toml, hashes of the run's files."""
+    """Verified: the state, the bytes of metrics.jsonl and config.toml, hashes of the run's files."""
 
     state: ServerState
     metrics: bytes
@@ -82,7 +82,10 @@ def read(folder: Path) -> Checkpoint:
         manifest = _opened((folder / "manifest.json").read_bytes())
         if manifest["format"] != FORMAT:
             raise RunError(f"{folder} has format {manifest['format']}, this version reads {FORMAT}")
-        content = {name: (folder / name).read_bytes() for name in ("state.safetensors", "metrics.jsonl", "config.toml")}
+        content = {
+            name: (folder / name).read_bytes()
+            for name in ("state.safetensors", "metrics.jsonl", "config.toml")
+        }
         for name, data in content.items():
             if hashlib.sha256(data).hexdigest() != manifest["files"][name]:
                 raise RunError(f"{folder / name} is damaged")

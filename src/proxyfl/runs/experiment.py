@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from proxyfl.core.config import Config, merge
+from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import sha256, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
@@ -29,7 +26,7 @@ from proxyfl.federation.loop import Federation, Observer, run_rounds
 from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import registry
 from proxyfl.runs import checkpoint
-from proxyfl.runs.directory import RunDirectory, readable_errors
+from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, load_toml, resolve, to_toml
@@ -43,8 +40,15 @@ class Experiment:
     ``seed`` …) or in full with double underscores (``method__tau=0.9``).
     """
 
-    def __init__(self, method: str | None = None, preset: str | Path = "digits", *,
-                 data_root: str | Path | None = None, config: Config | None = None, **settings: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        method: str | None = None,
+        preset: str | Path = "digits",
+        *,
+        data_root: str | Path | None = None,
+        config: Config | None = None,
+        **settings: Any,
+    ) -> None:
         if config is not None and (method is not None or settings):
             raise ConfigError("give either a config or a method and settings, not both")
         self.config = config or load_config(preset, from_short(settings), method)
@@ -54,14 +58,18 @@ class Experiment:
         """Create the run's directory and train to the end."""
         run = RunDirectory(directory or Path("runs") / default_name(self.config))
         if run.path.exists():
-            raise RunError(f"{run.path} exists; continue it with 'proxyfl resume {run.path}' or choose another name")
+            raise RunError(
+                f"{run.path} exists; continue it with 'proxyfl resume {run.path}' or choose another name"
+            )
         simulation = prepare(self.config, self.data_root)
         run.create(lambda aside: _furnish(aside, self.config, simulation, self.data_root))
         run.event("created")
         return _continue(run, simulation, observers)
 
 
-def resume(directory: str | Path, observers: Iterable[Observer] = (), data_root: str | Path | None = None) -> Run:
+def resume(
+    directory: str | Path, observers: Iterable[Observer] = (), data_root: str | Path | None = None
+) -> Run:
     """Go on with a run that was stopped, however it was stopped. A finished run is left as it is."""
     run = RunDirectory(directory)
     root = Path(data_root) if data_root else None
@@ -80,7 +88,9 @@ def resume(directory: str | Path, observers: Iterable[Observer] = (), data_root:
     root = root or _recorded_root(run)
     simulation = prepare(config, root, _partition(run, saved.run_files[run.partition.name]))
     if simulation.fingerprint() != _environment(run).get("data"):
-        raise RunError(f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root")
+        raise RunError(
+            f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root"
+        )
     return _continue(run, simulation, observers)
 
 
@@ -103,8 +113,8 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: 
     write_bytes(aside.environment, json.dumps(describe_machine(config, simulation, root), indent=1).encode())
     for file in (aside.metrics, aside.timing, aside.events):
         file.touch()
-    with numerics(config.compute), _federation(aside, config, simulation) as (federation, trainer):
-        state = federation.start(trainer.initial_weights())
+    federation, trainer = _federation(aside, config, simulation)
+    state = federation.start(trainer.initial_weights())
     files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
     checkpoint.save(aside, state, b"", config.keep.checkpoints, files)
 
@@ -119,36 +129,43 @@ def _continue(run: RunDirectory, simulation: Simulation, observers: Iterable[Obs
             run.event("warning", text=warning)
             print(f"warning: {warning}", file=sys.stderr)
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
-        with numerics(config.compute), _federation(run, config, simulation) as (federation, _):
-            card = model_card(config, simulation, federation)
-            recorder = Recorder(run, config, federation.method, card, saved.metrics)
+        federation, _ = _federation(run, config, simulation)
+        card = model_card(config, simulation, federation)
+        recorder = Recorder(run, config, federation.method, card, saved.metrics)
+        with numerics(config.compute):
             run_rounds(federation, saved.state, [recorder, *observers])
         run.event("finished", round=config.federation.rounds)
     return Run(run.path)
 
 
-@contextmanager
-def _federation(run: RunDirectory, config: Config, simulation: Simulation) -> Iterator[tuple[Federation, ClientTrainer]]:
+def _federation(
+    run: RunDirectory, config: Config, simulation: Simulation
+) -> tuple[Federation, ClientTrainer]:
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     dataset = simulation.dataset
     trainer = ClientTrainer(
         config, method, simulation.train_views, len(dataset.classes), dataset.channels, Shelf(run.clients)
     )
-    engine = InlineEngine(trainer, lambda client: simulation.client(client, oracle=method.oracle), simulation.truth)
-    network = trainer.new_network().to(trainer.device, memory_format=torch.channels_last)
+    engine = InlineEngine(trainer, lambda k: simulation.client(k, oracle=method.oracle), simulation.truth)
+    network = trainer.placed(trainer.new_network())
     batch = eval_batch(config.compute.eval_batch, dataset.image_size, trainer.device)
 
     def test(state: ServerState) -> Evaluation:
         network.load_state_dict(method.model(state.weights))
         views = simulation.test_views
         return evaluate(
-            network, dataset.test, views.mean, views.std, batch=batch,
+            network,
+            dataset.test,
+            views.mean,
+            views.std,
+            batch=batch,
             autocast=lambda: autocast(config.compute, trainer.device),
-        )  # fmt: skip
+        )
 
-    yield Federation(
+    federation = Federation(
         config, method, simulation.population, engine, test, len(dataset.classes), Shelf(run.server), run.path
-    ), trainer
+    )
+    return federation, trainer
 
 
 def model_card(config: Config, simulation: Simulation, federation: Federation) -> dict[str, Any]:
@@ -199,7 +216,7 @@ def _recorded_root(run: RunDirectory) -> Path | None:
 
 
 def _partition(run: RunDirectory, wanted: str) -> Partition | None:
-    """The partition the run began with; where its file is damaged it is made again, since it is a pure function."""
+    """The partition the run began with; a damaged file is made again, since it is a pure function."""
     try:
         if sha256(run.partition) == wanted:
             return Partition.from_tensors(load_file(run.partition))

@@ -22,8 +22,9 @@ class Recorder:
     On a resume, lines beyond the checkpoint are dropped first, so that no round is missing or there twice.
     """
 
-    def __init__(self, run: RunDirectory, config: Config, method: Method, card: dict[str, Any],
-                 metrics: bytes = b"") -> None:  # fmt: skip
+    def __init__(
+        self, run: RunDirectory, config: Config, method: Method, card: dict[str, Any], metrics: bytes = b""
+    ) -> None:
         self.run, self.config, self.method, self.card = run, config, method, card
         self.metrics = bytearray(metrics)
         self.run_files = {file.name: sha256(file) for file in (run.partition, run.environment)}

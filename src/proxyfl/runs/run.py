@@ -20,7 +20,7 @@ from proxyfl.runs.settings import load_toml, resolve
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in a line. Accuracy leads with the mean of the last rounds: the best one is chosen on test data."""
+    """A run in a line. Accuracy leads with the mean of the last rounds; the best is chosen on test data."""
 
     rounds: int
     mean_last: float

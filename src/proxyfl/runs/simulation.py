@@ -85,10 +85,14 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
     per_class = labels_per_class(config, dataset)
     if partition is None:
         partition = federate(
-            dataset.train.labels, clients=config.partition.clients, per_class=per_class,
-            scheme=config.partition.scheme, alpha=config.partition.alpha,
-            split_seed=config.labels.seed, partition_seed=config.partition.seed,
-        )  # fmt: skip
+            dataset.train.labels,
+            clients=config.partition.clients,
+            per_class=per_class,
+            scheme=config.partition.scheme,
+            alpha=config.partition.alpha,
+            split_seed=config.labels.seed,
+            partition_seed=config.partition.seed,
+        )
     if not partition.sizes.any():
         raise DataError(f"'{config.data.name}' has no training images to share out")
     train, test = _views(config, dataset)

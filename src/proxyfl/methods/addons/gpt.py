@@ -143,9 +143,11 @@ class GPTParameters:
     batch: int = setting(4, "rows in a mini-batch; 0 takes all at once", low=0, paper=0)
     margin: bool = setting(True, "add the largest nearest distance to the true class", paper=False)
     anchor: str = setting(
-        "local", "local: each client row against the proxies, mean; global: each proxy against a client's rows, sum",
-        choices=("local", "global"), paper="global",
-    )  # fmt: skip
+        "local",
+        "local: each client row against the proxies, mean; global: each proxy against a client's rows, sum",
+        choices=("local", "global"),
+        paper="global",
+    )
 
 
 @register_addon
@@ -164,9 +166,15 @@ class GPT(Addon):
         average, local = ctx.weights["classifier.weight"], torch.stack([tensors["rows"] for tensors in kept])
         options = self.parameters
         tuned = tune_proxies(
-            average, local, epochs=options.epochs, lr=options.lr, batch=options.batch or None,
-            margin=options.margin, anchor=options.anchor, generator=ctx.rng("proxies"),
-        )  # fmt: skip
+            average,
+            local,
+            epochs=options.epochs,
+            lr=options.lr,
+            batch=options.batch or None,
+            margin=options.margin,
+            anchor=options.anchor,
+            generator=ctx.rng("proxies"),
+        )
         margin = proxy_margin(average) if options.margin else 0.0
         ctx.metrics["proxy_loss"] = {
             "margin": margin,

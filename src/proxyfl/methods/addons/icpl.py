@@ -115,28 +115,37 @@ class ICPLParameters:
     project: bool = setting(True, "learned heads between features, proxies and the loss", paper=False)
     normalise: bool = setting(True, "unit length for features and proxies; raw dot products explode")
     label_set: str = setting(
-        "teacher", "category set of a labelled image: from the global model, or its true class",
-        choices=("teacher", "truth"), paper="truth",
-    )  # fmt: skip
+        "teacher",
+        "category set of a labelled image: from the global model, or its true class",
+        choices=("teacher", "truth"),
+        paper="truth",
+    )
     scores: str = setting(
-        "global", "whose probabilities weigh the proxies of an unsure image",
-        choices=("global", "local"), paper="local",
-    )  # fmt: skip
+        "global",
+        "whose probabilities weigh the proxies of an unsure image",
+        choices=("global", "local"),
+        paper="local",
+    )
     views: str = setting(
         "both", "views that take part: weak and strong, or weak only", choices=("both", "weak"), paper="weak"
     )
     reduction: str = setting(
-        "anchors", "one mean over all anchors, or one over sure and one over unsure ones, summed",
-        choices=("anchors", "hc+lc"), paper="hc+lc",
-    )  # fmt: skip
+        "anchors",
+        "one mean over all anchors, or one over sure and one over unsure ones, summed",
+        choices=("anchors", "hc+lc"),
+        paper="hc+lc",
+    )
     negatives: str = setting(
-        "positive", "images without a shared category: only those with positive cosine, or all",
-        choices=("positive", "all"), paper="all",
-    )  # fmt: skip
+        "positive",
+        "images without a shared category: only those with positive cosine, or all",
+        choices=("positive", "all"),
+        paper="all",
+    )
     sets: str = setting(
-        "prior", "categories of an unsure image: above the prior, or the k likeliest",
+        "prior",
+        "categories of an unsure image: above the prior, or the k likeliest",
         choices=("prior", "top1", "top5"),
-    )  # fmt: skip
+    )
     train_proxies: bool = setting(True, "let the loss move the classifier rows")
 
 
@@ -175,17 +184,25 @@ class ICPL(Addon):
         ctx.show(outputs.batch.u_index, mask=outputs.pseudo.mask, sets=sets[weak])
 
         features = outputs.features[: len(probs)]
-        rows = ctx.model.classifier.weight
+        rows: Tensor = ctx.model.get_parameter("classifier.weight")
         rows = rows if self.parameters.train_proxies else rows.detach()
         if self.heads:
-            features, rows = ctx.model.heads.feature(features), ctx.model.heads.proxy(rows)
+            heads = ctx.model.get_submodule("heads")
+            features, rows = heads.get_submodule("feature")(features), heads.get_submodule("proxy")(rows)
         loss = icpl_loss(
-            features, rows, probs, confident, ctx.extras["prior/classes"], labelled=labelled,
-            weights=local if self.parameters.scores == "local" else None, sets=sets,
-            normalise=self.parameters.normalise, negatives=self.parameters.negatives,
+            features,
+            rows,
+            probs,
+            confident,
+            ctx.extras["prior/classes"],
+            labelled=labelled,
+            weights=local if self.parameters.scores == "local" else None,
+            sets=sets,
+            normalise=self.parameters.normalise,
+            negatives=self.parameters.negatives,
             reduction=self.parameters.reduction,
-        )  # fmt: skip
-        return self.parameters.weight * loss
+        )
+        return loss * float(self.parameters.weight)
 
     def _sets(self, probs: Tensor, confident: Tensor, prior: Tensor) -> Tensor:
         if self.parameters.sets == "prior":

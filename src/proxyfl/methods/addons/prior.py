@@ -31,13 +31,17 @@ class PriorParameters:
 
     ema: float = setting(0.99, "share of the old prior that stays each round", low=0, high=1, paper=0.0)
     pooling: str = setting(
-        "counts", "counts: pool all counts; clients: mean of the clients' shares",
-        choices=("counts", "clients"), paper="clients",
-    )  # fmt: skip
+        "counts",
+        "counts: pool all counts; clients: mean of the clients' shares",
+        choices=("counts", "clients"),
+        paper="clients",
+    )
     labelled: str = setting(
-        "true", "class counted for a labelled image: its label, or the global model's prediction",
-        choices=("true", "predicted"), paper="predicted",
-    )  # fmt: skip
+        "true",
+        "class counted for a labelled image: its label, or the global model's prediction",
+        choices=("true", "predicted"),
+        paper="predicted",
+    )
     fixed: bool = setting(False, "keep the prior uniform (isolates what the prior adds)")
 
 

@@ -1,0 +1,79 @@
+"""A picture of a data set: a few samples, and beside each its weak and strong views."""
+
+from __future__ import annotations
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from proxyfl.core.errors import ConfigError
+from proxyfl.data.augment import strong, weak
+from proxyfl.data.dataset import Dataset
+
+WEAK, STRONG = 3, 5
+TILE = 72
+GAP = 6
+GROUP_GAP = 22
+MARGIN = 20
+HEADER = 34
+INK, MUTED, PAPER = (32, 33, 36), (110, 114, 120), (255, 255, 255)
+
+
+def choose(labels: Tensor, classes: int, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` samples, from as many classes as possible, ordered by class."""
+    order = torch.randperm(len(labels), generator=generator)
+    shuffled = labels[order]
+    places = torch.empty(len(labels), dtype=torch.int64)
+    for label in range(classes):
+        members = (shuffled == label).nonzero().flatten()
+        places[members] = torch.arange(len(members))
+    first = order[places.argsort(stable=True)][:count]
+    return first[labels[first].argsort(stable=True)]
+
+
+def contact_sheet(dataset: Dataset, generator: torch.Generator, *, count: int = 8) -> Image.Image:
+    """Rows are training samples; columns are the original, the weak views and the strong views."""
+    if count < 1:
+        raise ConfigError(f"--count {count} is too small; at least one sample is shown")
+    chosen = choose(dataset.train.labels, len(dataset.classes), count, generator)
+    samples = dataset.train.take(chosen)
+    columns = [samples.images]
+    columns += [weak(samples.images, generator, flip=dataset.flip) for _ in range(WEAK)]
+    columns += [strong(samples.images, generator, flip=dataset.flip) for _ in range(STRONG)]
+    names = [dataset.classes[label] for label in samples.labels.tolist()]
+    return _draw(columns, names)
+
+
+def _draw(columns: list[Tensor], names: list[str]) -> Image.Image:
+    size = columns[0].shape[-1]
+    tile = size * max(TILE // size, 1)  # whole multiples keep the pixels square and even
+    text, small = ImageFont.load_default(15), ImageFont.load_default(13)
+    names = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
+    label_width = max(int(text.getlength(name)) for name in names) + 14
+    lefts = _lefts(MARGIN + label_width, tile)
+    width = lefts[-1] + tile + MARGIN
+    height = MARGIN + HEADER + len(names) * (tile + GAP) - GAP + MARGIN
+    sheet = Image.new("RGB", (width, height), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    for title, first in (("original", 0), ("weak", 1), ("strong", 1 + WEAK)):
+        pen.text((lefts[first], MARGIN), title, fill=MUTED, font=small)
+    for row, name in enumerate(names):
+        top = MARGIN + HEADER + row * (tile + GAP)
+        pen.text((MARGIN, top + tile // 2), name, fill=INK, font=text, anchor="lm")
+        for left, images in zip(lefts, columns, strict=True):
+            sheet.paste(_tile(images[row], tile), (left, top))
+    return sheet
+
+
+def _lefts(start: int, tile: int) -> list[int]:
+    """The left edge of each column; a wider gap parts original, weak and strong."""
+    lefts = [start]
+    for column in range(1, 1 + WEAK + STRONG):
+        gap = GROUP_GAP if column in (1, 1 + WEAK) else GAP
+        lefts.append(lefts[-1] + tile + gap)
+    return lefts
+
+
+def _tile(image: Tensor, tile: int) -> Image.Image:
+    pixels = image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(pixels).resize((tile, tile), Image.Resampling.NEAREST)
