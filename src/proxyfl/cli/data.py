@@ -1,4 +1,4 @@
-"""``proxyfl data``: which data sets are where, whether their files are sound, fetching them, looking at them."""
+"""``proxyfl data``: which data sets are where, whether their files are sound, fetching and seeing them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from proxyfl.data.dataset import Dataset
+    from proxyfl.data.files import Checksum
     from proxyfl.data.sources import Source
 
 app = typer.Typer(help="Data sets: list, check, fetch, preview.", no_args_is_help=True)
 
 Name = Annotated[
-    str, typer.Argument(help="A data set, as `proxyfl data ls` lists them; folder:PATH, npz:FILE.")
+    str, typer.Argument(help="A name from `proxyfl data ls`, or folder:PATH, npz:FILE, idx:PATH.")
 ]
 Root = Annotated[
     Path | None,
     typer.Option("--root", help="The data folder. Default: $PROXYFL_DATA, else the user's cache folder."),
 ]
 MANY_CLASSES = 20
-COLOURS = {
-    "official": "green",
-    "customary": "green",
-    "recorded": "green",
-    "unknown": "yellow",
-    "differs": "red",
-}
+MANY_FILES = 20
+COLOURS = {"unknown": "yellow", "differs": "red"}
 
 
 def _console() -> Console:
@@ -50,31 +46,39 @@ def ls(root: Root = None) -> None:
     from proxyfl.data.sources import SOURCES
 
     folder = data_root(root)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "what", "here?", "training + test images", "where"):
-        table.add_column(heading, overflow="fold")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True)
+    table.add_column("here", no_wrap=True)
+    table.add_column("train + test", no_wrap=True, justify="right")
+    table.add_column("what and where", overflow="fold")
     for source in SOURCES.values():
-        table.add_row(source.name, source.title, *_status(source, folder))
+        table.add_row(*_row(source, folder))
     console = _console()
-    console.print(f"data folder: {folder}")
+    console.print(f"data folder: {folder}", markup=False)
     console.print(table, soft_wrap=False)
 
 
-def _status(source: Source, root: Path) -> tuple[str, str, str]:
+def _row(source: Source, root: Path) -> tuple[str, str, str, str]:
     """Whether a data set is here, how many images, and where; without reading the images."""
+    from rich.markup import escape
+
     from proxyfl.core.errors import ConfigError, ProxyFLError
 
+    here, counts, place = "[dim]no[/]", "", ""
     try:
         found = source.locate(root)
     except ConfigError:
-        return "[dim]give a path[/]", "", ""
+        here = "[dim]own[/]"  # a source that needs a path
     except ProxyFLError as error:
-        return "[red]damaged[/]", "", str(error)
-    if found.folder is None:
-        return "[dim]no[/]", "", found.note
-    counts = f"{found.counts[0]:,} + {found.counts[1]:,}" if found.counts else f"in {len(found.files)} files"
-    short = source.shortfall(*found.counts) if found.counts else found.note
-    return ("[yellow]partial[/]" if short else "[green]yes[/]"), counts, str(found.folder)
+        here, place = "[red]damaged[/]", str(error)
+    else:
+        place = str(found.folder or found.note)
+        if found.folder is not None:
+            counts = f"{found.counts[0]:,} + {found.counts[1]:,}" if found.counts else "not counted"
+            short = source.shortfall(*found.counts) if found.counts else found.note
+            partial = short and source.full_size
+            here = "[yellow]partial[/]" if partial else "[green]yes[/]"
+    return source.name, here, counts, source.title + (f"\n[dim]{escape(place)}[/]" if place else "")
 
 
 @app.command()
@@ -82,7 +86,7 @@ def check(name: Name, root: Root = None) -> None:
     """Compare files with their checksums, read everything, count the classes.
 
     official: the authors publish this checksum. customary: they publish none, this is the one in general use.
-    recorded: as it was when downloaded. unknown: no checksum is known. differs: the file is not the original.
+    recorded: as it was when downloaded. unknown: no checksum is known. differs: not the original file.
     Exit code 1 where a file differs.
 
     Example: proxyfl data check cifar10
@@ -95,8 +99,7 @@ def check(name: Name, root: Root = None) -> None:
     console = _console()
     console.print(source.title)
     differing = _check_files(source, folder, console)
-    dataset = load(name, folder)
-    _describe(dataset, console)
+    _describe(load(name, folder), console)
     if differing:
         console.print(f"[red]{differing} of the files are not the originals[/]")
         raise typer.Exit(1)
@@ -104,26 +107,26 @@ def check(name: Name, root: Root = None) -> None:
 
 def _check_files(source: Source, root: Path, console: Console) -> int:
     """Print a line for each file, archives included; the number of those that differ."""
+    from rich.markup import escape
+
     from proxyfl.data.files import in_words, judge
 
     found = source.locate(root)
-    archives = {file.path: file for file in (*source.files, *source.alternatives) if file.unpacks_to}
-    known = [(file, source.checksums.get(file.name, ())) for file in found.files]
-    known += [
-        (root / path, (file.checksum,) if file.checksum else ())
-        for path, file in archives.items()
-        if (root / path).is_file()
-    ]
-    if len(known) > 50 and not source.checksums:
-        console.print(f"{len(known):,} files without known checksums in {found.folder}")
-        return 0
+    files: list[tuple[Path, tuple[Checksum, ...]]]
+    files = [(file, source.checksums.get(file.name, ())) for file in found.files]
+    if len(files) > MANY_FILES and not source.checksums:
+        console.print(f"[yellow]unknown  [/] {len(files):,} files, no official checksums are known")
+        files = []
+    for archive in (*source.files, *source.alternatives):
+        if archive.unpacks_to and (root / archive.path).is_file():
+            files.append((root / archive.path, (archive.checksum,) if archive.checksum else ()))
     differing = 0
-    for file, checksums in known:
+    for file, checksums in files:
         verdict = judge(file, checksums)
         differing += verdict.word == "differs"
-        colour = COLOURS[verdict.word]
-        size = in_words(file.stat().st_size)
-        console.print(f"[{colour}]{verdict.word:9}[/] {file} ({size}, {verdict.detail})")
+        facts = f"({in_words(file.stat().st_size)}, {verdict.detail})"
+        colour = COLOURS.get(verdict.word, "green")
+        console.print(f"[{colour}]{verdict.word:9}[/] {escape(str(file))} {facts}")
     return differing
 
 
@@ -131,33 +134,25 @@ def _describe(dataset: Dataset, console: Console) -> None:
     import torch
 
     height, width = dataset.train.images.shape[-2:]
-    kind = "grey" if dataset.channels == 1 else "colour"
-    console.print(
-        f"{len(dataset.train):,} training and {len(dataset.test):,} test images, {height}×{width}, {kind}"
-    )
+    size = f"{height}×{width}, {'grey' if dataset.channels == 1 else 'colour'}"
+    console.print(f"{len(dataset.train):,} training and {len(dataset.test):,} test images, {size}")
     console.print(f"[yellow]partial: {dataset.partial}[/]" if dataset.partial else "complete")
-    counts = [
-        torch.bincount(split.labels, minlength=len(dataset.classes))
-        for split in (dataset.train, dataset.test)
-    ]
+    splits = (dataset.train, dataset.test)
+    train, test = (torch.bincount(split.labels, minlength=len(dataset.classes)) for split in splits)
     if len(dataset.classes) > MANY_CLASSES:
-        low, high = int(counts[0].min()), int(counts[0].max())
+        low, high = int(train.min()), int(train.max())
         console.print(f"{len(dataset.classes)} classes with {low:,} to {high:,} training images each")
         return
     for label, class_name in enumerate(dataset.classes):
-        console.print(f"  {label:2} {class_name:14} {counts[0][label]:7,} + {counts[1][label]:,}")
+        console.print(f"  {label:2} {class_name:14} {train[label]:7,} + {test[label]:,}", markup=False)
 
 
 @app.command()
 def fetch(
     name: Name,
     root: Root = None,
-    mirror: Annotated[
-        str | None, typer.Option(help="Fetch the same files from this address instead of the official one.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Put an incomplete copy aside as NAME.old1.")
-    ] = False,
+    mirror: Annotated[str | None, typer.Option(help="Another address with the same files.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Put an incomplete copy aside.")] = False,
 ) -> None:
     """Download a data set, check it and unpack it. A broken download goes on where it stopped.
 
@@ -168,8 +163,12 @@ def fetch(
     from proxyfl.data.sources import find
 
     console = _console()
-    place = bring(find(name), data_root(root), mirror=mirror, force=force, tell=console.print)
-    console.print(f"{name} is in {place}")
+
+    def tell(line: str) -> None:
+        console.print(line, markup=False)
+
+    place = bring(find(name), data_root(root), mirror=mirror, force=force, tell=tell)
+    tell(f"{name} is in {place}")
 
 
 @app.command()
@@ -198,4 +197,4 @@ def preview(
         sheet.save(output)
     except OSError as error:
         raise DataError(f"{output} cannot be written ({error.strerror or error})") from None
-    _console().print(f"{output}: {sheet.width}×{sheet.height} pixels")
+    _console().print(f"{output}: {sheet.width}×{sheet.height} pixels", markup=False)

@@ -7,6 +7,7 @@ repaired; the default), ``code`` (the released program, accidents included) or `
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 import types
 import typing
@@ -84,7 +85,7 @@ class PartitionSettings:
 class ModelSettings:
     """The network every client trains."""
 
-    name: str = setting("resnet8", "registered network, or package.module:factory for your own")
+    name: str = setting("resnet8", "registered network")
     width: int = setting(4, "width factor; features have 64 × width dimensions", low=1)
 
 
@@ -246,8 +247,8 @@ def _checked(value: Any, kind: Any, meta: Mapping[str, Any], where: str) -> Any:
         }
         raise ConfigError(f"{where} must be {names.get(kind, kind)}, not {value!r}")
     low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
-    if kind is float and value != value:
-        raise ConfigError(f"{where} must be a number, not nan")
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"{where} must be a number, not {value}")
     if low is not None and value < low:
         raise ConfigError(f"{where} = {value} is below {low}")
     if high is not None and value > high:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -30,7 +31,11 @@ def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """A safetensors file, written like :func:`write_bytes`."""
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    # Copies: the format refuses tensors that share memory, which a method's state may well do.
+    plain = {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
     write_bytes(path, save(plain, dict(metadata) if metadata else None))
 
 

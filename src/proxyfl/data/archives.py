@@ -41,7 +41,7 @@ class Refused(Exception):
 class _Bounded(io.RawIOBase):
     """A tar file as tarfile sees it. Its headers may claim any length: no single read may be long."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile) -> None:
         self.stream = stream
 
     def read(self, size: int = -1, /) -> bytes:
@@ -60,10 +60,10 @@ def _tar_members(archive: Path) -> Iterator[Member]:
     with archive.open("rb") as outer:
         zipped = outer.read(2) == b"\x1f\x8b"
         outer.seek(0)
-        inner: IO[bytes] = gzip.open(outer) if zipped else outer  # type: ignore[assignment]
+        inner = gzip.GzipFile(fileobj=outer) if zipped else outer
         with tarfile.open(fileobj=_Bounded(inner), mode="r:") as tar:
             while (member := tar.next()) is not None:
-                tar.members.clear()  # the library would keep every member in memory
+                tar.members.clear()  # type: ignore[attr-defined]  # else every member stays in memory
                 if member.isdir():
                     yield member.name, None
                 elif member.isreg() and not member.issparse() and member.size >= 0:

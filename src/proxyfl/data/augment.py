@@ -224,11 +224,10 @@ def sharpness(images: Tensor, v: Tensor) -> Tensor:
     wide = images.to(torch.int32)
     rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    smooth = wide.clone()
-    inner = smooth[:, :, 1:-1, 1:-1]
+    inner = wide[:, :, 1:-1, 1:-1]
     # The weights add up to 13, and no sum of pixels over 13 ends in exactly one half: this is rounding.
     inner.copy_((box + 4 * inner + 6) // 13)
-    return _blend(smooth, images, v)
+    return _blend(wide, images, v)
 
 
 def rotate(images: Tensor, v: Tensor) -> Tensor:

@@ -122,9 +122,7 @@ def _transfer(file: RemoteFile, part: _Part, timeout: float, pause: float) -> bo
                 raise DataError(f"{file.url} answers {reason}; is the address still right?") from None
         except _Broken as error:
             reason = str(error)
-    kept = (
-        f"{in_words(part.size)} are kept: fetch again to go on from there" if part.size else "try again later"
-    )
+    kept = f"{in_words(part.size)} are kept, fetch again to go on" if part.size else "try again later"
     raise DataError(f"{file.url} cannot be fetched ({reason}); {kept}")
 
 
@@ -188,7 +186,7 @@ def _receive(response: http.client.HTTPResponse, path: Path, start: int, total: 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
     try:
-        return response.read(CHUNK)
+        return response.read1(CHUNK)  # what has come so far, so that a silent server costs nothing
     except (OSError, http.client.HTTPException) as error:
         raise _Broken(str(error) or type(error).__name__) from None
 
@@ -219,6 +217,4 @@ def _check_room(file: RemoteFile, folder: Path, total: int, start: int) -> None:
         raise DataError(f"{file.url} is {in_words(total)} long; at most {in_words(MAX_BYTES)} are fetched")
     free, needed = shutil.disk_usage(folder).free, total - start
     if needed > free:
-        raise DataError(
-            f"{file.path} needs {in_words(needed)}, {folder} has {in_words(free)} free; make room"
-        )
+        raise DataError(f"{file.path} needs {in_words(needed)}, {folder} has {in_words(free)} free")

@@ -112,7 +112,9 @@ class Partition:
             raise RunError(f"the partition file is damaged: {wrong}") from wrong
         largest = max(int(part.values.max(initial=-1)) for part in parts)
         if images is not None and largest >= images:
-            raise RunError(f"the partition names image {largest} of only {images}; use the data it was made for")
+            raise RunError(
+                f"the partition names image {largest} of only {images}; use the data it was made for"
+            )
         return partition
 
     def class_counts(self, labels: Any, classes: int) -> tuple[Indices, Indices]:

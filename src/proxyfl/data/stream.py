@@ -97,7 +97,7 @@ class Stream:
 
     def restrict(self, positions: Tensor) -> None:
         """From now on draw unlabelled images only from these positions of the pool. Steps stay the same."""
-        self.selected = positions
+        self.selected = positions.cpu()
 
     def epoch(self) -> Iterator[Batch]:
         labelled = self._walk(len(self.data.labelled), self.batch) if self.walk_labelled else self._draws()

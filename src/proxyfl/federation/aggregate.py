@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from proxyfl.core.state import Tensors
+
+SPOOL = "spool-"
+"""How the names of folders with waiting updates begin."""
 
 
 class WeightedMean:
@@ -43,18 +46,21 @@ class SpooledMean:
     """The same mean where weights are known only after the last update: updates wait on disk."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="spool-", dir=folder))
-        self._count = 0
+        self._parent = folder
+        self._files: list[Path] = []
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        save_file(dict(tensors), self._folder / f"{self._count}.safetensors")
-        self._count += 1
+        if not self._files:
+            self._folder = Path(tempfile.mkdtemp(prefix=SPOOL, dir=self._parent))
+        file = self._folder / f"{len(self._files)}.safetensors"
+        file.write_bytes(save(dict(tensors)))
+        self._files.append(file)
 
     def mean(self, weights: Sequence[float]) -> Tensors:
         running = WeightedMean()
         try:
-            for position, weight in zip(range(self._count), weights, strict=True):
-                running.add(load_file(self._folder / f"{position}.safetensors"), weight)
+            for file, weight in zip(self._files, weights, strict=True):
+                running.add(load_file(file), weight)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
         return running.mean()

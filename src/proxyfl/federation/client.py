@@ -63,7 +63,7 @@ class ClientTrainer:
                     self.method.observe_all(self.method.step(batch, ctx), ctx)
             extras = self.method.finish_all(ctx)
         if self.method.keeps_state:
-            self.shelf.save(task.client, task.round, ctx.state)
+            self.shelf.save(task.client, task.round, ctx.state, base=task.version)
         losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
         return Update(
             round=task.round,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxyfl.core.errors import DataError
 from proxyfl.data.augment import normalise
 from proxyfl.data.dataset import Split
 
@@ -42,20 +43,20 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Evaluation:
     """Top-1 predictions of the network in eval mode over the whole split."""
+    if not len(split):
+        raise DataError("there are no test images to measure accuracy on")
     device = next(network.parameters()).device
     network.eval()
-    confusion: Tensor | None = None
+    confusion = torch.zeros(0, dtype=torch.int64)
     with torch.inference_mode():
         batches = zip(torch.split(split.images, batch), torch.split(split.labels, batch), strict=True)
         for images, labels in batches:
             with autocast():
                 logits = network(normalise(images.to(device), mean, std))
-            if confusion is None:
+            if not len(confusion):
                 confusion = torch.zeros(logits.shape[1] ** 2, dtype=torch.int64)
             cells = labels * logits.shape[1] + logits.argmax(1).cpu()
             confusion += torch.bincount(cells, minlength=len(confusion))
-    if confusion is None:
-        raise ValueError("the test split is empty")
     classes = int(len(confusion) ** 0.5 + 0.5)
     return Evaluation(confusion.reshape(classes, classes))
 

@@ -35,6 +35,7 @@ class Fold:
         self.kept: list[Tensors] = []
         self.clients: list[int] = []
         self.samples: list[int] = []
+        self.rule_weights: list[float] = []
         self.failed: dict[int, str] = {}
         self.sums: defaultdict[str, float] = defaultdict(float)
         self.carry: Tensors = state.carry
@@ -44,14 +45,17 @@ class Fold:
         if isinstance(answer, Update):
             try:
                 self.guard.check(answer)
+                kept = self.method.receive_all(answer)
+            except KeyError as missing:
+                answer = Failure(answer.round, answer.client, f"refused: {missing.args[0]!r} is missing")
             except UpdateRefused as refused:
                 answer = Failure(answer.round, answer.client, f"refused: {refused}")
         if isinstance(answer, Failure):
             self.failed[answer.client] = answer.reason
             return answer
-        weight = self._weight(answer)
-        (self.spooled or self.running).add(answer.weights, weight)
-        self.kept.append(self.method.receive_all(answer))
+        self.rule_weights.append(self._weight(answer))
+        (self.spooled or self.running).add(answer.weights, self.rule_weights[-1])
+        self.kept.append(kept)
         self.clients.append(answer.client)
         self.samples.append(answer.samples)
         self.carry = answer.carry
@@ -62,6 +66,7 @@ class Fold:
     def mean(self, ctx: ServerContext) -> Tensors:
         if self.spooled is None:
             return self.running.mean()
+        ctx.rule_weights = self.rule_weights
         mine = [namespace(tensors, self.method.name) for tensors in self.kept]
         return self.spooled.mean(self.method.weights(ctx, mine))
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,12 +27,14 @@ class Shelf:
     def __init__(self, folder: Path, versions: int = 2) -> None:
         self.folder, self.versions = folder, versions
 
-    def save(self, client: int, round: int, tensors: Mapping[str, Tensor]) -> None:
+    def save(self, client: int, round: int, tensors: Mapping[str, Tensor], base: int = 0) -> None:
+        """Write a version; ``base``, the one it came from, stays however often what follows is refused."""
         place = self._place(client)
         place.mkdir(parents=True, exist_ok=True)
         write_tensors(place / f"round-{round:08d}.safetensors", tensors)
         for old in self._rounds(client)[: -self.versions]:
-            (place / f"round-{old:08d}.safetensors").unlink(missing_ok=True)
+            if old != base:
+                (place / f"round-{old:08d}.safetensors").unlink(missing_ok=True)
 
     def load(self, client: int, round: int) -> Tensors:
         """The version that ``round`` wrote; empty for round 0, when there is none yet."""
@@ -40,7 +43,10 @@ class Shelf:
         file = self._place(client) / f"round-{round:08d}.safetensors"
         if not file.exists():
             raise RunError(f"the state of client {client} from round {round} is gone: {file} is missing")
-        return dict(load_file(file))
+        try:
+            return dict(load_file(file))
+        except SafetensorError as error:
+            raise RunError(f"the state of client {client} from round {round} is damaged: {file}") from error
 
     def newest(self, client: int, at_most: int) -> Tensors:
         """The newest version not younger than ``at_most``; empty when there is none."""

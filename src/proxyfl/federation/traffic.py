@@ -28,7 +28,8 @@ class Traffic:
     down: dict[str, int] = field(default_factory=dict)
 
     def sent(self, task: Task) -> None:
-        _add(self.down, by_part(task.weights, {**task.extras, **task.personal}))
+        _add(self.down, by_part(task.weights, task.extras))
+        _add(self.down, by_part({}, task.personal))
 
     def received(self, update: Update) -> None:
         _add(self.up, by_part(update.weights, update.extras))

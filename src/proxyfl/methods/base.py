@@ -154,7 +154,9 @@ class Method(Part):
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         """What to make of the unlabelled images: by default the global model's confident labels."""
-        return Pseudo(outputs.global_weak.argmax(1), self.confident(outputs.global_weak))
+        label, mask = outputs.global_weak.argmax(1), self.confident(outputs.global_weak)
+        ctx.show(outputs.batch.u_index, label=label, mask=mask)
+        return Pseudo(label, mask)
 
     def confident(self, probabilities: Tensor) -> Tensor:
         best = probabilities.amax(1)
@@ -177,7 +179,7 @@ class Method(Part):
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Sequence[float]:
         """Weights of the mean, in folding order, for methods that need all updates first."""
-        return [float(n) for n in ctx.samples]
+        return ctx.rule_weights
 
     def model(self, weights: Mapping[str, Tensor]) -> Tensors:
         """The state of the network to evaluate or export."""

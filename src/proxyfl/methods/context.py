@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.config import TrainSettings
+from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.state import Task, Tensors
 from proxyfl.data.stream import Batch, Stream
@@ -111,6 +112,8 @@ class Outputs:
     @property
     def global_x(self) -> Tensor:
         """The global model's probabilities on the labelled images, for parts that want ``teacher_x``."""
+        if not self.ctx.teach_labelled:
+            raise MethodError("global_x needs 'teacher_x' among the views a part wants")
         return self._global[: self.labelled_rows]
 
 
@@ -231,7 +234,8 @@ class ClientContext:
 class ServerContext:
     """One round on the server after averaging. Parts may replace entries of ``weights``.
 
-    ``clients`` and ``samples`` are in folding order, as are the kept tensors that hooks receive.
+    ``clients`` and ``samples`` are in folding order, as are the kept tensors that hooks receive and
+    ``rule_weights``, what ``federation.weighting`` gives each client.
     ``metrics`` takes values for ``metrics.jsonl``, ``snapshots`` tensors worth keeping.
     """
 
@@ -243,6 +247,7 @@ class ServerContext:
     extras: Tensors
     clients: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    rule_weights: list[float] = field(default_factory=list)
     store: PerClientStore | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     snapshots: Tensors = field(default_factory=dict)

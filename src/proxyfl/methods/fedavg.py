@@ -43,6 +43,7 @@ class FedAvg(Method):
 class FedAvgSL(Method):
     name = "fedavg-sl"
     oracle: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = False  # as an oracle it has them wherever there are images
     walks_labelled: ClassVar[bool] = True
 
     def refuses(self, addon: Addon) -> str:

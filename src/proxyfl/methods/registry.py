@@ -73,21 +73,28 @@ def find(name: str) -> Recipe:
     name = _aliases.get(name, name)
     if name in _recipes:
         return _recipes[name]
-    parent_name, *extra = name.split("+")
-    parent_name = _aliases.get(parent_name, parent_name)
-    if parent_name not in _recipes:
-        known = [*_recipes, *_aliases]
-        raise ConfigError(f"unknown method '{name}'; {nearest(parent_name, known)}")
-    parent = _recipes[parent_name]
-    wanted = [*parent.addons]
+    parent, extra = _parent(name)
+    words, wanted = [parent.name], [*parent.addons]
     for word in extra:
-        for addon in BUNDLES.get(word, (word,)):
+        added = [addon for addon in BUNDLES.get(word, (word,)) if addon not in wanted]
+        for addon in added:
             if addon not in _addons:
                 known = [*_addons, *BUNDLES]
                 raise ConfigError(f"unknown add-on '+{addon}' in '{name}'; {nearest(addon, known)}")
-            wanted += [addon] if addon not in wanted else []
-    full_name = "+".join([parent_name, *extra])
-    return dataclasses.replace(parent, name=full_name, addons=tuple(wanted))
+        words += [word] if added else []
+        wanted += added
+    return dataclasses.replace(parent, name="+".join(words), addons=tuple(wanted))
+
+
+def _parent(name: str) -> tuple[Recipe, list[str]]:
+    """The longest known method that ``name`` begins with (some have a plus of their own), and the rest."""
+    words = name.split("+")
+    for count in range(len(words), 0, -1):
+        parent = "+".join(words[:count])
+        parent = _aliases.get(parent, parent)
+        if parent in _recipes:
+            return _recipes[parent], words[count:]
+    raise ConfigError(f"unknown method '{name}'; {nearest(words[0], [*_recipes, *_aliases])}")
 
 
 def _with_needs(names: Iterable[str]) -> list[str]:

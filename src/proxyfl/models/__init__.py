@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxyfl.models.heads import ProjectionHeads, attach_heads
-from proxyfl.models.registry import ModelInfo, build, describe, part_of, register
+from proxyfl.models.registry import ModelInfo, build, describe, part_of, register, require
 from proxyfl.models.resnet import ConvNorm, ResNet, fold_batchnorm
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "fold_batchnorm",
     "part_of",
     "register",
+    "require",
 ]

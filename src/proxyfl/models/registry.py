@@ -1,8 +1,7 @@
-"""Names for networks: the built-in ones, those a user registers, and ``package.module:Factory``."""
+"""Names for networks: the built-in ones and those a user registers. A name never imports code."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,12 +56,21 @@ def build(name: str, classes: int, channels: int = 3, width: int = 4, heads: boo
     for setting, value in (("classes", classes), ("channels", channels), ("width", width)):
         if value < 1:
             raise ConfigError(f"{setting} = {value} is too small for a model; use 1 or more")
-    factory = _imported(name) if ":" in name else _registered(name)
-    _check_accepts(factory, name)
-    net = factory(classes, channels, width)
+    net = require(name)(classes, channels, width)
     if not isinstance(net, nn.Module):
         raise ConfigError(f"model '{name}' gave a {type(net).__name__}; it must give a torch.nn.Module")
     return attach_heads(net, name) if heads else net
+
+
+def require(name: str) -> Factory:
+    """The factory called ``name``, without building its network; an error when there is none."""
+    if name not in _factories:
+        hint = nearest(name, _factories)
+        raise ConfigError(
+            f"unknown model '{name}'; {hint} (your own: register it and name its file with --plugin)"
+        )
+    _check_accepts(_factories[name], name)
+    return _factories[name]
 
 
 def describe() -> list[ModelInfo]:
@@ -90,24 +98,3 @@ def _check_accepts(factory: Factory, name: str) -> None:
         raise ConfigError(f"model '{name}' must accept (classes, channels, width): {wrong}") from wrong
     except ValueError:  # written in C, without a signature to look at
         return
-
-
-def _registered(name: str) -> Factory:
-    if name not in _factories:
-        raise ConfigError(
-            f"unknown model '{name}'; {nearest(name, _factories)} (your own: 'package.module:Factory')"
-        )
-    return _factories[name]
-
-
-def _imported(name: str) -> Factory:
-    module, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, ValueError) as wrong:
-        raise ConfigError(f"model '{name}' cannot be imported: {wrong}; check the module's path") from wrong
-    except AttributeError as wrong:
-        raise ConfigError(f"model '{name}' does not exist: {module} has no '{attribute}'") from wrong
-    if not callable(factory):
-        raise ConfigError(f"model '{name}' is a {type(factory).__name__}; name a class or a function")
-    return factory  # type: ignore[no-any-return]

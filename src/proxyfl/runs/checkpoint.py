@@ -27,8 +27,9 @@ _NAME = re.compile(r"round-(\d{8})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Verified: the state, the bytes of metrics.jsonl and config.toml, hashes of the run's files."""
+    """Verified: the state, the bytes of metrics.jsonl and config.toml, hashes of the run's files and data."""
 
+    folder: Path
     state: ServerState
     metrics: bytes
     config: bytes
@@ -92,7 +93,7 @@ def read(folder: Path) -> Checkpoint:
         state = ServerState.from_tensors(load(content["state.safetensors"]))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__})") from error
-    return Checkpoint(state, content["metrics.jsonl"], content["config.toml"], manifest["run"])
+    return Checkpoint(folder, state, content["metrics.jsonl"], content["config.toml"], manifest["run"])
 
 
 def _sealed(manifest: dict[str, Any]) -> bytes:

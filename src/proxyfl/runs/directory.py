@@ -27,6 +27,7 @@ from typing import Any
 
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import sync_folder
+from proxyfl.federation.aggregate import SPOOL
 
 FORMAT = 1
 
@@ -75,6 +76,14 @@ class RunDirectory:
         if not self.config.is_file() or not self.checkpoints.is_dir():
             raise RunError(f"{self.path} is not a run; 'proxyfl ls' lists the runs in a folder")
         return self
+
+    def tidy(self) -> None:
+        """Clear away what a process that was killed had not finished: files aside, waiting updates."""
+        for folder in (self.path, self.models, self.snapshots):
+            for stale in folder.glob(".*.aside"):
+                stale.unlink(missing_ok=True)
+        for spool in self.path.glob(f"{SPOOL}*"):
+            shutil.rmtree(spool, ignore_errors=True)
 
     def event(self, kind: str, **details: Any) -> None:
         """Note something that happened, with the time."""

@@ -18,6 +18,7 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import sha256, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
+from proxyfl.data.files import data_root
 from proxyfl.data.partition import Partition
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
@@ -26,6 +27,7 @@ from proxyfl.federation.loop import Federation, Observer, run_rounds
 from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import registry
 from proxyfl.runs import checkpoint
+from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.run import Run
@@ -73,21 +75,22 @@ def resume(
     """Go on with a run that was stopped, however it was stopped. A finished run is left as it is."""
     run = RunDirectory(directory)
     root = Path(data_root) if data_root else None
-    if not run.path.exists() and RunDirectory(run.aside).config.is_file():
-        config = resolve("", load_toml(RunDirectory(run.aside).config))
-        return Experiment(config=config, data_root=root).run(directory, observers)
+    aside = RunDirectory(run.aside)
+    if not run.path.exists() and aside.config.is_file():
+        config = resolve("", load_toml(aside.config))
+        return Experiment(config=config, data_root=root or _recorded_root(aside)).run(directory, observers)
     run.require()
     saved, _ = checkpoint.load_newest(run)
     if run.config.read_bytes() != saved.config:
-        folder = checkpoint.folders(run)[0]
+        original = saved.folder / "config.toml"
         raise RunError(
-            f"{run.config} was changed since the run began; put it back with 'cp {folder / 'config.toml'} "
-            f"{run.config}', or start a new run with 'proxyfl run {run.config} --name NEW'"
+            f"{run.config} was changed since the run began; put it back with 'cp {original} {run.config}', "
+            f"or start a new run with 'proxyfl run {run.config} --name NEW'"
         )
     config = resolve("", load_toml(run.config))
     root = root or _recorded_root(run)
     simulation = prepare(config, root, _partition(run, saved.run_files[run.partition.name]))
-    if simulation.fingerprint() != _environment(run).get("data"):
+    if simulation.fingerprint() != saved.run_files["data"]:
         raise RunError(
             f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root"
         )
@@ -107,15 +110,18 @@ def load_config(preset: str | Path, overrides: dict[str, Any], method: str | Non
 
 
 def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: Path | None) -> None:
-    """Fill a new directory. The config comes first: with it a creation that was cut short can be repeated."""
+    """Fill a new directory. Where the config is there, so is where the data was: with both, a creation that
+    was cut short can be repeated.
+    """
+    write_bytes(aside.environment, json.dumps(describe_machine(config, simulation, root), indent=1).encode())
     write_bytes(aside.config, to_toml(config, "proxyfl run config.toml").encode())
     write_tensors(aside.partition, simulation.partition.to_tensors())
-    write_bytes(aside.environment, json.dumps(describe_machine(config, simulation, root), indent=1).encode())
     for file in (aside.metrics, aside.timing, aside.events):
         file.touch()
     federation, trainer = _federation(aside, config, simulation)
     state = federation.start(trainer.initial_weights())
     files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
+    files["data"] = simulation.fingerprint()
     checkpoint.save(aside, state, b"", config.keep.checkpoints, files)
 
 
@@ -123,6 +129,8 @@ def _continue(run: RunDirectory, simulation: Simulation, observers: Iterable[Obs
     with run.locked():
         saved, warnings = checkpoint.load_newest(run)
         config = resolve("", load_toml(run.config))
+        run.tidy()
+        _mend(run, saved, simulation)
         if saved.state.round >= config.federation.rounds:
             return Run(run.path)
         for warning in warnings:
@@ -131,11 +139,19 @@ def _continue(run: RunDirectory, simulation: Simulation, observers: Iterable[Obs
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
         federation, _ = _federation(run, config, simulation)
         card = model_card(config, simulation, federation)
-        recorder = Recorder(run, config, federation.method, card, saved.metrics)
+        recorder = Recorder(run, config, federation.method, card, saved)
         with numerics(config.compute):
             run_rounds(federation, saved.state, [recorder, *observers])
         run.event("finished", round=config.federation.rounds)
     return Run(run.path)
+
+
+def _mend(run: RunDirectory, saved: Checkpoint, simulation: Simulation) -> None:
+    """Files that the checkpoint vouches for, written again where they are not what it says."""
+    if not run.metrics.is_file() or run.metrics.read_bytes() != saved.metrics:
+        write_bytes(run.metrics, saved.metrics)
+    if not run.partition.is_file() or sha256(run.partition) != saved.run_files[run.partition.name]:
+        write_tensors(run.partition, simulation.partition.to_tensors())
 
 
 def _federation(
@@ -143,8 +159,11 @@ def _federation(
 ) -> tuple[Federation, ClientTrainer]:
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     dataset = simulation.dataset
+    # A damaged checkpoint sends a run back to the oldest one kept: clients' states must reach back as far.
+    versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
+    shelf, store = Shelf(run.clients, versions), Shelf(run.server, versions)
     trainer = ClientTrainer(
-        config, method, simulation.train_views, len(dataset.classes), dataset.channels, Shelf(run.clients)
+        config, method, simulation.train_views, len(dataset.classes), dataset.channels, shelf
     )
     engine = InlineEngine(trainer, lambda k: simulation.client(k, oracle=method.oracle), simulation.truth)
     network = trainer.placed(trainer.new_network())
@@ -163,7 +182,7 @@ def _federation(
         )
 
     federation = Federation(
-        config, method, simulation.population, engine, test, len(dataset.classes), Shelf(run.server), run.path
+        config, method, simulation.population, engine, test, len(dataset.classes), store, run.path
     )
     return federation, trainer
 
@@ -195,7 +214,7 @@ def describe_machine(config: Config, simulation: Simulation, root: Path | None) 
         "threads": config.compute.threads,
         "dtype": config.compute.dtype,
         "device": config.compute.device,
-        "data_root": str(root.resolve()) if root else "",
+        "data_root": str(data_root(root).resolve()),
         "data": simulation.fingerprint(),
         "data_partial": simulation.dataset.partial,
         "labels_per_class": simulation.per_class,

@@ -7,11 +7,13 @@ import time
 from typing import Any
 
 from proxyfl.core.config import Config
-from proxyfl.core.files import sha256, write_tensors
+from proxyfl.core.errors import RunError
+from proxyfl.core.files import write_tensors
 from proxyfl.core.state import Failure, Update
 from proxyfl.federation.loop import RoundReport
 from proxyfl.methods.base import Method
 from proxyfl.runs import checkpoint
+from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, read_json_lines
 from proxyfl.runs.export import ModelCard, save_model
 
@@ -23,15 +25,13 @@ class Recorder:
     """
 
     def __init__(
-        self, run: RunDirectory, config: Config, method: Method, card: dict[str, Any], metrics: bytes = b""
+        self, run: RunDirectory, config: Config, method: Method, card: dict[str, Any], saved: Checkpoint
     ) -> None:
         self.run, self.config, self.method, self.card = run, config, method, card
-        self.metrics = bytearray(metrics)
-        self.run_files = {file.name: sha256(file) for file in (run.partition, run.environment)}
-        lines = [json.loads(line) for line in metrics.splitlines()]
+        self.metrics, self.run_files = bytearray(saved.metrics), saved.run_files
+        lines = [json.loads(line) for line in saved.metrics.splitlines()]
         self.best = max((line["accuracy"] for line in lines), default=-1.0)
-        self.saved = time.perf_counter()
-        run.metrics.write_bytes(metrics)
+        run.metrics.write_bytes(saved.metrics)
         kept = [line for line in read_json_lines(run.timing) if line.get("round", 0) <= len(lines)]
         run.timing.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
@@ -56,7 +56,13 @@ class Recorder:
             file.write(json.dumps(line) + "\n")
 
     def _append_metrics(self, metrics: dict[str, Any]) -> None:
-        line = json.dumps(metrics, allow_nan=False).encode() + b"\n"
+        try:
+            line = json.dumps(metrics, allow_nan=False).encode() + b"\n"
+        except ValueError as error:
+            raise RunError(
+                f"round {metrics['round']} gave values that are not finite; try smaller learning rates "
+                "(train.lr, method.gpt.lr)"
+            ) from error
         with self.run.metrics.open("ab") as file:
             file.write(line)
         self.metrics += line

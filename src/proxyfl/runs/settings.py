@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 
 from proxyfl import models
 from proxyfl.core.config import FIDELITIES, Config, MethodSettings, Tree, merge, nested, read_config
@@ -92,6 +93,12 @@ def check(config: Config) -> None:
             f"federation.per_round = {config.federation.per_round} is more than "
             f"partition.clients = {config.partition.clients}"
         )
+    try:
+        torch.device(config.compute.device)
+    except RuntimeError:
+        raise ConfigError(
+            f"compute.device = '{config.compute.device}' is not a device; use cpu, cuda, cuda:1 or mps"
+        ) from None
     if config.data.subset == 0:
         raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
     registry.create(config.method.name, config.method.parameters, config.fidelity)

@@ -97,9 +97,7 @@ def cached_arrays(folder: Path, listed: Listed) -> Arrays:
             shutil.rmtree(home / key, ignore_errors=True)
             aside.rename(home / key)
         except OSError as error:
-            raise DataError(
-                f"cinic10: no cache can be written in {home} ({error}); make room there"
-            ) from None
+            raise DataError(f"cinic10: no cache can be written in {home} ({error}); make room") from None
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         drop_others(home, key)
@@ -144,12 +142,12 @@ def write_images(target: Path, split: str, files: list[Path]) -> None:
 
 def open_cache(cache: Path, listed: Listed) -> Arrays | None:
     """The arrays, or None where the cache is absent or damaged."""
-    arrays = {}
+    arrays: Arrays = {}
     for split, (files, labels) in listed.items():
         try:
             # copy-on-write, because torch wants arrays that can be written; the file is never changed
-            images = np.load(cache / f"{split}.npy", mmap_mode="c", allow_pickle=False)
-        except (OSError, ValueError):
+            images = np.lib.format.open_memmap(cache / f"{split}.npy", mode="c")
+        except (EOFError, OSError, ValueError):
             return None
         if images.shape != (len(files), 3, SIZE, SIZE) or images.dtype != np.uint8:
             return None

@@ -78,9 +78,7 @@ class Folder(Source):
         channels = 1 if all(is_grey(file) for file in files) else 3
         needed = len(files) * channels * size * size
         if needed > memory_limit():
-            raise DataError(
-                f"folder: {len(files):,} images need {in_words(needed)}; set a smaller data.image_size"
-            )
+            raise DataError(f"folder: the images need {in_words(needed)}; set a smaller data.image_size")
         images = np.empty((len(files), channels, size, size), np.uint8)
         with progress(f"reading {folder.name}", len(files)) as advance:
             for place, file in enumerate(files):
@@ -94,22 +92,16 @@ class Folder(Source):
         if (folder / "train").is_dir() or (folder / "test").is_dir():
             for name in ("train", "test"):
                 if not (folder / name).is_dir():
-                    raise DataError(
-                        f"folder: {folder / name} is missing; expected train/CLASS and test/CLASS"
-                    )
+                    raise DataError(f"folder: {folder / name} is missing; expected train/CLASS, test/CLASS")
             train, test = (read_tree(folder / name, folder) for name in ("train", "test"))
             notes = []
             test = _relabelled(test, train, folder)
         else:
             train, test = _cut(read_tree(folder, folder))
             total = len(train.files) + len(test.files)
-            notes = [
-                f"no test folder: {len(test.files):,} of {total:,} images are held out as the test split"
-            ]
+            notes = [f"no test folder: {len(test.files):,} of {total:,} images held out as the test split"]
         if not train.files or not test.files:
-            raise DataError(
-                f"folder: too few images in {folder}; expected CLASS/* or train/CLASS/*, test/CLASS/*"
-            )
+            raise DataError(f"folder: too few images in {folder}; expected CLASS/* or train|test/CLASS/*")
         if ignored := train.ignored + test.ignored:
             notes.append(f"{ignored:,} entries ignored: nested folders or no images")
         return train, test, "; ".join(notes)

@@ -26,8 +26,8 @@ from proxyfl.methods.registry import register_addon
 MAX_MARGIN = 100.0
 EPSILON = 1e-12
 """Distances are √(d² + ε), which has a slope at zero."""
-CHUNK = 64
-"""Rows whose differences from all proxies are held at once."""
+CHUNK = 2**17
+"""Numbers held at once as differences between rows and proxies: what fits in a core's cache."""
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.int64]
@@ -81,11 +81,12 @@ def tune_proxies(
     margin_value = proxy_margin(average) if margin else 0.0
     eye = np.eye(len(proxies), dtype=proxies.dtype)
     count = rows.shape[0] * rows.shape[1]
+    chunk = max(CHUNK // max(proxies.size, 1), 1)
     for _ in range(epochs if count else 0):
         order = np.arange(count) if batch is None else torch.randperm(count, generator=generator).numpy()
         for step in _slices(order, batch or count):
             rate = lr if _is_global(anchor) else lr / len(step)
-            moves = [change(proxies, rows, part, eye, margin_value) for part in _slices(step, CHUNK)]
+            moves = [change(proxies, rows, part, eye, margin_value) for part in _slices(step, chunk)]
             for move in moves:
                 proxies += rate * move
     return torch.from_numpy(proxies).to(average.device, average.dtype)

@@ -56,27 +56,34 @@ def icpl_loss(
     """
     _check(negatives, ("positive", "all"), "negatives")
     _check(reduction, ("anchors", "hc+lc"), "reduction")
+    confident = confident.bool()
+    sets = category_sets(probs, confident, prior) if sets is None else sets.bool()
+    scores = sets * (probs if weights is None else weights).detach()
+    shares = torch.where(confident[:, None], _likeliest(probs), scores)
     with torch.autocast(features.device.type, enabled=False):
         features, proxies = _full_precision(features), _full_precision(proxies)
         if len(features) <= labelled:
             return features[:0].sum() + proxies[:0].sum()
         if normalise:
             features, proxies = F.normalize(features, dim=1), F.normalize(proxies, dim=1)
-        confident = confident.bool()
-        if sets is None:
-            sets = category_sets(probs, confident, prior)
-        scores = probs if weights is None else weights
-        shares = torch.where(confident[:, None], _likeliest(probs), sets.bool() * scores.detach())
-
-        anchors = features[labelled:]
-        positive = (anchors * (shares[labelled:].to(features.dtype) @ proxies)).sum(1)
-        similarity = anchors @ features.T
-        against = _disjoint(sets, labelled)
-        if negatives == "positive":
-            against &= similarity.detach() >= MIN_COSINE
-        terms = torch.cat([positive[:, None], similarity.masked_fill(~against, -torch.inf)], dim=1)
-        losses = torch.logsumexp(terms, dim=1) - positive
+        losses = anchor_losses(features, proxies, shares, sets, labelled, negatives)
         return _reduce(losses, confident[labelled:], reduction)
+
+
+def anchor_losses(
+    features: Tensor, proxies: Tensor, shares: Tensor, sets: Tensor, labelled: int, negatives: str
+) -> Tensor:
+    """−log(e^pos / (e^pos + Σ e^s)) of each anchor: pos is its similarity to the ``shares`` (N, C) of the
+    proxies, s that to each of its negatives.
+    """
+    anchors = features[labelled:]
+    positive = (anchors * (shares[labelled:].to(features.dtype) @ proxies)).sum(1)
+    similarity = anchors @ features.T
+    against = _disjoint(sets, labelled)
+    if negatives == "positive":
+        against &= similarity.detach() >= MIN_COSINE
+    terms = torch.cat([positive[:, None], similarity.masked_fill(~against, -torch.inf)], dim=1)
+    return torch.logsumexp(terms, dim=1) - positive
 
 
 def _disjoint(sets: Tensor, labelled: int) -> Tensor:
@@ -187,8 +194,7 @@ class ICPL(Addon):
         rows: Tensor = ctx.model.get_parameter("classifier.weight")
         rows = rows if self.parameters.train_proxies else rows.detach()
         if self.heads:
-            heads = ctx.model.get_submodule("heads")
-            features, rows = heads.get_submodule("feature")(features), heads.get_submodule("proxy")(rows)
+            features, rows = ctx.model.get_submodule("heads")(features, rows)
         loss = icpl_loss(
             features,
             rows,
@@ -208,5 +214,6 @@ class ICPL(Addon):
         if self.parameters.sets == "prior":
             return category_sets(probs, confident, prior)
         count = 1 if self.parameters.sets == "top1" else min(5, probs.shape[1])
-        threshold = probs.topk(count, dim=1).values[:, -1:]
-        return torch.where(confident[:, None], _likeliest(probs), probs >= threshold)
+        likeliest = torch.zeros_like(probs, dtype=torch.bool)
+        likeliest.scatter_(1, probs.topk(count, dim=1).indices, True)
+        return torch.where(confident[:, None], _likeliest(probs), likeliest)

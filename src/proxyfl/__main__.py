@@ -1,0 +1,5 @@
+"""``python -m proxyfl``."""
+
+from proxyfl.cli import main
+
+main()

@@ -1,0 +1,102 @@
+"""The command line: ``proxyfl VERB``, one file per verb.
+
+Nothing heavy is imported here: verbs import what they need when they are called, so that ``--help`` answers
+at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from proxyfl import __version__
+from proxyfl.cli import (
+    config,
+    data,
+    evaluate,
+    ls,
+    methods,
+    models,
+    predict,
+    resume,
+    run,
+    validate,
+)
+from proxyfl.cli.common import Verbs, examples
+from proxyfl.cli.plugins import VARIABLE, load_plugins
+
+TRAIN, LOOK, USE, KNOW = "Train", "Look at runs", "Use a model", "Methods, data, settings"
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "proxyfl demo",
+        "proxyfl run digits --method proxyfl --rounds 20",
+        "proxyfl ls",
+        "proxyfl methods show proxyfl",
+    ),
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"proxyfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def proxyfl(
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE|FILE.py",
+            show_default=False,
+            help=f"Your code, imported first: models and methods it registers get a name. Or ${VARIABLE}.",
+        ),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated semi-supervised learning: train, resume exactly, look, compare.
+
+    `proxyfl demo` shows it all on real data in a few minutes.
+    """
+    load_plugins(plugin or ())
+
+
+try:
+    from proxyfl.cli import demo
+except ImportError:
+    pass
+else:
+    app.command(rich_help_panel=TRAIN)(demo.demo)
+app.command(rich_help_panel=TRAIN, epilog=run.EXAMPLES)(run.run)
+app.command(rich_help_panel=TRAIN, epilog=resume.EXAMPLES)(resume.resume)
+app.command(rich_help_panel=LOOK, epilog=ls.LS_EXAMPLES)(ls.ls)
+app.command(rich_help_panel=LOOK, epilog=ls.SHOW_EXAMPLES)(ls.show)
+app.command(rich_help_panel=LOOK, epilog=validate.EXAMPLES)(validate.validate)
+app.command("eval", rich_help_panel=USE, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command(rich_help_panel=USE, epilog=predict.EXAMPLES)(predict.predict)
+app.add_typer(methods.app, name="methods", rich_help_panel=KNOW)
+app.command(rich_help_panel=KNOW, epilog=models.EXAMPLES)(models.models)
+app.add_typer(data.app, name="data", rich_help_panel=KNOW)
+app.add_typer(config.app, name="config", rich_help_panel=KNOW, help="Presets: list, show, copy to edit.")
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a curve's blocks gets question marks, not a traceback.
+        with contextlib.suppress(OSError, ValueError):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+    app(prog_name="proxyfl")

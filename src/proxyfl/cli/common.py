@@ -1,0 +1,236 @@
+"""What the verbs share: how errors are told, options that several have, finding a run by path or name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from proxyfl.core.config import Config, Tree
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run's folder, or its name in the runs folder.", show_default=False),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-root", envvar="PROXYFL_DATA", help="The folder with the data sets.", show_default=False
+    ),
+]
+Runs = Annotated[
+    Path, typer.Option("--runs", envvar="PROXYFL_RUNS", help="The folder in which runs are kept.")
+]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", help="A name from `proxyfl methods`, or parent+addon.", show_default=False),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in method.tau=0.9. Repeatable.",
+                 show_default=False),
+]  # fmt: skip
+Fidelity = Annotated[
+    str | None,
+    typer.Option("--fidelity", help="Whose reading of the paper: clean, code or paper.", show_default=False),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No settings, no progress: print the run's folder only.")
+]
+
+
+class Verbs(TyperGroup):
+    """The verbs. What a user can mend is told on one line; anything else is a bug and keeps its traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ProxyFLError as error:
+            tell_error(str(error))
+            raise typer.Exit(USER_ERROR) from error
+        except KeyboardInterrupt as error:
+            typer.echo("stopped", err=True)
+            raise typer.Exit(INTERRUPTED) from error
+
+
+def tell_error(message: str) -> None:
+    one_line = " ".join(part.strip() for part in message.splitlines() if part.strip())
+    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {one_line}", err=True)
+
+
+def examples(*commands: str) -> str:
+    """Commands to try, as the last lines of a help text."""
+    return "\n\n".join(["[bold]Examples[/]", *(f"  [cyan]{_literal(command)}[/]" for command in commands)])
+
+
+def _literal(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def command(*words: object) -> str:
+    """A command line to type next, with the plug-ins that this one was given."""
+    context = click.get_current_context(silent=True)
+    plugins: Sequence[str] = (context.find_root().params.get("plugin") if context else None) or ()
+    options = [part for plugin in plugins for part in ("--plugin", plugin)]
+    return shlex.join(["proxyfl", *options, *map(str, words)])
+
+
+def out() -> Console:
+    """Where results go."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def err() -> Console:
+    """Where progress and warnings go."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def plain_table(*columns: str, right: Sequence[str] = (), keep: Sequence[str] = ()) -> Table:
+    """A table without lines. Columns named in ``keep`` are never wrapped."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(
+            name, justify="right" if name in right else "left", no_wrap=name in keep, overflow="fold"
+        )
+    return table
+
+
+def runs_folder() -> Path:
+    return Path(os.environ.get("PROXYFL_RUNS") or "runs")
+
+
+def find_run(text: str, accept: Callable[[Path], bool] | None = None) -> Path:
+    """The run at a path, or the one of that name in the runs folder."""
+    accept = accept or is_run
+    given = Path(text).expanduser()
+    places = [given] if given.is_absolute() else [given, runs_folder() / given]
+    for place in places:
+        if accept(place):
+            return place
+    near = [name for place in places for name in _close_runs(place)]
+    hint = f"did you mean '{near[0]}'?" if near else "'proxyfl ls DIR' lists the runs in a folder"
+    raise RunError(f"{text} is not a run; {hint}")
+
+
+def is_run(path: Path) -> bool:
+    from proxyfl.runs.directory import RunDirectory
+
+    run = RunDirectory(path)
+    return run.config.is_file() and run.checkpoints.is_dir()
+
+
+def _close_runs(place: Path) -> list[Path]:
+    try:
+        names = [path.name for path in place.parent.iterdir() if is_run(path)]
+    except OSError:
+        return []
+    return [place.parent / name for name in difflib.get_close_matches(place.name, names, n=1, cutoff=0.5)]
+
+
+def environment(run: Path) -> dict[str, Any]:
+    """What a run noted about its machine and data; empty where that is damaged."""
+    import json
+
+    from proxyfl.runs.directory import RunDirectory
+
+    try:
+        found = json.loads(RunDirectory(run).environment.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def load_settings(
+    preset: str, method: str | None, flags: Mapping[str, Any], assignments: Sequence[str] | None
+) -> Config:
+    """The config that a preset or TOML file, flags and ``--set`` ask for together."""
+    from proxyfl.runs.experiment import load_config
+
+    overrides = _overrides(method, flags, assignments or ())
+    if preset.endswith(".toml"):
+        _check_file_agrees(Path(preset), method, overrides)
+    return load_config(preset, overrides, method)
+
+
+def _overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
+    """Flags and assignments as nested tables. A setting that is given twice is an error, whichever way."""
+    from proxyfl.core.config import merge, parse_assignment
+    from proxyfl.runs.settings import COMMON, from_short
+
+    given = {
+        COMMON[name]: f"--{name.replace('_', '-')} {value}"
+        for name, value in flags.items()
+        if value is not None
+    }
+    if method is not None:
+        given["method.name"] = f"--method {method}"
+    layers = [from_short(flags)]
+    for text in assignments:
+        layers.append(parse_assignment(text))
+        for key in _leaves(layers[-1]):
+            if key == "preset":
+                raise ConfigError("preset cannot be set; name it as the first argument: proxyfl run PRESET")
+            if key in given:
+                raise ConfigError(f"'{key}' is given twice: {given[key]} and --set {text}; keep one")
+            given[key] = f"--set {text}"
+    return merge(*layers)
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> list[str]:
+    keys: list[str] = []
+    for key, value in tree.items():
+        nested = isinstance(value, Mapping) and value
+        keys += _leaves(value, f"{above}{key}.") if nested else [f"{above}{key}"]
+    return keys
+
+
+def _check_file_agrees(path: Path, method: str | None, overrides: Tree) -> None:
+    """A file that spells out its fidelity or method is not turned into another one by half."""
+    from proxyfl.runs.settings import load_toml
+
+    table = load_toml(path)
+    written, asked = table.get("fidelity"), overrides.get("fidelity")
+    if written and asked and written != asked:
+        raise ConfigError(
+            f"{path} was written for fidelity '{written}'; take that line out to read it as '{asked}', "
+            f"or make another with 'proxyfl config copy PRESET FILE.toml --fidelity {asked}'"
+        )
+    section = table.get("method")
+    named = section.get("name") if isinstance(section, dict) else None
+    if method and named and named != method and len(section or {}) > 1:
+        text = f"note: [method] of {path} is for {named}; {method} starts from its own defaults"
+        typer.echo(text, err=True)
+
+
+def require_device(config: Config) -> None:
+    """Find out before anything is written whether the device can be used."""
+    import torch
+
+    name = config.compute.device
+    try:
+        torch.zeros(1, device=name).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"compute.device = '{name}' cannot be used here: {reason}") from error

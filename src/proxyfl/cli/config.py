@@ -1,0 +1,96 @@
+"""``proxyfl config``: the presets, with every value, to read or to copy and edit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxyfl.cli.common import Fidelity, Method, Settings, command, examples, load_settings, out, plain_table
+from proxyfl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from proxyfl.core.config import Config
+
+EXAMPLES = examples(
+    "proxyfl config ls",
+    "proxyfl config show cifar10 --method fedavg",
+    "proxyfl config copy cifar10 mine.toml",
+)
+app = typer.Typer(no_args_is_help=True, epilog=EXAMPLES)
+
+Preset = Annotated[
+    str,
+    typer.Argument(metavar="PRESET", help="A name from `proxyfl config ls`, or a file.", show_default=False),
+]
+
+
+@app.command("ls", epilog=examples("proxyfl config ls"))
+def list_presets() -> None:
+    """List the presets: one protocol per data set."""
+    from proxyfl.runs.settings import preset_names, resolve
+
+    right = ("rounds", "clients", "epochs", "batch", "lr", "width")
+    table = plain_table("preset", "data", "method", *right, right=right)
+    for name in preset_names():
+        config = resolve(name)
+        clients = f"{config.federation.per_round} of {config.partition.clients}"
+        train = config.train
+        table.add_row(
+            name,
+            config.data.name,
+            config.method.name,
+            str(config.federation.rounds),
+            clients,
+            str(train.epochs),
+            str(train.batch),
+            f"{train.lr:g}",
+            str(config.model.width),
+        )
+    console = out()
+    console.print(table)
+    console.print(f"\nevery value of one: {command('config', 'show', 'digits')}")
+
+
+@app.command(epilog=examples("proxyfl config show cifar10", "proxyfl config show digits --fidelity paper"))
+def show(preset: Preset, method: Method = None, fidelity: Fidelity = None, set_: Settings = None) -> None:
+    """Print a preset as TOML with every value."""
+    from proxyfl.runs.settings import to_toml
+
+    config = load_settings(preset, method, {"fidelity": fidelity}, set_)
+    typer.echo(to_toml(config, _how_to_run(preset, config)), nl=False)
+
+
+@app.command(
+    epilog=examples(
+        "proxyfl config copy digits mine.toml",
+        "proxyfl config copy cifar10 fedavg.toml --method fedavg --force",
+    )
+)
+def copy(
+    preset: Preset,
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The file to write.", show_default=False)],
+    method: Method = None,
+    fidelity: Fidelity = None,
+    set_: Settings = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a preset with every value to a file, to be edited and run."""
+    from proxyfl.core.files import write_bytes
+    from proxyfl.runs.settings import to_toml
+
+    if file.suffix != ".toml":
+        raise ConfigError(f"{file} must end in .toml, so that 'proxyfl run' knows it for a file")
+    config = load_settings(preset, method, {"fidelity": fidelity}, set_)
+    if file.exists() and not force:
+        raise ConfigError(f"{file} exists; overwrite it with --force or choose another name")
+    try:
+        write_bytes(file, to_toml(config, command("run", file)).encode())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
+    typer.echo(f"wrote {file}; edit it, then: {command('run', file)}")
+
+
+def _how_to_run(preset: str, config: Config) -> str:
+    return command("run", preset, "--method", config.method.name, "--fidelity", config.fidelity)

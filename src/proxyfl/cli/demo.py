@@ -1,0 +1,343 @@
+"""``proxyfl demo``: three methods on scikit-learn's digits, side by side, with a table and pictures."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from proxyfl.cli.common import INTERRUPTED, command, err, examples, load_settings, out, runs_folder
+from proxyfl.cli.present import percent
+from proxyfl.core.errors import ProxyFLError, RunError
+
+if TYPE_CHECKING:
+    from proxyfl.core.config import Config
+    from proxyfl.core.state import Failure, Update
+    from proxyfl.federation.loop import RoundReport
+
+METHODS = ("fedavg", "fixmatch-gpl", "proxyfl")
+"""From the quickest to the slowest; they are started the other way round, so that no core waits for long."""
+
+LEDGER = "demo.json"
+"""The names of the runs that the demo made in its folder: what ``--fresh`` may delete."""
+
+PAUSE = 0.25
+"""Seconds between two looks at the runs."""
+
+EXAMPLES = examples(
+    "proxyfl demo",
+    "proxyfl demo --seeds 3 --first-seed 11 --markdown table.md",
+    "proxyfl demo --rounds 5 --runs runs/quick",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to make."""
+
+    method: str
+    config: Config
+    path: Path
+
+    @property
+    def rounds(self) -> int:
+        return self.config.federation.rounds
+
+
+def demo(
+    runs: Annotated[
+        Path | None,
+        typer.Option("--runs", help="The folder for runs and pictures.", show_default="runs/demo"),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each method, one per seed.")] = 1,
+    first_seed: Annotated[int, typer.Option("--first-seed", min=0, help="The first seed.")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Rounds.", show_default="the preset's")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train again what is there already.")] = False,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the table to this file, too.", show_default=False)
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hidden=True)] = None,
+) -> None:
+    """Train FedAvg, FixMatch-GPL and ProxyFL on scikit-learn's digits and compare them.
+
+    Ends with a table, accuracy curves and a picture of who holds what. Runs that are there already are used
+    again, those that were stopped go on.
+    """
+    from proxyfl.report import style
+
+    style.new_figure(1, 1)  # finds out now, not after training, whether pictures can be drawn
+    folder = runs or runs_folder() / "demo"
+    jobs = plan(folder, range(first_seed, first_seed + seeds), rounds, settings or [])
+    claim(folder, jobs, fresh=fresh)
+    try:
+        _train(jobs)
+    except KeyboardInterrupt as interrupt:
+        typer.echo("stopped; what is done is kept, the same command goes on from there", err=True)
+        raise typer.Exit(INTERRUPTED) from interrupt
+    words: list[object] = ["demo", "--seeds", seeds, "--first-seed", first_seed]
+    words += ["--rounds", rounds] if rounds else []
+    words += [word for assignment in settings or [] for word in ("--set", assignment)]
+    _show(folder, jobs, markdown, command(*words))
+
+
+def plan(folder: Path, seeds: Iterable[int], rounds: int | None, assignments: Sequence[str]) -> list[Job]:
+    """The runs to make. A run's name holds a hash of its settings, so other settings make another run."""
+    from proxyfl.runs.settings import default_name
+
+    jobs = []
+    for seed in seeds:
+        for method in METHODS:
+            config = load_settings("digits", method, {"seed": seed, "rounds": rounds}, assignments)
+            jobs.append(Job(method, config, folder / default_name(config)))
+    return jobs
+
+
+def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
+    """Note which runs will be the demo's own; with ``fresh``, delete those that are."""
+    from proxyfl.core.files import write_bytes
+    from proxyfl.runs.directory import RunDirectory, readable_errors
+    from proxyfl.runs.run import Run
+
+    ledger = folder / LEDGER
+    own = _read_ledger(ledger)
+    for job in jobs:
+        if not job.path.exists():
+            own.add(job.path.name)
+        elif not fresh:
+            if Run(job.path).config != job.config:
+                raise RunError(f"{job.path} was made with other settings; train it again with --fresh")
+        elif job.path.name not in own:
+            raise RunError(f"{job.path} is not the demo's own and is kept; choose another folder with --runs")
+        else:
+            with RunDirectory(job.path).require().locked():
+                shutil.rmtree(job.path)
+    with readable_errors(ledger):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(ledger, json.dumps({"runs": sorted(own)}, indent=1).encode())
+
+
+def _read_ledger(path: Path) -> set[str]:
+    try:
+        return {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["runs"]}
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunError(f"{path} is damaged; delete it, or choose another folder with --runs") from None
+
+
+def _train(jobs: Sequence[Job]) -> None:
+    from proxyfl.runs.run import Run
+
+    missing = [job for job in reversed(jobs) if not (job.path.exists() and Run(job.path).finished)]
+    if missing:
+        workers = min(usable_cores(), len(missing))
+        err().print(f"{len(missing)} of {len(jobs)} runs to train, {workers} at a time")
+        with Bars(jobs) as bars:
+            train_all(missing, workers, bars.look)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def train_all(jobs: Sequence[Job], workers: int, look: Callable[[], None]) -> None:
+    """Each run in a process of its own, ``workers`` at a time.
+
+    A run computes with one thread, so this uses all cores and gives the same bits as one run after the
+    other. No child outlives this function.
+    """
+    waiting = deque(jobs)
+    running: list[Child] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(Child(waiting.popleft()))
+            wait([child.process.sentinel for child in running], timeout=PAUSE)
+            for child in [child for child in running if not child.process.is_alive()]:
+                running.remove(child)
+                child.check()
+            look()
+    finally:
+        for child in running:
+            child.end()
+
+
+class Child:
+    """A process that makes one run."""
+
+    def __init__(self, job: Job) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.job = job
+        self.answer, theirs = context.Pipe(duplex=False)
+        self.process: BaseProcess = context.Process(target=make_run, args=(job, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def check(self) -> None:
+        """Raise what the child could not do."""
+        try:
+            mendable, text = self.answer.recv()
+        except EOFError:
+            if self.process.exitcode:
+                reason = f"the process ended with code {self.process.exitcode}"
+                raise RunError(f"{self.job.path}: {reason}; the same command goes on from there") from None
+            return
+        raise (RunError if mendable else RuntimeError)(f"{self.job.path}: {text}")
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def make_run(job: Job, answer: Connection) -> None:
+    """What a child does: the run from its start, or from where it was stopped."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
+    from proxyfl.runs.experiment import Experiment, resume
+
+    try:
+        if job.path.exists():
+            resume(job.path, [WithParent()])
+        else:
+            Experiment(config=job.config).run(job.path, [WithParent()])
+    except ProxyFLError as error:
+        answer.send((True, str(error)))
+    except Exception:
+        answer.send((False, traceback.format_exc()))
+
+
+class WithParent:
+    """An observer that ends a child whose parent is gone, however it went."""
+
+    def round_started(self, round: int, clients: list[int]) -> None:
+        self._check()
+
+    def answered(self, answer: Update | Failure) -> None:
+        self._check()
+
+    def round_finished(self, report: RoundReport) -> None:
+        pass
+
+    def _check(self) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            raise SystemExit(1)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How far a run was when it was last looked at; ``size`` is that of its metrics file."""
+
+    size: int = 0
+    rounds: int = 0
+    accuracy: float = 0.0
+
+
+class Bars:
+    """A bar per method, moved by what its runs have written; where there is no terminal, a line per run."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.jobs = jobs
+        self.seen = {job.path: _look_at(job.path, Seen()) for job in jobs}
+        self.console = err()
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
+            TextColumn("[green]{task.fields[state]}"), TimeRemainingColumn(elapsed_when_finished=True),
+            console=self.console, speed_estimate_period=120, disable=not self.console.is_terminal,
+        )  # fmt: skip
+        totals = {method: sum(job.rounds for job in jobs if job.method == method) for method in METHODS}
+        self.tasks = {
+            method: self.progress.add_task(method, total=total, state="", completed=self._state(method)[0])
+            for method, total in totals.items()
+        }
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def look(self) -> None:
+        """Read what is new."""
+        for job in self.jobs:
+            before, now = self.seen[job.path], _look_at(job.path, self.seen[job.path])
+            self.seen[job.path] = now
+            if self.progress.disable and before.rounds < now.rounds == job.rounds:
+                self.console.print(f"{job.path.name} finished: accuracy {percent(now.accuracy)}")
+        for method, task in self.tasks.items():
+            rounds, state = self._state(method)
+            self.progress.update(task, completed=rounds, state=state)
+
+    def _state(self, method: str) -> tuple[int, str]:
+        """Rounds played, and the accuracy now: the mean over the seeds that have begun."""
+        seen = [self.seen[job.path] for job in self.jobs if job.method == method]
+        begun = [each.accuracy for each in seen if each.rounds]
+        state = f"accuracy {percent(sum(begun) / len(begun))}" if begun else "waiting"
+        return sum(each.rounds for each in seen), state
+
+
+def _look_at(path: Path, before: Seen) -> Seen:
+    from proxyfl.runs.directory import RunDirectory, read_json_lines
+
+    metrics = RunDirectory(path).metrics
+    size = metrics.stat().st_size if metrics.exists() else 0
+    if size == before.size:
+        return before
+    lines = read_json_lines(metrics)
+    return Seen(size, len(lines), lines[-1]["accuracy"] if lines else 0.0)
+
+
+def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str) -> None:
+    """The table, the pictures, and where things are."""
+    from proxyfl.core.files import write_bytes
+    from proxyfl.report.bubbles import partition_bubbles
+    from proxyfl.report.curves import accuracy_curves
+    from proxyfl.report.tables import caption, summary_rows, to_markdown, to_rich
+    from proxyfl.runs.directory import readable_errors
+    from proxyfl.runs.run import Run
+
+    runs = {method: [Run(job.path) for job in jobs if job.method == method] for method in METHODS}
+    rows = summary_rows(runs)
+    config = jobs[0].config
+    title = (
+        f"Test accuracy on digits: {config.partition.clients} clients, alpha = {config.partition.alpha:g}, "
+        f"{100 * config.labels.ratio:g} % labels"
+    )
+    curves, *_ = accuracy_curves(runs, folder / "accuracy", title)
+    bubbles, *_ = partition_bubbles(runs[METHODS[-1]][0], folder / "partition")
+    console = out()
+    console.print()
+    console.print(to_rich(rows))
+    console.print(caption(rows), style="dim")
+    console.print()
+    places = [("curves", f"{curves} (also .svg, .csv)"), ("partition", f"{bubbles} (also .svg, .csv)")]
+    if markdown:
+        text = f"<!-- {made_by} -->\n\n{to_markdown(rows)}\n{caption(rows)}\n"
+        with readable_errors(markdown):
+            write_bytes(markdown, text.encode())
+        places.append(("table", str(markdown)))
+    places += [("runs", command("ls", folder)), ("one run", command("show", jobs[-1].path))]
+    for name, place in places:
+        console.print(f"{name:11}{place}", markup=False, soft_wrap=True)

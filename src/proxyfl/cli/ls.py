@@ -1,0 +1,163 @@
+"""``proxyfl ls`` and ``proxyfl show``: which runs there are, and one of them in detail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxyfl.cli.common import RunName, command, examples, find_run, is_run, out, plain_table, runs_folder
+from proxyfl.cli.present import curve, percent, settings_tree, summary_table
+from proxyfl.core.errors import ProxyFLError, RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from proxyfl.runs.run import Run
+
+LS_EXAMPLES = examples("proxyfl ls", "proxyfl ls results/runs")
+SHOW_EXAMPLES = examples("proxyfl show runs/digits-proxyfl-seed1-4b2c91", "proxyfl show try-1 --rounds 20")
+COLOURS = {"finished": "green", "running": "cyan", "stopped": "yellow"}
+
+
+def ls(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="The folder with the runs. Default: $PROXYFL_RUNS, else runs.",
+                       show_default=False),
+    ] = None,
+) -> None:  # fmt: skip
+    """List the runs in a folder: how far each is, how good, and whether a process is working on it."""
+    from proxyfl.runs.directory import RunDirectory
+    from proxyfl.runs.run import list_runs
+
+    place = folder or runs_folder()
+    if folder is not None and not folder.is_dir():
+        raise RunError(f"{folder} is not a folder; runs are kept where 'proxyfl run --runs DIR' put them")
+    if is_run(place):
+        raise RunError(f"{place} is itself a run; look at it with '{command('show', place)}'")
+    runs = list_runs(place)
+    cut_short = [
+        path for path in (sorted(place.iterdir()) if place.is_dir() else []) if _half_made(RunDirectory(path))
+    ]
+    console = out()
+    if not runs and not cut_short:
+        console.print(f"no runs in {place}; start one with: proxyfl run", markup=False, soft_wrap=True)
+        return
+    right = ("seed", "rounds", "accuracy")
+    table = plain_table("name", "data", "method", "seed", "rounds", "accuracy", "state", right=right)
+    for run in runs:
+        table.add_row(*_row(run))
+    console.print(table)
+    if runs:
+        console.print("[dim]accuracy: mean of the last rounds, as keep.last_rounds of each run says[/]")
+    for path in cut_short:
+        name = path.name.removeprefix(".").removesuffix(".creating")
+        line = f"not begun: {name}; begin with: {command('resume', place / name)}"
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _half_made(run: Any) -> bool:
+    """What a creation that was cut short has left, or one that is going on."""
+    name: str = run.path.name
+    return name.startswith(".") and name.endswith(".creating") and bool(run.config.is_file())
+
+
+def _row(run: Run) -> list[str]:
+    from rich.markup import escape
+
+    name = escape(run.path.name)
+    try:
+        config, lines = run.config, run.metrics
+        total = config.federation.rounds
+        accuracy = percent(run.summary.mean_last) if lines else "–"
+        state = "finished" if len(lines) >= total else "stopped"
+        if is_being_written(run):
+            state = "running"
+    except (ProxyFLError, KeyError, TypeError) as error:
+        return [name, "", "", "", "", "", f"[red]unreadable: {escape(str(error))}[/]"]
+    return [
+        name, escape(config.data.name), escape(config.method.name), str(config.seed), f"{len(lines)}/{total}",
+        accuracy, f"[{COLOURS[state]}]{state}[/]",
+    ]  # fmt: skip
+
+
+def is_being_written(run: Run) -> bool:
+    """Whether another process holds the run's lock."""
+    if not (run.path / ".lock").exists():
+        return False
+    try:
+        with run.directory.locked():
+            return False
+    except RunError as error:
+        return error.__cause__ is None  # with a cause it is a folder that cannot be written, not a held lock
+
+
+def show(
+    run: RunName,
+    rounds: Annotated[int, typer.Option(min=1, help="How many of the last rounds to list.")] = 5,
+) -> None:
+    """One run: its settings, result, accuracy curve, last rounds and the clients that failed."""
+    from proxyfl.runs.run import Run
+
+    found = Run(find_run(run))
+    console = out()
+    console.print(settings_tree(found.config, found.path.name, console))
+    console.print()
+    lines, total = found.metrics, found.config.federation.rounds
+    if not lines:
+        console.print("no round is finished yet")
+    else:
+        console.print(summary_table(found.summary, found.config.keep.last_rounds))
+        console.print()
+        _print_curve([line["accuracy"] for line in lines], console)
+        console.print(_last_rounds(lines[-rounds:]))
+        _print_failures(lines, console)
+    if is_being_written(found):
+        console.print(f"\nrunning: {len(lines)} of {total} rounds done")
+    elif len(lines) < total:
+        how = f"continue with: {command('resume', found.path)}"
+        console.print(f"\nstopped after round {len(lines)} of {total}; {how}", markup=False, soft_wrap=True)
+
+
+def _print_curve(accuracy: list[float], console: Console) -> None:
+    if len(accuracy) < 2:
+        return
+    rows = curve(accuracy, min(60, max(10, console.width - 24)))
+    labels = [percent(max(accuracy)), *[""] * (len(rows) - 2), percent(min(accuracy))]
+    for label, row in zip(labels, rows, strict=True):
+        console.print(f"[dim]{label:>8}[/] [green]{row}[/]")
+    console.print(f"[dim]{'':8} test accuracy, rounds 1 to {len(accuracy)}[/]\n")
+
+
+def _last_rounds(lines: list[dict[str, Any]]) -> Table:
+    heads = ["round", "accuracy", "loss", "clients", "idle", "failed", "trusted", "of them right", "sent"]
+    table = plain_table(*heads, right=heads, keep=heads)
+    for line in lines:
+        pseudo, traffic = line.get("pseudo", {}), line["traffic"]
+        losses = line.get("losses", {})
+        table.add_row(
+            str(line["round"]), percent(line["accuracy"]), f"{sum(losses.values()):.3f}" if losses else "–",
+            str(len(line["clients"])), str(len(line["idle"])), str(len(line["failed"])),
+            _share(pseudo.get("selected_share")), _share(pseudo.get("selected_accuracy")),
+            f"{(traffic['bytes_up'] + traffic['bytes_down']) / 1e6:.1f} MB",
+        )  # fmt: skip
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else percent(value)
+
+
+def _print_failures(lines: list[dict[str, Any]], console: Console, most: int = 10) -> None:
+    failures = [(line["round"], client, why) for line in lines for client, why in line["failed"].items()]
+    if not failures:
+        return
+    console.print(f"\n[yellow]{len(failures)} client updates failed or were refused[/]")
+    for round, client, why in failures[-most:]:
+        text = f"  round {round}, client {client}: {' '.join(why.split())}"
+        console.print(text, markup=False, soft_wrap=True)
+    if len(failures) > most:
+        console.print(f"  and {len(failures) - most} before these; see metrics.jsonl")

@@ -1,0 +1,131 @@
+"""``proxyfl methods``: what can be trained, and every parameter of a method."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxyfl.cli.common import command, examples, out, plain_table
+from proxyfl.cli.present import as_toml
+from proxyfl.core.config import FIDELITIES, describe
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from proxyfl.methods.base import Method, Part
+    from proxyfl.methods.registry import Recipe
+
+EXAMPLES = examples("proxyfl methods", "proxyfl methods show proxyfl", "proxyfl methods show fedavg+gpt")
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback(epilog=EXAMPLES)
+def methods(ctx: typer.Context) -> None:
+    """Methods that can be trained: what each sends beside the weights, and what clients keep."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from rich.markup import escape
+
+    from proxyfl.methods import registry
+
+    table = plain_table("name", "what it does", "sends beside the weights", "clients keep", keep=("name",))
+    for recipe in registry.recipes():
+        method = registry.create(recipe.name)
+        name = f"[bold]{escape(recipe.name)}[/]" + (" [yellow](oracle)[/]" if method.oracle else "")
+        also = "".join(f"\n[dim]  = {escape(alias)}[/]" for alias in registry.aliases_of(recipe.name))
+        table.add_row(name + also, recipe.summary, _joined(method, "sends"), _joined(method, "keeps"))
+    console = out()
+    console.print(table)
+    console.print()
+    console.print("[yellow](oracle)[/] is given the true labels of unlabelled images: a bound, not a method")
+    addons = ", ".join([*registry.addons(), *registry.BUNDLES])
+    console.print(f"add-ons for any method, as in fedavg+gpt: {addons}")
+    console.print(f"parameters of one: {command('methods', 'show', 'proxyfl')}")
+
+
+@app.command(epilog=examples("proxyfl methods show proxyfl", "proxyfl methods show fedavg+gpt"))
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A method, or parent+addon.", show_default=False)
+    ],
+) -> None:
+    """Parameters of a method and its add-ons: default, what other fidelities make of it, range, meaning."""
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    from proxyfl.methods import registry
+
+    recipe, method = registry.find(name), registry.create(name)
+    console = out()
+    oracle = " [yellow](oracle)[/]" if method.oracle else ""
+    console.print(f"[bold]{escape(recipe.name)}[/]{oracle}: {escape(recipe.summary)}")
+    about = _about(recipe)
+    if about:
+        console.print(Padding(about, (1, 0, 0, 2)), markup=False)
+    for part in method.parts:
+        title = "method" if part is method else f"method.{part.name}"
+        console.print(f"\n[bold]\\[{title}][/]  [dim]{escape(_facts(part))}[/]")
+        console.print(_parameters(recipe.name, part, method))
+    console.print("\n[dim]code, paper: where that fidelity has another value; presets may set others[/]")
+    console.print(_example(recipe, method), markup=False, soft_wrap=True)
+
+
+def _about(recipe: Recipe) -> str:
+    """What the method's module says: the citation and the equations."""
+    module = sys.modules.get(recipe.method.__module__)
+    text = (inspect.getdoc(module) if module is not None else None) or ""
+    paragraphs = text.replace("``", "").replace("::\n", ":\n").split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else " ".join(part.split()) for part in paragraphs)
+
+
+def _facts(part: Part) -> str:
+    parts = [f"sends {part.sends}" if part.sends else "", f"clients keep {part.keeps}" if part.keeps else ""]
+    return "; ".join(filter(None, parts))
+
+
+def _parameters(name: str, part: Part, method: Method) -> Table:
+    """One row per parameter, with the values that this recipe has in each fidelity."""
+    from rich.markup import escape
+
+    from proxyfl.methods import registry
+
+    trees = {fidelity: registry.resolve(name, {}, fidelity)[1] for fidelity in FIDELITIES}
+    values: dict[str, Any] = {
+        fidelity: tree if part is method else tree[part.name] for fidelity, tree in trees.items()
+    }
+    cls = type(part).Parameters
+    meanings = {spec.name: spec.metadata.get("meaning", "") for spec in dataclasses.fields(cls)}
+    heads = ("parameter", "default", "code", "paper", "range", "meaning")
+    table = plain_table(*heads, keep=heads[:4])
+    for key, _, span, _ in describe(cls):
+        clean = values["clean"][key]
+        others = [values[f][key] for f in ("code", "paper")]
+        differing = ["" if value == clean else escape(as_toml(value)) for value in others]
+        default = f"[cyan]{escape(as_toml(clean))}[/]"
+        table.add_row(key, default, *differing, escape(span), escape(meanings[key]))
+    if not table.row_count:
+        table.add_row("–", "", "", "", "", "nothing to set")
+    return table
+
+
+def _example(recipe: Recipe, method: Method) -> str:
+    """A command that sets a parameter of the method, and one of its first add-on."""
+    words: list[str] = ["run", "digits", "--method", recipe.name]
+    for part in method.parts[:2]:
+        where = "method" if part is method else f"method.{part.name}"
+        first = next(iter(describe(type(part).Parameters)), None)
+        if first is not None:
+            words += ["--set", f"{where}.{first[0]}={as_toml(getattr(part.parameters, first[0]))}"]
+    return f"example: {command(*words)}"
+
+
+def _joined(method: Method, attribute: str) -> str:
+    from rich.markup import escape
+
+    texts = {part.name: getattr(part, attribute) for part in method.parts}
+    found = [f"{name}: {text}" for name, text in texts.items() if text and not text.startswith("nothing")]
+    return escape("\n".join(found)) or "[dim]–[/]"

@@ -1,0 +1,58 @@
+"""User code that is imported because the command line says so; a config file can never ask for it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from proxyfl.core.errors import ConfigError
+
+VARIABLE = "PROXYFL_PLUGINS"
+
+
+def load_plugins(named: Sequence[str]) -> None:
+    """Import every plug-in of the environment, then those that were named, each once."""
+    inherited = os.environ.get(VARIABLE, "").split(os.pathsep)
+    for plugin in [*inherited, *named]:
+        if plugin:
+            load_plugin(plugin)
+
+
+def load_plugin(name: str) -> None:
+    """Import a module by name, or a file that ends in .py; what it registers is known afterwards."""
+    if name.endswith(".py"):
+        _load_file(Path(name).expanduser())
+        return
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that is there but imports something that is not keeps its traceback.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"plug-in '{name}' is not installed; a file is named with its .py") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"'{name}' does not name a module; give MODULE or FILE.py") from error
+
+
+def _load_file(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"plug-in {path} does not exist")
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    name = f"proxyfl_plugin_{path.stem}_{digest[:8]}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"plug-in {path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise

@@ -1,0 +1,61 @@
+"""``proxyfl predict``: what a run's model makes of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxyfl.cli.common import RunName, examples, find_run, out, plain_table
+from proxyfl.cli.evaluate import Model, Which
+from proxyfl.cli.present import percent
+from proxyfl.core.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXAMPLES = examples(
+    "proxyfl predict runs/try-1 photo.png", "proxyfl predict try-1 *.jpg --top 5 --model best"
+)
+BATCH = 256
+
+
+def predict(
+    run: RunName,
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size.", show_default=False)
+    ],
+    model: Model = Which.last,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 3,
+) -> None:
+    """The most probable classes of image files, by a run's model.
+
+    Images are brought to the model's size, and to grey where it was trained on grey ones.
+    """
+    import torch
+    from rich.markup import escape
+
+    from proxyfl.runs.run import Run
+
+    trained = Run(find_run(run)).model(model)
+    card = trained.card
+    batch = torch.stack([_read(path, card.channels, card.image_size) for path in images])
+    probabilities = torch.cat([trained(part).cpu() for part in torch.split(batch, BATCH)])
+    shares, labels = probabilities.topk(min(top, len(card.classes)), dim=1)
+    table = plain_table("image", *(f"{place}." for place in range(1, labels.shape[1] + 1)))
+    for path, row, probability in zip(images, labels.tolist(), shares.tolist(), strict=True):
+        pairs = zip(row, probability, strict=True)
+        named = [f"{escape(card.classes[label])} {percent(share)}" for label, share in pairs]
+        table.add_row(escape(str(path)), f"[bold]{named[0]}[/]", *named[1:])
+    out().print(table)
+
+
+def _read(path: Path, channels: int, size: int) -> Tensor:
+    import torch
+
+    from proxyfl.data.images import decode
+
+    if not path.is_file():
+        raise DataError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+    return torch.from_numpy(decode(path, channels, size))

@@ -1,0 +1,176 @@
+"""Following a run to its end: a live bar in a terminal, a line per round elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+
+from proxyfl.cli.common import INTERRUPTED, command, err, out
+from proxyfl.cli.present import duration, percent, summary_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, Task
+    from rich.text import Text
+
+    from proxyfl.core.state import Failure, Update
+    from proxyfl.federation.loop import Observer, RoundReport
+    from proxyfl.runs.run import Run
+
+
+class LiveProgress:
+    """An observer that shows rounds, the round's clients, last and best accuracy and the time left.
+
+    Failed clients are told in any case. ``before`` are the accuracies of rounds played by an earlier process.
+    """
+
+    def __init__(
+        self, console: Console, rounds: int, before: Sequence[float] = (), *, quiet: bool = False
+    ) -> None:
+        self.console, self.rounds, self.quiet = console, rounds, quiet
+        self.live = console.is_terminal and not quiet
+        self.done_before = len(before)
+        self.last = before[-1] if before else None
+        self.best = max(before, default=None)
+        self.round, self.answers, self.expected = len(before), 0, 0
+        self.started = self.updated = time.monotonic()
+        self.bars: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def round_started(self, round: int, clients: list[int]) -> None:
+        self.round, self.answers, self.expected = round, 0, len(clients)
+        self.round_began = time.monotonic()
+        # The bar begins here and not earlier: reading the data may have shown a bar of its own.
+        if self.live and self.bars is None:
+            self.started = time.monotonic()
+            self.bars = self._new_bars()
+            self.bars.start()
+        self._show(round - 1)
+
+    def answered(self, answer: Update | Failure) -> None:
+        reason = getattr(answer, "reason", None)
+        if reason is not None:
+            line = f"round {answer.round}: client {answer.client} failed: {' '.join(reason.split())}"
+            self.console.print(line, style="yellow", markup=False, soft_wrap=True)
+        self.answers += 1
+        self._show(self.round - 1 + self.answers / (self.expected + 1))
+
+    def round_finished(self, report: RoundReport) -> None:
+        self.last = report.metrics["accuracy"]
+        self.best = max(self.best if self.best is not None else 0.0, self.last)
+        self._show(self.round)
+        if not self.live and not self.quiet:
+            took = duration(time.monotonic() - self.round_began)
+            self.console.print(
+                f"round {self.round}/{self.rounds}  {self._accuracy()}  {took}", soft_wrap=True
+            )
+
+    def seconds_left(self, completed: float) -> float | None:
+        """From the pace since this process began; None before the first answer."""
+        played = completed - self.done_before
+        if played <= 0:
+            return None
+        pace = (self.updated - self.started) / played
+        return max(0.0, pace * (self.rounds - completed) - (time.monotonic() - self.updated))
+
+    def _accuracy(self) -> str:
+        if self.last is None or self.best is None:
+            return ""
+        return f"accuracy {percent(self.last)}  best {percent(self.best)}"
+
+    def _show(self, completed: float) -> None:
+        self.updated = time.monotonic()
+        if self.bars is None:
+            return
+        self.bars.update(
+            self.bars.task_ids[0],
+            completed=completed,
+            round=self.round,
+            accuracy=self._accuracy(),
+            clients=f"{self.answers}/{self.expected}",
+        )
+
+    def _new_bars(self) -> Progress:
+        from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+        from rich.text import Text
+
+        follower = self
+
+        class TimeLeft(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                left = follower.seconds_left(task.completed)
+                if task.finished or left is None:
+                    return Text("")
+                return Text(f"{duration(round(left))} left".replace(".0 s", " s"), style="dim")
+
+        bars = Progress(
+            TextColumn("round {task.fields[round]}/{task.total:.0f}"),
+            BarColumn(bar_width=24, complete_style="cyan", finished_style="green"),
+            TextColumn("[dim]clients[/] {task.fields[clients]}"),
+            TextColumn("[green]{task.fields[accuracy]}"),
+            TimeLeft(),
+            console=self.console,
+            refresh_per_second=4,
+        )
+        bars.add_task(
+            "", total=self.rounds, completed=self.done_before, round=self.round, clients="", accuracy=""
+        )
+        return bars
+
+
+def train(
+    path: Path,
+    rounds: int,
+    go: Callable[[Sequence[Observer]], Run],
+    *,
+    before: Sequence[float] = (),
+    quiet: bool = False,
+) -> None:
+    """Play the rounds while showing them, then the result. Ctrl-C says how to continue."""
+    try:
+        with LiveProgress(err(), rounds, before, quiet=quiet) as progress:
+            run = go([progress])
+    except KeyboardInterrupt as interrupt:
+        typer.echo(_stopped(path), err=True)
+        raise typer.Exit(INTERRUPTED) from interrupt
+    if quiet:
+        typer.echo(str(run.path))
+    else:
+        tell_result(run)
+
+
+def tell_result(run: Run) -> None:
+    """The result of a finished run, where it is and what to do with it."""
+    console = out()
+    console.print()
+    console.print(summary_table(run.summary, run.config.keep.last_rounds))
+    console.print()
+    lines = [
+        ("run", str(run.path)),
+        ("curve", command("show", run.path)),
+        ("per class", command("eval", run.path)),
+    ]
+    for name, text in lines:
+        console.print(f"{name:11}{text}", markup=False, soft_wrap=True)
+
+
+def _stopped(path: Path) -> str:
+    from proxyfl.runs.checkpoint import folders
+    from proxyfl.runs.directory import RunDirectory
+
+    run = RunDirectory(path)
+    if not run.path.exists() and not RunDirectory(run.aside).config.is_file():
+        return "stopped before the run began; nothing was kept"
+    saved: list[Any] = folders(run)
+    done = int(saved[0].name.removeprefix("round-")) if saved else 0
+    return f"stopped after round {done}; continue with: {command('resume', path)}"

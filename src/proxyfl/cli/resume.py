@@ -1,0 +1,74 @@
+"""``proxyfl resume``: go on with a run that was stopped, however it was stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from proxyfl.cli.common import DataRoot, Quiet, RunName, examples, find_run, is_run, require_device
+from proxyfl.cli.progress import tell_result, train
+
+if TYPE_CHECKING:
+    from proxyfl.runs.checkpoint import Checkpoint
+    from proxyfl.runs.directory import RunDirectory
+
+EXAMPLES = examples(
+    "proxyfl resume runs/digits-proxyfl-seed1-4b2c91",
+    "proxyfl resume digits-proxyfl-seed1-4b2c91 --data-root /elsewhere",
+)
+
+
+def resume(run: RunName, data_root: DataRoot = None, quiet: Quiet = False) -> None:
+    """Continue a run after Ctrl-C, a crash or a power cut: the result is the same to the bit.
+
+    A finished run says so and is left as it is.
+    """
+    from proxyfl.runs.directory import RunDirectory
+    from proxyfl.runs.experiment import resume as go_on
+    from proxyfl.runs.settings import load_toml, resolve
+
+    path = find_run(run, lambda place: is_run(place) or _creation_cut_short(place))
+    directory = RunDirectory(path)
+    before: list[float] = []
+    if path.exists():
+        saved = _newest(directory)
+        before = [json.loads(line)["accuracy"] for line in saved.metrics.splitlines()]
+        config = resolve("", load_toml(directory.config))
+        unchanged = saved.config == directory.config.read_bytes()
+        if unchanged and saved.state.round >= config.federation.rounds:
+            _tell_finished(path, quiet)
+            return
+    else:
+        config = resolve("", load_toml(RunDirectory(directory.aside).config))
+    require_device(config)
+    train(
+        path, config.federation.rounds, lambda observers: go_on(path, observers, data_root),
+        before=before, quiet=quiet,
+    )  # fmt: skip
+
+
+def _creation_cut_short(path: Path) -> bool:
+    """Whether there is only what was built aside; its config is enough to begin again."""
+    from proxyfl.runs.directory import RunDirectory
+
+    return not path.exists() and RunDirectory(RunDirectory(path).aside).config.is_file()
+
+
+def _newest(directory: RunDirectory) -> Checkpoint:
+    from proxyfl.runs.checkpoint import load_newest
+
+    return load_newest(directory)[0]
+
+
+def _tell_finished(path: Path, quiet: bool) -> None:
+    from proxyfl.runs.run import Run
+
+    if quiet:
+        typer.echo(str(path))
+        return
+    run = Run(path)
+    typer.echo(f"{path} is finished: {run.summary.rounds} of {run.config.federation.rounds} rounds")
+    tell_result(run)

@@ -1,0 +1,124 @@
+"""``proxyfl run``: train a method on a data set, as a preset or a TOML file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proxyfl.cli.common import (
+    DataRoot,
+    Fidelity,
+    Method,
+    Quiet,
+    Runs,
+    Settings,
+    command,
+    examples,
+    load_settings,
+    out,
+    require_device,
+)
+from proxyfl.cli.present import settings_tree
+from proxyfl.cli.progress import train
+from proxyfl.core.errors import ConfigError, RunError
+
+EXAMPLES = examples(
+    "proxyfl run",
+    "proxyfl run digits --method fedavg --rounds 20 --seed 3",
+    "proxyfl run cifar10 --data-root ~/data --label-ratio 0.2 --alpha 0.5 --device cuda",
+    "proxyfl run cifar10 --method fixmatch-gpl --set method.tau=0.9 --set train.lr=0.05",
+    "proxyfl run mine.toml --name try-1",
+)
+PROTOCOL, MACHINE = "Protocol", "Machine and place"
+
+
+def run(
+    preset: Annotated[
+        str, typer.Argument(metavar="[PRESET|FILE.toml]", help="A name from `proxyfl config ls`, or a file.")
+    ] = "digits",
+    method: Method = None,
+    set_: Settings = None,
+    label_ratio: Annotated[
+        float | None,
+        typer.Option(help="Share of the images that keep their label.", rich_help_panel=PROTOCOL),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Dirichlet concentration; small is uneven.", rich_help_panel=PROTOCOL)
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Registered clients.", rich_help_panel=PROTOCOL)] = None,
+    per_round: Annotated[
+        int | None, typer.Option(help="Clients in a round.", rich_help_panel=PROTOCOL)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Communication rounds.", rich_help_panel=PROTOCOL)
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the network.", rich_help_panel=PROTOCOL)] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side in pixels; 0 is the native size.", rich_help_panel=PROTOCOL)
+    ] = None,
+    subset: Annotated[
+        float | None,
+        typer.Option(help="Training images: a share up to 1, or a count.", rich_help_panel=PROTOCOL),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of weights, sampling, batches and views.", rich_help_panel=PROTOCOL),
+    ] = None,
+    fidelity: Fidelity = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1 or mps.", rich_help_panel=MACHINE)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32 or bf16.", rich_help_panel=MACHINE)] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="The run's name; made from its settings otherwise.", rich_help_panel=MACHINE),
+    ] = None,
+    runs: Runs = Path("runs"),
+    data_root: DataRoot = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a method and write everything down in a run's folder.
+
+    Settings come from a preset (one per data set) or a TOML file; flags and --set go over them. The settings
+    in effect are shown before the first round. Ctrl-C stops a run, `proxyfl resume` continues it exactly.
+    """
+    flags = {
+        "label_ratio": label_ratio,
+        "alpha": alpha,
+        "clients": clients,
+        "per_round": per_round,
+        "rounds": rounds,
+        "width": width,
+        "image_size": image_size,
+        "subset": subset,
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+        "fidelity": fidelity,
+    }
+    config = load_settings(preset, method, flags, set_)
+
+    from proxyfl.runs.experiment import Experiment
+    from proxyfl.runs.settings import default_name
+
+    path = runs / (_checked_name(name) if name is not None else default_name(config))
+    if path.exists():
+        raise RunError(
+            f"{path} exists; continue it with '{command('resume', path)}' or choose another --name"
+        )
+    require_device(config)
+    if not quiet:
+        console = out()
+        console.print(settings_tree(config, path.name, console))
+    experiment = Experiment(config=config, data_root=data_root)
+    train(path, config.federation.rounds, lambda observers: experiment.run(path, observers), quiet=quiet)
+
+
+def _checked_name(name: str) -> str:
+    if not name or name.startswith(".") or Path(name).name != name:
+        raise ConfigError(
+            f"--name '{name}' must be a folder's name without a path; --runs says where it is put"
+        )
+    return name

@@ -1,0 +1,145 @@
+"""``proxyfl validate``: is this config sound, is this run intact?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxyfl.cli.common import (
+    DataRoot,
+    examples,
+    find_run,
+    is_run,
+    load_settings,
+    out,
+    plain_table,
+    runs_folder,
+)
+from proxyfl.core.errors import ProxyFLError, RunError
+
+if TYPE_CHECKING:
+    from proxyfl.core.config import Config
+    from proxyfl.data.dataset import Dataset
+    from proxyfl.runs.directory import RunDirectory
+
+EXAMPLES = examples("proxyfl validate mine.toml", "proxyfl validate runs/digits-proxyfl-seed1-4b2c91")
+
+
+def validate(
+    target: Annotated[str, typer.Argument(metavar="FILE.toml|RUN", help="A config file or a run's folder.")],
+    data_root: DataRoot = None,
+) -> None:
+    """Check a config file, with the data where it is at hand; or every checksum of a run.
+
+    Exit code 2 and one line about the fault when something is wrong.
+    """
+    given = Path(target)
+    if given.is_dir() or (given.suffix != ".toml" and is_run(runs_folder() / given)):
+        _validate_run(find_run(target))
+    else:
+        config = load_settings(target, None, {}, None)
+        typer.echo(f"OK: {_sizes(config, data_root)}")
+
+
+def _sizes(config: Config, root: Path | None) -> str:
+    """Method, data, clients, rounds and network in a line; the data is cut up as the run would do it."""
+    from proxyfl.data import sources
+    from proxyfl.data.files import data_root
+
+    method, data = config.method.name, config.data.name
+    federation, clients = config.federation, config.partition.clients
+    rounds = f"{federation.rounds} rounds with {federation.per_round} of {clients} clients"
+    source = sources.find(data)
+    found = source.locate(data_root(root))
+    if not found.present:
+        cure = f"; {source.cure(data_root(root))}" if source.cure(data_root(root)) else ""
+        return f"{method} on {data}, {rounds}; the data is not here{cure}"
+
+    from proxyfl.runs.simulation import prepare
+
+    simulation = prepare(config, root)
+    held = simulation.partition.sizes
+    labelled = int(sum(simulation.partition.labelled.sizes))
+    least, most = int(held.min()), int(held.max())
+    spread = f"{least:,} to {most:,} per client" if least < most else f"{most:,} per client"
+    images = f"{int(held.sum()):,} images ({labelled:,} labelled), {spread}"
+    network = f"{config.model.name} with {_parameters(config, simulation.dataset):,} parameters"
+    return f"{method} on {data}: {images}; {rounds}; {network}"
+
+
+def _parameters(config: Config, dataset: Dataset) -> int:
+    from proxyfl.core.rng import SERVER, isolated
+    from proxyfl.methods import registry
+    from proxyfl.models import build
+
+    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    with isolated(config.seed, 0, SERVER, "count"):  # building draws from the global generator
+        network = build(
+            config.model.name, len(dataset.classes), dataset.channels, config.model.width,
+            heads=method.needs_heads,
+        )  # fmt: skip
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _validate_run(path: Path) -> None:
+    from proxyfl.runs.checkpoint import folders
+    from proxyfl.runs.directory import RunDirectory
+
+    run = RunDirectory(path)
+    checks: list[tuple[str, str]] = [(folder.name, _checkpoint_fault(folder)) for folder in folders(run)]
+    intact = [name for name, fault in checks if not fault]
+    if intact:
+        checks += _files_against(run, intact[0])
+    checks += [(f"models/{which}", _model_fault(run, which)) for which in ("best", "last")]
+    table = plain_table("what", "verdict", keep=("what",))
+    for name, fault in checks:
+        table.add_row(name, f"[red]{fault}[/]" if fault else "[green]intact[/]")
+    out().print(table)
+    bad = [name for name, fault in checks if fault]
+    if not intact:
+        raise RunError(f"{path} has no intact checkpoint and cannot be continued")
+    if bad:
+        raise RunError(f"{path} is damaged: {', '.join(bad)}; resuming it starts from {intact[0]}")
+    typer.echo(f"OK: {path} is intact, {int(intact[0].removeprefix('round-'))} rounds")
+
+
+def _checkpoint_fault(folder: Path) -> str:
+    from proxyfl.runs.checkpoint import read
+
+    try:
+        read(folder)
+    except ProxyFLError as error:
+        return str(error).removeprefix(str(folder.parent) + "/")
+    return ""
+
+
+def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
+    """The run's own files compared with what the newest intact checkpoint says about them."""
+    from proxyfl.core.files import sha256
+    from proxyfl.runs.checkpoint import read
+
+    saved = read(run.checkpoints / newest)
+    same = run.config.read_bytes() == saved.config
+    verdicts = [(run.config.name, "" if same else "changed since the run began")]
+    for file in (run.partition, run.environment):
+        intact = file.is_file() and sha256(file) == saved.run_files.get(file.name)
+        verdicts.append((file.name, "" if intact else "missing or not what its checksum says"))
+    recorded = run.metrics.read_bytes() if run.metrics.is_file() else b""
+    same = recorded.startswith(saved.metrics)
+    verdicts.append((run.metrics.name, "" if same else "not what the checkpoint says"))
+    return verdicts
+
+
+def _model_fault(run: RunDirectory, which: str) -> str:
+    from proxyfl.runs.export import load_model
+
+    path = run.models / f"{which}.safetensors"
+    if not path.is_file() and not run.metrics.read_bytes():
+        return ""  # there is no model before the first round
+    try:
+        load_model(path)
+    except ProxyFLError as error:
+        return str(error).removeprefix(str(run.path) + "/")
+    return ""

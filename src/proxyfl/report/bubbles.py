@@ -1,0 +1,143 @@
+"""The partition as a matrix of bubbles: clients × classes, labelled and unlabelled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from proxyfl.core.errors import RunError
+from proxyfl.data.labels import Indices
+from proxyfl.data.partition import Partition
+from proxyfl.report import style
+from proxyfl.runs.run import Run
+from proxyfl.runs.simulation import load_dataset
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MANY_CLASSES, MANY_CLIENTS = 20, 40
+"""With more classes numbers are left out; of more clients the first ones are drawn."""
+
+CELL, SMALL_CELL, TALLEST = 0.37, 0.16, 24.0
+"""Side of a cell with and without numbers, and the most that all cells together may be high, in inches."""
+
+RADIUS = 0.48
+FILLS = {"labelled": style.ORANGE, "unlabelled": style.SKY}
+
+
+def partition_bubbles(
+    source: Run | tuple[Partition, Any, Sequence[str]], path: str | Path, title: str = ""
+) -> list[Path]:
+    """Who holds what, as PNG, SVG and CSV; gives the three files.
+
+    ``source`` is a run, or a partition with the labels of its training images and the names of the classes.
+    """
+    if isinstance(source, Run):
+        title = title or _describe(source)
+        source = _holdings(source)
+    partition, labels, classes = source
+    parts = dict(zip(FILLS, partition.class_counts(labels, len(classes)), strict=True))
+    if not any(counts.any() for counts in parts.values()):
+        raise RunError("the partition holds no image to draw")
+    figure = _draw(parts, classes, title or "Who holds what")
+    rows = [
+        (client, label, name, *(int(counts[client, label]) for counts in parts.values()))
+        for client in range(partition.clients)
+        for label, name in enumerate(classes)
+    ]
+    return [
+        *style.save(figure, path),
+        style.save_csv(path, ("client", "class", "class_name", *parts), rows),
+    ]
+
+
+def _holdings(run: Run) -> tuple[Partition, Any, Sequence[str]]:
+    recorded = json.loads(run.directory.environment.read_text(encoding="utf-8")).get("data_root")
+    dataset = load_dataset(run.config, Path(recorded) if recorded else None)
+    return run.partition, dataset.train.labels, dataset.classes
+
+
+def _describe(run: Run) -> str:
+    partition = run.config.partition
+    return f"Who holds what: {run.config.data.name}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
+
+
+def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str) -> Figure:
+    clients = len(next(iter(parts.values())))
+    shown, numbers = min(clients, MANY_CLIENTS), len(classes) <= MANY_CLASSES
+    cell = CELL if numbers else min(SMALL_CELL, TALLEST / len(classes))
+    wide, high = (shown + 2) * cell + 1.4, (len(classes) + 1) * cell + 1.0
+    if numbers:
+        figure = style.new_figure(max(wide, 7.0), 2 * high + 0.8)
+        panels = figure.subplots(2, 1)
+    else:
+        figure = style.new_figure(max(2 * wide, 9.0), high + 0.8)
+        panels = figure.subplots(1, 2)
+    figure.suptitle(title, fontsize=style.TITLE + 1, color=style.INK, x=0.01, ha="left", fontweight="bold")
+    for axes, (part, counts) in zip(panels, parts.items(), strict=True):
+        _panel(axes, counts[:shown], classes, FILLS[part], numbers)
+        mean = counts.sum() / clients
+        heading = f"{part.capitalize()}: {counts.sum():,} images, {mean:.3g} per client on average"
+        style.dress(axes, title=heading, x="client", y="class")
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.tick_params(length=0)
+    style.note(figure, _caption(clients, shown, numbers, parts))
+    return figure
+
+
+def _panel(axes: Axes, counts: Indices, classes: Sequence[str], fill: str, numbers: bool) -> None:
+    """Circles in the units of the axes, so that area is in proportion to the count whatever the layout."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Circle
+
+    clients, size = len(counts), len(classes)
+    held = [(int(k), int(c), int(counts[k, c])) for k, c in np.argwhere(counts)]
+    largest = max((count for _, _, count in held), default=1)
+    circles = [Circle((k, c), RADIUS * (count / largest) ** 0.5) for k, c, count in held]
+    axes.add_collection(PatchCollection(circles, facecolor=fill, edgecolor="none", alpha=0.8))
+    axes.set(
+        xlim=(-0.6, clients - 0.4 + 1.4 * numbers), ylim=(size - 0.4, -0.6 - 0.9 * numbers), aspect="equal"
+    )
+    axes.set_anchor("W")
+    step = 1 if numbers else max(1, -(-size // 25))
+    axes.set_yticks(range(0, size, step), [str(classes[label]) for label in range(0, size, step)])
+    step = 1 if numbers else 5
+    axes.set_xticks(range(0, clients, step), [str(client) for client in range(0, clients, step)])
+    for line in range(clients + 1):
+        axes.axvline(line - 0.5, color=style.GRID, linewidth=0.5, zorder=0)
+    for line in range(size + 1):
+        axes.axhline(line - 0.5, color=style.GRID, linewidth=0.5, zorder=0)
+    if numbers:
+        _numbers(axes, held, counts)
+
+
+def _numbers(axes: Axes, held: list[tuple[int, int, int]], counts: Indices) -> None:
+    """A count on every bubble, the sum of each client above and of each class at the right."""
+    clients = len(counts)
+    place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.SMALL}
+    for client, label, count in held:
+        axes.text(client, label, _short(count), color=style.INK, **place)
+    for client, total in enumerate(counts.sum(1)):
+        axes.text(client, -1, _short(int(total)), color=style.MUTED, **place)
+    for label, total in enumerate(counts.sum(0)):
+        axes.text(clients + 0.3, label, _short(int(total)), color=style.MUTED, **place)
+    axes.text(clients + 0.3, -1, "sum", color=style.MUTED, **place)
+
+
+def _short(count: int) -> str:
+    return str(count) if count < 10_000 else f"{count / 1000:.0f}k"
+
+
+def _caption(clients: int, shown: int, numbers: bool, parts: Mapping[str, Indices]) -> str:
+    largest = " and ".join(f"{int(counts.max())} ({part})" for part, counts in parts.items())
+    lines = [f"Area in proportion to the number of images; the largest bubbles are {largest}."]
+    if not numbers:
+        lines.append(f"More than {MANY_CLASSES} classes: the numbers are in the CSV file only.")
+    if shown < clients:
+        lines.append(f"The first {shown} of {clients} clients are shown; sums count these.")
+    return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""Accuracy against rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxyfl.core.errors import RunError
+from proxyfl.report import style
+from proxyfl.runs.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MARKERS = 8
+"""Markers along a line: enough to tell lines apart in greyscale."""
+
+Curves = dict[str, NDArray[np.float64]]
+"""Accuracy in per cent by method, (runs, rounds)."""
+
+
+def accuracy_curves(runs: Mapping[str, Sequence[Run]], path: str | Path, title: str = "") -> list[Path]:
+    """Test accuracy of each method's runs, as PNG, SVG and CSV; gives the three files.
+
+    Where a method has several runs, the line is their mean over the rounds that all have finished and the
+    band reaches from the lowest to the highest.
+    """
+    rows = [
+        (method, run.config.seed, line["round"], line["accuracy"], run.path.name)
+        for method, each in runs.items()
+        for run in each
+        for line in run.metrics
+    ]
+    names = dict.fromkeys(run.config.data.name for each in runs.values() for run in each)
+    figure = _draw(
+        {method: _accuracies(method, each) for method, each in runs.items()},
+        title or f"Test accuracy on {', '.join(names)}",
+    )
+    return [
+        *style.save(figure, path),
+        style.save_csv(path, ("method", "seed", "round", "accuracy", "run"), rows),
+    ]
+
+
+def _accuracies(method: str, runs: Sequence[Run]) -> NDArray[np.float64]:
+    lines = [[line["accuracy"] for line in run.metrics] for run in runs]
+    common = min(map(len, lines), default=0)
+    if not common:
+        raise RunError(f"not every run of {method} has finished a round; go on with 'proxyfl resume RUN'")
+    return 100 * np.array([line[:common] for line in lines])
+
+
+def _draw(curves: Curves, title: str) -> Figure:
+    if not curves:
+        raise RunError("there is no run to draw; start one with 'proxyfl run'")
+    figure = style.new_figure(8.4, 4.6)
+    from matplotlib.ticker import MaxNLocator
+
+    axes = figure.add_subplot()
+    rounds = max(values.shape[1] for values in curves.values())
+    looks, every = style.looks(curves), max(1, rounds // MARKERS)
+    by_last = sorted(curves, key=lambda method: float(curves[method].mean(0)[-1]), reverse=True)
+    for position, method in enumerate(by_last):
+        values, look = curves[method], looks[method]
+        x = np.arange(1, values.shape[1] + 1)
+        axes.plot(
+            x, values.mean(0), label=method, color=look.colour, linestyle=look.line, linewidth=look.width,
+            marker=look.marker, markersize=look.size, markevery=(position % every, every),
+            markeredgecolor="white", markeredgewidth=0.6, zorder=3,
+        )  # fmt: skip
+        if len(values) > 1:
+            axes.fill_between(x, values.min(0), values.max(0), color=look.colour, alpha=0.16, linewidth=0)
+    style.dress(axes, title=title, x="communication round", y="test accuracy (%)", grid="y")
+    axes.set_xlim(0.5, rounds + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(
+        loc="outside right upper", fontsize=style.TEXT, frameon=False, handlelength=3.2,
+        title="method", title_fontsize=style.TEXT, alignment="left",
+    )  # fmt: skip
+    most = max(map(len, curves.values()))
+    if most > 1:
+        style.note(figure, f"Line: mean of {most} runs with different seeds. Band: lowest to highest.")
+    return figure

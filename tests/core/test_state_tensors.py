@@ -1,0 +1,74 @@
+"""State as named tensors: nothing is lost on the way to a file and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from proxyfl.core.files import write_tensors
+from proxyfl.core.state import ServerState, namespace, size_in_bytes, within
+
+
+def example() -> ServerState:
+    return ServerState(
+        round=12,
+        weights={
+            "conv.weight": torch.randn(2, 3),
+            "norm.steps": torch.tensor(7),
+            "half": torch.ones(2).bfloat16(),
+        },
+        extras={"prior/classes": torch.tensor([0.25, 0.75]), "m/flags": torch.tensor([True, False])},
+        versions={5: 11, 2: 12},
+        carry={"conv.weight": torch.zeros(2, 3)},
+    )
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        assert value.dtype == b[name].dtype, name
+        assert value.shape == b[name].shape, name
+        assert torch.equal(value, b[name]), name
+
+
+def test_names_say_where_a_tensor_belongs() -> None:
+    assert set(example().to_tensors()) == {
+        "weights/conv.weight", "weights/norm.steps", "weights/half", "extras/prior/classes", "extras/m/flags",
+        "carry/conv.weight", "round", "versions/clients", "versions/rounds",
+    }  # fmt: skip
+
+
+def test_state_survives_a_file(tmp_path: Path) -> None:
+    state = example()
+    write_tensors(tmp_path / "s.safetensors", state.to_tensors())
+    back = ServerState.from_tensors(load_file(tmp_path / "s.safetensors"))
+    assert (back.round, back.versions) == (12, {5: 11, 2: 12})
+    for part in ("weights", "extras", "carry"):
+        assert_equal(getattr(back, part), getattr(state, part))
+
+
+def test_an_empty_state_survives(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "s.safetensors", ServerState(0, {}).to_tensors())
+    assert ServerState.from_tensors(load_file(tmp_path / "s.safetensors")) == ServerState(0, {})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.dictionaries(st.text("ab/.", min_size=1, max_size=6), st.integers(0, 9), max_size=6))
+def test_namespace_and_within_are_inverse(sizes: dict[str, int]) -> None:
+    tensors = {name: torch.arange(size) for name, size in sizes.items()}
+    assert namespace(within("part", tensors), "part") == tensors
+    assert namespace(within("part", tensors), "par") == {}
+
+
+def test_namespace_wants_the_whole_first_word() -> None:
+    tensors = {"prior/classes": torch.ones(1), "priority/x": torch.ones(1), "prior": torch.ones(1)}
+    assert list(namespace(tensors, "prior")) == ["classes"]
+
+
+def test_size_in_bytes() -> None:
+    tensors = {"a": torch.zeros(3, 4), "b": torch.zeros(5, dtype=torch.int64), "c": torch.zeros(2).bfloat16()}
+    assert size_in_bytes(tensors) == 3 * 4 * 4 + 5 * 8 + 2 * 2

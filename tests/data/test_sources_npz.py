@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from source_formats import pixels
+
+from proxyfl.core.errors import DataError
+from proxyfl.data.sources import SOURCES, load, npz
+
+
+def arrays(naming=0, **changes):
+    content = dict(
+        zip(
+            npz.NAMINGS[naming],
+            (pixels(5, 8, 8), np.array([0, 1, 2, 3, 0]), pixels(2, 8, 8, seed=1), np.array([1, 0])),
+            strict=True,
+        )
+    )
+    return content | changes
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_grey_images(tmp_path, save):
+    content = arrays()
+    save(tmp_path / "a.npz", **content)
+    dataset = load("npz:a.npz", tmp_path)
+    assert torch.equal(dataset.train.images[:, 0], torch.from_numpy(content["x_train"]))
+    assert dataset.train.labels.tolist() == [0, 1, 2, 3, 0]
+    assert dataset.classes == ("0", "1", "2", "3")
+    assert not dataset.flip
+    assert SOURCES["npz"].at("a.npz").locate(tmp_path).counts == (5, 2)
+
+
+def test_medmnists_names_and_colour_and_column_labels(tmp_path):
+    images = pixels(5, 28, 28, 3)
+    content = arrays(1, train_images=images, test_images=images[:2])
+    content["train_labels"] = content["train_labels"][:, None].astype(np.uint8)
+    content["test_labels"] = content["test_labels"][:, None].astype(np.uint8)
+    np.savez_compressed(
+        tmp_path / "m.npz", **content, val_images=images, val_labels=np.zeros((5, 1), np.uint8)
+    )
+    dataset = load(f"npz:{tmp_path / 'm.npz'}")
+    assert torch.equal(dataset.train.images, torch.from_numpy(images).permute(0, 3, 1, 2))
+    assert dataset.train.labels.tolist() == [0, 1, 2, 3, 0]
+    assert len(dataset.mean) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"x_train": pixels(5, 8, 8).astype(np.float32)}, "x_train is float32, expected uint8"),
+        ({"x_train": pixels(5, 8, 8, 4)}, "x_train has shape"),
+        ({"x_train": pixels(5, 64)}, "x_train has shape"),
+        ({"x_train": pixels(0, 8, 8)}, "x_train has shape"),
+        ({"y_train": np.zeros((5, 3), int)}, "y_train has 3 labels for each image"),
+        ({"y_train": np.zeros(5)}, "y_train is float64, expected whole numbers"),
+        ({"y_train": np.array(3)}, "y_train has shape"),
+        ({"y_train": np.array(["a"] * 5, object)}, "pickled"),
+        ({"extra": np.array([None])}, "pickled"),
+    ],
+)
+def test_other_contents(tmp_path, changes, fault):
+    np.savez(tmp_path / "a.npz", **arrays(**changes))
+    with pytest.raises(DataError, match=f"a.npz is damaged: .*{fault}"):
+        load("npz:a.npz", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"y_train": np.zeros(4, int)}, "5 train images but labels of shape"),
+        ({"y_train": np.array([0, 1, 2, 3, -1])}, "a train label is -1"),
+        ({"y_train": np.array([0, 1, 2, 3, 2**40])}, "a label is 1099511627776; at most 65,536 classes"),
+        ({"x_test": pixels(2, 8, 9)}, "differ in shape"),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other(tmp_path, changes, fault):
+    np.savez(tmp_path / "a.npz", **arrays(**changes))
+    with pytest.raises(DataError, match=fault):
+        load("npz:a.npz", tmp_path)
+
+
+def test_missing_arrays_and_files(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=pixels(2, 8, 8))
+    with pytest.raises(
+        DataError, match="it holds x_train, expected x_train, y_train, x_test, y_test or train_images"
+    ):
+        load("npz:a.npz", tmp_path)
+    with pytest.raises(DataError, match=r"npz file not found; looked in .*b\.npz"):
+        load("npz:b.npz", tmp_path)
+
+
+def header(shape, dtype="|u1"):
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("shape", [(10**6, 10**6), (10**12,), (7,)])
+def test_a_header_that_promises_more_than_there_is(tmp_path, shape):
+    np.savez(tmp_path / "a.npz", **{name: value for name, value in arrays().items() if name != "x_train"})
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("x_train.npy", header(shape) + b"abc")
+    with pytest.raises(DataError, match=r"x_train\.npy does not hold what its header promises"):
+        load("npz:a.npz", tmp_path)
+
+
+def test_what_memory_cannot_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", **arrays())
+    monkeypatch.setattr(npz, "memory_limit", lambda: 100)
+    with pytest.raises(DataError, match="too much for this machine's memory"):
+        load("npz:a.npz", tmp_path)
+
+
+@pytest.mark.parametrize("part", [0, 1, 40, 200])
+def test_truncated_files(tmp_path, part):
+    np.savez(tmp_path / "a.npz", **arrays())
+    content = (tmp_path / "a.npz").read_bytes()
+    (tmp_path / "a.npz").write_bytes(content[:part])
+    assert SOURCES["npz"].at("a.npz").locate(tmp_path).counts is None
+    with pytest.raises(DataError, match=r"a\.npz is damaged"):
+        load("npz:a.npz", tmp_path)
+
+
+def test_flipped_bytes_are_noticed(tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays())
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    place = content.index(arrays()["x_train"].tobytes())
+    content[place] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.npz is damaged: .*CRC"):
+        load("npz:a.npz", tmp_path)

@@ -1,0 +1,131 @@
+"""Folding answers: weights by rule, refusals as failures, what is kept and summed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from proxyfl.core.config import Config, FederationSettings
+from proxyfl.core.state import Failure, ServerState, Update
+from proxyfl.federation.fold import Fold
+from proxyfl.federation.sampling import Population
+from proxyfl.methods import create
+from proxyfl.methods.base import Method
+from proxyfl.methods.context import ServerContext
+
+STATE = ServerState(3, {"w": torch.zeros(1)}, carry={"w": torch.tensor([9.0])})
+PEOPLE = Population(np.array([1, 2, 4]), np.array([9, 8, 6]))
+
+
+def fold(method: Method | None = None, spool: Path | None = None, **federation: Any) -> Fold:
+    config = Config(federation=FederationSettings(**federation))
+    return Fold(config, method or create("fedavg"), STATE, [0, 1, 2], PEOPLE, spool)
+
+
+def answer(client: int, value: float, **changes: Any) -> Update:
+    update = Update(4, client, 10, {"w": torch.tensor([value])}, metrics={"steps": 2.0, "loss/a": value})
+    return dataclasses.replace(update, **changes)
+
+
+def context(folded: Fold) -> ServerContext:
+    found = ServerContext(4, 1, 3, torch.device("cpu"), {}, {})
+    found.clients, found.samples = folded.clients, folded.samples
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("size", (0 * 10 + 1 * 10 + 4 * 5) / 25),
+        ("uniform", 5 / 3),
+        # 2000 times the labelled images and the pool, which holds all of them
+        ("release", (0 * 2010 + 1 * 4010 + 4 * 8005) / (2010 + 4010 + 8005)),
+    ],
+)
+def test_weights_by_rule(rule: str, expected: float) -> None:
+    folded = fold(weighting=rule)
+    folded.take(answer(0, 0.0))
+    folded.take(answer(1, 1.0))
+    folded.take(answer(2, 4.0, samples=5))
+    assert folded.mean(context(folded))["w"].item() == pytest.approx(expected, rel=1e-6)
+    assert (folded.clients, folded.samples) == ([0, 1, 2], [10, 10, 5])
+
+
+def test_a_refused_update_becomes_a_failure_and_leaves_no_trace() -> None:
+    folded = fold()
+    folded.take(answer(0, 1.0))
+    refused = folded.take(answer(1, float("nan"), metrics={"loss/a": 7.0}))
+    assert refused == Failure(4, 1, "refused: 'w' holds values that are not finite")
+    failed = folded.take(Failure(4, 2, "fell asleep"))
+    assert failed == Failure(4, 2, "fell asleep")
+    assert folded.failed == {1: "refused: 'w' holds values that are not finite", 2: "fell asleep"}
+    assert folded.clients == [0]
+    assert folded.mean(context(folded))["w"].item() == 1.0
+    assert folded.losses() == {"a": 0.5}
+
+
+def test_an_update_without_what_the_method_reads_is_refused_before_it_is_folded() -> None:
+    folded = fold(create("fixmatch-gpl+prior"))
+    bare = folded.take(answer(0, 5.0))
+    assert bare == Failure(4, 0, "refused: 'prior/counts' is missing")
+    folded.take(answer(1, 1.0, extras={"prior/counts": torch.ones(3)}))
+    assert folded.mean(context(folded))["w"].item() == 1.0
+    assert [sorted(kept) for kept in folded.kept] == [["prior/counts"]]
+
+
+def test_losses_are_means_over_all_steps() -> None:
+    folded = fold()
+    folded.take(answer(0, 1.0, metrics={"steps": 3.0, "loss/a": 6.0, "pseudo/visits": 4.0}))
+    folded.take(answer(1, 1.0, metrics={"steps": 1.0, "loss/a": 2.0, "loss/b": 8.0, "pseudo/visits": 5.0}))
+    assert folded.losses() == {"a": 2.0, "b": 2.0}
+    assert folded.sums["pseudo/visits"] == 9.0
+
+
+def test_what_one_client_hands_to_the_next() -> None:
+    folded = fold()
+    assert folded.carry["w"].item() == 9.0
+    folded.take(answer(0, 1.0, carry={"w": torch.tensor([5.0])}))
+    assert folded.carry["w"].item() == 5.0
+    folded.take(Failure(4, 1, "fell asleep"))
+    folded.take(answer(2, float("inf"), carry={"w": torch.tensor([7.0])}))
+    assert folded.carry["w"].item() == 5.0
+
+
+class Favourite(Method):
+    """Counts only the client that says so."""
+
+    name = "favourite"
+    needs_all_updates = True
+
+    def receive(self, update: Update) -> dict[str, torch.Tensor]:
+        return {"chosen": update.extras["favourite/chosen"]}
+
+    def weights(self, ctx: ServerContext, kept: Any) -> list[float]:
+        return [float(tensors["chosen"]) for tensors in kept]
+
+
+def test_weights_that_need_all_updates(tmp_path: Path) -> None:
+    folded = fold(Favourite(Favourite.Parameters()), tmp_path, weighting="uniform")
+    for client, value in ((0, 3.0), (1, 5.0), (2, 7.0)):
+        chosen = torch.tensor(float(client == 1))
+        folded.take(answer(client, value, extras={"favourite/chosen": chosen}))
+    assert len(list(tmp_path.glob("spool-*/*"))) == 3
+    assert folded.mean(context(folded))["w"].item() == 5.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_method_may_leave_its_weights_to_the_rule(tmp_path: Path) -> None:
+    class Patient(Method):
+        name = "patient"
+        needs_all_updates = True
+
+    for rule, expected in (("size", 2.0), ("uniform", 2.5)):
+        folded = fold(Patient(Patient.Parameters()), tmp_path, weighting=rule)
+        folded.take(answer(0, 1.0))
+        folded.take(answer(2, 4.0, samples=5))
+        assert folded.mean(context(folded))["w"].item() == pytest.approx(expected)

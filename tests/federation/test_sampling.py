@@ -1,0 +1,77 @@
+"""Who takes part: the released program's stream, and ours."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from proxyfl.core.config import Config, FederationSettings
+from proxyfl.federation.sampling import Population, sample_clients
+
+
+def config(sampling: str = "stream", per_round: int = 8, seed: int = 1) -> Config:
+    return Config(seed=seed, federation=FederationSettings(per_round=per_round, sampling=sampling))
+
+
+def population(sizes: list[int]) -> Population:
+    labelled = np.array(sizes, dtype=np.int64) // 3
+    return Population(labelled, np.array(sizes, dtype=np.int64) - labelled)
+
+
+EQUAL = population([2500] * 20)
+
+
+def test_the_released_programs_first_samples() -> None:
+    samples = [sample_clients(config("legacy"), round, EQUAL) for round in (1, 2, 3)]
+    assert samples == [
+        [1, 17, 2, 5, 11, 0, 18, 6],
+        [18, 7, 15, 14, 17, 3, 1, 10],
+        [8, 2, 6, 1, 17, 4, 5, 11],
+    ]
+
+
+def test_the_legacy_stream_does_not_depend_on_which_round_is_asked_first_or_on_the_seed() -> None:
+    assert sample_clients(config("legacy", seed=99), 3, EQUAL) == [8, 2, 6, 1, 17, 4, 5, 11]
+
+
+def test_a_sample_is_a_pure_function_of_seed_and_round() -> None:
+    first = [sample_clients(config(), round, EQUAL) for round in range(1, 30)]
+    again = [sample_clients(config(), round, EQUAL) for round in reversed(range(1, 30))]
+    assert first == again[::-1]
+    assert len({tuple(sample) for sample in first}) == 29
+    assert first != [sample_clients(config(seed=2), round, EQUAL) for round in range(1, 30)]
+
+
+def test_without_replacement_and_all_are_met() -> None:
+    met: set[int] = set()
+    for round in range(1, 30):
+        sample = sample_clients(config(), round, EQUAL)
+        assert len(sample) == len(set(sample)) == 8
+        met |= set(sample)
+    assert met == set(range(20))
+
+
+def test_every_client_is_as_likely_as_every_other() -> None:
+    counts = np.zeros(20)
+    for round in range(1, 1001):
+        counts[sample_clients(config(), round, EQUAL)] += 1
+    # 400 expected, standard deviation sqrt(1000 * 0.4 * 0.6) = 15.5
+    assert abs(counts - 400).max() < 5 * 15.5
+
+
+def test_largest_first_then_by_number() -> None:
+    uneven = population([5, 30, 7, 30, 1, 9])
+    assert sample_clients(config(per_round=6), 1, uneven) == [1, 3, 5, 2, 0, 4]
+
+
+def test_clients_without_images_are_never_asked() -> None:
+    some = population([0, 4, 0, 4, 4, 0])
+    for kind in ("stream", "legacy"):
+        for round in range(1, 20):
+            assert set(sample_clients(config(kind, per_round=2), round, some)) <= {1, 3, 4}
+        assert sorted(sample_clients(config(kind, per_round=6), 1, some)) == [1, 3, 4]
+
+
+def test_population() -> None:
+    some = Population(np.array([0, 2, 0]), np.array([0, 1, 5]))
+    assert some.sizes.tolist() == [0, 3, 5]
+    assert some.holders.tolist() == [1, 2]

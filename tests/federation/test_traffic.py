@@ -1,0 +1,60 @@
+"""Bytes up and down by part, counted by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from proxyfl.core.state import Task, Update
+from proxyfl.federation.traffic import Traffic, by_part
+from proxyfl.models import build
+
+WEIGHTS = {
+    "trunk.stem.weight": torch.zeros(4, 3),  # 48 bytes
+    "trunk.norm.num_batches_tracked": torch.tensor(0),  # 8
+    "classifier.weight": torch.zeros(10, 4),  # 160
+    "classifier.bias": torch.zeros(10),  # 40
+    "heads.feature.weight": torch.zeros(4, 4),  # 64
+}
+
+
+def test_parts() -> None:
+    extras = {"prior/classes": torch.zeros(10), "m/flag": torch.zeros(3, dtype=torch.bool)}
+    assert by_part(WEIGHTS, extras) == {"trunk": 56, "classifier": 200, "heads": 64, "extras": 43}
+    assert by_part({}, {}) == {"trunk": 0, "classifier": 0, "heads": 0, "extras": 0}
+
+
+def test_a_round() -> None:
+    traffic = Traffic()
+    for client in (1, 2):
+        extras = {"prior/classes": torch.zeros(10)}
+        traffic.sent(Task(1, client, WEIGHTS, extras, personal={"m/helper": torch.zeros(5)}))
+    traffic.received(Update(1, 1, 5, WEIGHTS, {"prior/counts": torch.zeros(10)}))
+    assert traffic.record() == {
+        "bytes_up": 360,
+        "bytes_down": 760,
+        "up": {"trunk": 56, "classifier": 200, "heads": 64, "extras": 40},
+        "down": {"trunk": 112, "classifier": 400, "heads": 128, "extras": 120},
+    }
+
+
+def test_what_is_personal_counts_beside_what_all_receive() -> None:
+    traffic = Traffic()
+    same_name = {"m/x": torch.zeros(5)}
+    traffic.sent(Task(1, 1, {}, same_name, personal=same_name))
+    assert traffic.down["extras"] == 40
+
+
+def test_a_round_without_clients() -> None:
+    assert Traffic().record() == {"bytes_up": 0, "bytes_down": 0, "up": {}, "down": {}}
+
+
+def test_the_papers_network() -> None:
+    """Parameters are 1,358,922 with heads for ten classes; buffers are 2,688 floats and 9 counters."""
+    network = build("resnet8", 10, heads=True)
+    parts = by_part(network.state_dict(), {})
+    assert parts == {
+        "trunk": 4 * (1_225_024 + 2_688) + 8 * 9,
+        "classifier": 4 * 2_570,
+        "heads": 4 * 131_328,
+        "extras": 0,
+    }

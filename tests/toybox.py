@@ -1,0 +1,127 @@
+"""Small federations of drawn images and a way to play them, for the tests of several rooms."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxyfl.core.config import Config
+from proxyfl.core.state import ServerState
+from proxyfl.data.dataset import Dataset, Split
+from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.stream import ViewSettings
+from proxyfl.federation.client import numerics
+from proxyfl.federation.loop import Observer, RoundReport, run_rounds
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.experiment import _federation
+from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.simulation import Simulation
+
+TINY: dict[str, Any] = {
+    "rounds": 2,
+    "clients": 4,
+    "per_round": 2,
+    "width": 1,
+    "train__epochs": 1,
+    "train__batch": 8,
+}
+"""A federation that takes a fraction of a second: 4 clients, 2 of them in each of 2 rounds."""
+
+
+class Told:
+    """An observer that remembers everything it is told; ``stop_after`` raises once that round is over."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.reports: list[RoundReport] = []
+        self.stop_after = stop_after
+
+    def round_started(self, round: int, clients: list[int]) -> None:
+        self.calls.append(("started", (round, clients)))
+
+    def answered(self, answer: Any) -> None:
+        self.calls.append(("answered", answer))
+
+    def round_finished(self, report: RoundReport) -> None:
+        self.calls.append(("finished", report.state.round))
+        self.reports.append(report)
+        if report.state.round == self.stop_after:
+            raise Stopped(report.state.round)
+
+
+class Stopped(Exception):
+    """What an observer raises to end a run in the middle."""
+
+
+def ragged(lists: Sequence[Sequence[int]]) -> Ragged:
+    values = np.concatenate([np.asarray(part, dtype=np.int64) for part in lists])
+    return Ragged.from_sizes(values, np.array([len(part) for part in lists], dtype=np.int64))
+
+
+def make_simulation(
+    labelled: Sequence[int] = (6, 6, 6, 6),
+    unlabelled: Sequence[int] = (26, 26, 26, 26),
+    *,
+    classes: int = 10,
+    channels: int = 1,
+    size: int = 8,
+    seed: int = 0,
+) -> Simulation:
+    """Drawn images, one bright stripe per class, dealt to clients of the given sizes."""
+    count = sum(labelled) + sum(unlabelled)
+    train, test = (_drawn(n, classes, channels, size, seed + k) for k, n in enumerate((count, 40)))
+    mean, std = (0.5,) * channels, (0.25,) * channels
+    dataset = Dataset("drawn", train, test, tuple(map(str, range(classes))), mean, std, False, count)
+    bounds = np.cumsum([0, *labelled, *unlabelled])
+    lists = [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+    partition = Partition(ragged(lists[: len(labelled)]), ragged(lists[len(labelled) :]))
+    views = ViewSettings(False, mean, std)
+    return Simulation(dataset, partition, 1, views, views)
+
+
+def _drawn(count: int, classes: int, channels: int, size: int, seed: int) -> Split:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randperm(count, generator=generator) % classes
+    images = torch.randint(0, 120, (count, channels, size, size), generator=generator)
+    images[torch.arange(count), :, labels % size] += 100
+    return Split(images.to(torch.uint8), labels)
+
+
+def tiny_config(method: str = "proxyfl", preset: str = "digits", **settings: Any) -> Config:
+    return resolve(preset, from_short({**TINY, **settings}), {"method": {"name": method}})
+
+
+def play(
+    config: Config,
+    simulation: Simulation,
+    folder: Path,
+    *,
+    state: ServerState | None = None,
+    observers: Sequence[Observer] = (),
+    engine: Any = None,
+) -> ServerState:
+    """The rounds that are left, without a run directory around them. ``folder`` is for client state."""
+    with numerics(config.compute), contextlib.ExitStack() as stack:
+        federation, trainer = stack.enter_context(_federation(RunDirectory(folder), config, simulation))
+        if engine is not None:
+            federation.engine = engine
+        if state is None:
+            state = federation.start(trainer.initial_weights())
+        return run_rounds(federation, state, observers)
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(
+        a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a
+    )
+
+
+def same_state(a: ServerState, b: ServerState) -> bool:
+    return same_bits(a.to_tensors(), b.to_tensors())
