@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import numerics
-from proxyfl.federation.loop import Observer, RoundReport, run_rounds
+from proxyfl.federation.loop import Engine, Observer, RoundReport, run_rounds
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.experiment import _federation
 from proxyfl.runs.settings import from_short, resolve
@@ -105,13 +104,16 @@ def play(
     *,
     state: ServerState | None = None,
     observers: Sequence[Observer] = (),
-    engine: Any = None,
+    engine: Callable[[Engine], Engine] | None = None,
 ) -> ServerState:
-    """The rounds that are left, without a run directory around them. ``folder`` is for client state."""
-    with numerics(config.compute), contextlib.ExitStack() as stack:
-        federation, trainer = stack.enter_context(_federation(RunDirectory(folder), config, simulation))
+    """The rounds that are left, without a run directory around them.
+
+    ``folder`` is for client state; ``engine`` may put something around the inline engine.
+    """
+    federation, trainer = _federation(RunDirectory(folder), config, simulation)
+    with numerics(config.compute):
         if engine is not None:
-            federation.engine = engine
+            federation.engine = engine(federation.engine)
         if state is None:
             state = federation.start(trainer.initial_weights())
         return run_rounds(federation, state, observers)

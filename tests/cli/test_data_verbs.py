@@ -88,6 +88,12 @@ def test_check_counts_many_files_in_one_line(run, tmp_path):
     assert "[a]" in output
 
 
+def test_brackets_in_names_are_printed_as_they_are(run, tmp_path):
+    arrays = {"x_train": np.zeros((2, 8, 8), np.uint8), "x_test": np.zeros((2, 8, 8), np.uint8)}
+    np.savez(tmp_path / "[bold]a.npz", **arrays, y_train=np.array([0, 1]), y_test=np.array([0, 1]))
+    assert "[bold]a.npz" in run("check", "npz:[bold]a.npz").output
+
+
 def test_check_of_what_is_damaged_or_missing(run, cifar):
     with pytest.raises(DataError, match="proxyfl data fetch svhn"):
         run("check", "svhn")

@@ -161,6 +161,15 @@ def test_another_version_on_the_server_starts_again(site, tmp_path):
     assert download(remote(site, newer), tmp_path).read_bytes() == newer
 
 
+def test_without_a_checksum_the_servers_mark_keeps_versions_apart(site, tmp_path):
+    site.cut = [1000] * 4
+    with pytest.raises(DataError):
+        download(remote(site, checksum=None), tmp_path)
+    newer = CONTENT[::-1]
+    site.files["data.bin"], site.tag = newer, '"two"'
+    assert download(remote(site, checksum=None), tmp_path).read_bytes() == newer
+
+
 def test_without_a_mark_a_checksum_catches_mixed_versions_and_all_is_fetched_again(site, tmp_path):
     site.tag = ""
     site.cut = [1000] * 4

@@ -1,4 +1,4 @@
-"""The round loop with a toy engine: failures, quorum, idle clients, observers, and going on from any state."""
+"""The round loop with a toy engine: failures, quorum, idle clients, observers, going on from any state."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from proxyfl import __version__
 from proxyfl.cli import (
     config,
     data,
+    demo,
     evaluate,
     ls,
     methods,
@@ -73,12 +74,7 @@ def proxyfl(
     load_plugins(plugin or ())
 
 
-try:
-    from proxyfl.cli import demo
-except ImportError:
-    pass
-else:
-    app.command(rich_help_panel=TRAIN)(demo.demo)
+app.command(rich_help_panel=TRAIN, epilog=demo.EXAMPLES)(demo.demo)
 app.command(rich_help_panel=TRAIN, epilog=run.EXAMPLES)(run.run)
 app.command(rich_help_panel=TRAIN, epilog=resume.EXAMPLES)(resume.resume)
 app.command(rich_help_panel=LOOK, epilog=ls.LS_EXAMPLES)(ls.ls)

@@ -43,9 +43,13 @@ Method = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in method.tau=0.9. Repeatable.",
-                 show_default=False),
-]  # fmt: skip
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting, as in method.tau=0.9. Repeatable.",
+        show_default=False,
+    ),
+]
 Fidelity = Annotated[
     str | None,
     typer.Option("--fidelity", help="Whose reading of the paper: clean, code or paper.", show_default=False),

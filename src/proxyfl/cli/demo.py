@@ -108,8 +108,8 @@ def plan(folder: Path, seeds: Iterable[int], rounds: int | None, assignments: Se
 
 def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
     """Note which runs will be the demo's own; with ``fresh``, delete those that are."""
-    from proxyfl.core.files import write_bytes
-    from proxyfl.runs.directory import RunDirectory, readable_errors
+    from proxyfl.report.style import write
+    from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import Run
 
     ledger = folder / LEDGER
@@ -125,9 +125,7 @@ def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
         else:
             with RunDirectory(job.path).require().locked():
                 shutil.rmtree(job.path)
-    with readable_errors(ledger):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(ledger, json.dumps({"runs": sorted(own)}, indent=1).encode())
+    write(ledger, json.dumps({"runs": sorted(own)}, indent=1).encode())
 
 
 def _read_ledger(path: Path) -> set[str]:
@@ -311,11 +309,10 @@ def _look_at(path: Path, before: Seen) -> Seen:
 
 def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str) -> None:
     """The table, the pictures, and where things are."""
-    from proxyfl.core.files import write_bytes
     from proxyfl.report.bubbles import partition_bubbles
     from proxyfl.report.curves import accuracy_curves
+    from proxyfl.report.style import write
     from proxyfl.report.tables import caption, summary_rows, to_markdown, to_rich
-    from proxyfl.runs.directory import readable_errors
     from proxyfl.runs.run import Run
 
     runs = {method: [Run(job.path) for job in jobs if job.method == method] for method in METHODS}
@@ -335,9 +332,7 @@ def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str
     places = [("curves", f"{curves} (also .svg, .csv)"), ("partition", f"{bubbles} (also .svg, .csv)")]
     if markdown:
         text = f"<!-- {made_by} -->\n\n{to_markdown(rows)}\n{caption(rows)}\n"
-        with readable_errors(markdown):
-            write_bytes(markdown, text.encode())
-        places.append(("table", str(markdown)))
+        places.append(("table", str(write(markdown, text.encode()))))
     places += [("runs", command("ls", folder)), ("one run", command("show", jobs[-1].path))]
     for name, place in places:
         console.print(f"{name:11}{place}", markup=False, soft_wrap=True)

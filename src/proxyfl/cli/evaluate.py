@@ -82,10 +82,13 @@ def _test(trained: TrainedModel, config: Config, dataset: Dataset) -> Evaluation
     trained.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with numerics(config.compute):
         return run_test(
-            trained.network, dataset.test, trained.card.mean, trained.card.std,
+            trained.network,
+            dataset.test,
+            trained.card.mean,
+            trained.card.std,
             batch=eval_batch(config.compute.eval_batch, dataset.image_size, device),
             autocast=lambda: autocast(config.compute, device),
-        )  # fmt: skip
+        )
 
 
 def _classes(result: Evaluation, names: tuple[str, ...]) -> Table:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import Run
 
 LS_EXAMPLES = examples("proxyfl ls", "proxyfl ls results/runs")
@@ -25,10 +26,13 @@ COLOURS = {"finished": "green", "running": "cyan", "stopped": "yellow"}
 def ls(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="The folder with the runs. Default: $PROXYFL_RUNS, else runs.",
-                       show_default=False),
+        typer.Argument(
+            metavar="[DIR]",
+            help="The folder with the runs. Default: $PROXYFL_RUNS, else runs.",
+            show_default=False,
+        ),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """List the runs in a folder: how far each is, how good, and whether a process is working on it."""
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import list_runs
@@ -59,10 +63,10 @@ def ls(
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _half_made(run: Any) -> bool:
+def _half_made(run: RunDirectory) -> bool:
     """What a creation that was cut short has left, or one that is going on."""
-    name: str = run.path.name
-    return name.startswith(".") and name.endswith(".creating") and bool(run.config.is_file())
+    name = run.path.name
+    return name.startswith(".") and name.endswith(".creating") and run.config.is_file()
 
 
 def _row(run: Run) -> list[str]:
@@ -79,9 +83,14 @@ def _row(run: Run) -> list[str]:
     except (ProxyFLError, KeyError, TypeError) as error:
         return [name, "", "", "", "", "", f"[red]unreadable: {escape(str(error))}[/]"]
     return [
-        name, escape(config.data.name), escape(config.method.name), str(config.seed), f"{len(lines)}/{total}",
-        accuracy, f"[{COLOURS[state]}]{state}[/]",
-    ]  # fmt: skip
+        name,
+        escape(config.data.name),
+        escape(config.method.name),
+        str(config.seed),
+        f"{len(lines)}/{total}",
+        accuracy,
+        f"[{COLOURS[state]}]{state}[/]",
+    ]
 
 
 def is_being_written(run: Run) -> bool:
@@ -133,17 +142,24 @@ def _print_curve(accuracy: list[float], console: Console) -> None:
 
 
 def _last_rounds(lines: list[dict[str, Any]]) -> Table:
+    from proxyfl.data.files import in_words
+
     heads = ["round", "accuracy", "loss", "clients", "idle", "failed", "trusted", "of them right", "sent"]
     table = plain_table(*heads, right=heads, keep=heads)
     for line in lines:
         pseudo, traffic = line.get("pseudo", {}), line["traffic"]
         losses = line.get("losses", {})
         table.add_row(
-            str(line["round"]), percent(line["accuracy"]), f"{sum(losses.values()):.3f}" if losses else "–",
-            str(len(line["clients"])), str(len(line["idle"])), str(len(line["failed"])),
-            _share(pseudo.get("selected_share")), _share(pseudo.get("selected_accuracy")),
-            f"{(traffic['bytes_up'] + traffic['bytes_down']) / 1e6:.1f} MB",
-        )  # fmt: skip
+            str(line["round"]),
+            percent(line["accuracy"]),
+            f"{sum(losses.values()):.3f}" if losses else "–",
+            str(len(line["clients"])),
+            str(len(line["idle"])),
+            str(len(line["failed"])),
+            _share(pseudo.get("selected_share")),
+            _share(pseudo.get("selected_accuracy")),
+            in_words(traffic["bytes_up"] + traffic["bytes_down"]),
+        )
     return table
 
 

@@ -43,11 +43,12 @@ def predict(
     batch = torch.stack([_read(path, card.channels, card.image_size) for path in images])
     probabilities = torch.cat([trained(part).cpu() for part in torch.split(batch, BATCH)])
     shares, labels = probabilities.topk(min(top, len(card.classes)), dim=1)
-    table = plain_table("image", *(f"{place}." for place in range(1, labels.shape[1] + 1)))
+    table = plain_table("image", "class", "probability", right=("probability",))
     for path, row, probability in zip(images, labels.tolist(), shares.tolist(), strict=True):
-        pairs = zip(row, probability, strict=True)
-        named = [f"{escape(card.classes[label])} {percent(share)}" for label, share in pairs]
-        table.add_row(escape(str(path)), f"[bold]{named[0]}[/]", *named[1:])
+        for place, (label, share) in enumerate(zip(row, probability, strict=True)):
+            named, value = escape(card.classes[label]), percent(share)
+            cells = (f"[bold]{named}[/]", f"[bold]{value}[/]") if place == 0 else (named, value)
+            table.add_row(escape(str(path)) if place == 0 else "", *cells)
     out().print(table)
 
 
@@ -58,4 +59,4 @@ def _read(path: Path, channels: int, size: int) -> Tensor:
 
     if not path.is_file():
         raise DataError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
-    return torch.from_numpy(decode(path, channels, size))
+    return torch.tensor(decode(path, channels, size))

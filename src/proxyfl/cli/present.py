@@ -130,6 +130,8 @@ def as_toml(value: Any) -> str:
 
 def summary_table(summary: Summary, last_rounds: int) -> Table:
     """A run's result: the mean of the last rounds leads, since the best round is chosen on test data."""
+    from proxyfl.data.files import in_words
+
     used = min(last_rounds, summary.rounds)
     mean = "accuracy, mean of last round" if used == 1 else f"accuracy, mean of last {used}"
     table = plain_table(mean, "last", f"best (round {summary.best_round})", "rounds", "time", "sent")
@@ -139,7 +141,7 @@ def summary_table(summary: Summary, last_rounds: int) -> Table:
         percent(summary.best),
         str(summary.rounds),
         duration(summary.seconds),
-        f"{summary.megabytes:.1f} MB",
+        in_words(1e6 * summary.megabytes),
     )
     return table
 

@@ -45,9 +45,12 @@ def resume(run: RunName, data_root: DataRoot = None, quiet: Quiet = False) -> No
         config = resolve("", load_toml(RunDirectory(directory.aside).config))
     require_device(config)
     train(
-        path, config.federation.rounds, lambda observers: go_on(path, observers, data_root),
-        before=before, quiet=quiet,
-    )  # fmt: skip
+        path,
+        config.federation.rounds,
+        lambda observers: go_on(path, observers, data_root),
+        before=before,
+        quiet=quiet,
+    )
 
 
 def _creation_cut_short(path: Path) -> bool:

@@ -81,8 +81,9 @@ def run(
 ) -> None:
     """Train a method and write everything down in a run's folder.
 
-    Settings come from a preset (one per data set) or a TOML file; flags and --set go over them. The settings
-    in effect are shown before the first round. Ctrl-C stops a run, `proxyfl resume` continues it exactly.
+    Settings come from a preset (one per data set) or a TOML file; flags and --set go over them.
+
+    Ctrl-C stops a run; `proxyfl resume` continues it as if nothing had happened.
     """
     flags = {
         "label_ratio": label_ratio,

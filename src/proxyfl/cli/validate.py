@@ -77,9 +77,12 @@ def _parameters(config: Config, dataset: Dataset) -> int:
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     with isolated(config.seed, 0, SERVER, "count"):  # building draws from the global generator
         network = build(
-            config.model.name, len(dataset.classes), dataset.channels, config.model.width,
+            config.model.name,
+            len(dataset.classes),
+            dataset.channels,
+            config.model.width,
             heads=method.needs_heads,
-        )  # fmt: skip
+        )
     return sum(parameter.numel() for parameter in network.parameters())
 
 

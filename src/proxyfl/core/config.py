@@ -47,6 +47,12 @@ class DataSettings:
     name: str = setting("digits", "data source, or folder:PATH, npz:FILE, idx:PATH for your own")
     image_size: int = setting(0, "side in pixels after resizing; 0 keeps the native size", low=0)
     subset: float = setting(1.0, "training images kept: a share up to 1, or a count above 1", low=0)
+    flip: str = setting(
+        "own",
+        "mirrored training images: own leaves it to the data set, the released program always does",
+        choices=("own", "always", "never"),
+        code="always",
+    )
     norm: str = setting(
         "own",
         "own: one normalisation for training and test; release: CIFAR-10's for all training images",

@@ -105,11 +105,13 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
     ctx, traffic = federation.server_context(state), Traffic()
     fold = Fold(config, method, state, clients, federation.population, federation.spool)
 
+    broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
+
     def tasks() -> Iterator[Task]:
         for client in clients:
             personal = method.task_extras_all(ctx, client)
             version = state.versions.get(client, 0)
-            task = Task(round, client, state.weights, state.extras, personal, version, fold.carry)
+            task = Task(round, client, state.weights, broadcast, personal, version, fold.carry)
             traffic.sent(task)
             yield task
 

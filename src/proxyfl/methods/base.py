@@ -1,7 +1,8 @@
 """The hooks a method may fill. A method is the difference to its parent and reads like its paper.
 
 A *part* is a method or an add-on. Names of tensors that a part sends or keeps are its own: the federation
-puts them below the part's name (``prior/classes``), so that parts never collide.
+puts them below the part's name (``prior/classes``), so that parts never collide. On the server a name that
+begins with an underscore (``feddb/_velocity``) is kept there and never sent.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,12 +151,13 @@ class ClientContext:
 
     @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
-        train = self.settings
+        return self.new_optimiser(self.method.trainables(self))
+
+    def new_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """SGD as the settings say, for methods that train more than the model that is sent."""
+        train, lr = self.settings, self.method.learning_rate(self.settings.lr)
         return torch.optim.SGD(
-            list(self.method.trainables(self)),
-            lr=self.method.learning_rate(train.lr),
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
+            list(parameters), lr=lr, momentum=train.momentum, weight_decay=train.weight_decay
         )
 
     @cached_property

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MANY_CLASSES, MANY_CLIENTS = 20, 40
-"""With more classes numbers are left out; of more clients the first ones are drawn."""
+MANY_CLASSES = 20
+"""With more classes the numbers are left out."""
 
-CELL, SMALL_CELL, TALLEST = 0.37, 0.16, 24.0
-"""Side of a cell with and without numbers, and the most that all cells together may be high, in inches."""
+MOST_CLIENTS, MOST_CLASSES = 40, 150
+"""Of more than these the first ones are drawn."""
+
+CELL, SMALL_CELL = 0.37, 0.16
+"""Side of a cell with and without numbers, in inches."""
 
 RADIUS = 0.48
+LONG_NAME = 20
 FILLS = {"labelled": style.ORANGE, "unlabelled": style.SKY}
 
 
@@ -68,26 +72,43 @@ def _describe(run: Run) -> str:
 
 
 def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str) -> Figure:
-    clients = len(next(iter(parts.values())))
-    shown, numbers = min(clients, MANY_CLIENTS), len(classes) <= MANY_CLASSES
-    cell = CELL if numbers else min(SMALL_CELL, TALLEST / len(classes))
-    wide, high = (shown + 2) * cell + 1.4, (len(classes) + 1) * cell + 1.0
+    numbers = len(classes) <= MANY_CLASSES
+    drawn = {part: counts[:MOST_CLIENTS, :MOST_CLASSES] for part, counts in parts.items()}
+    clients, size = drawn["labelled"].shape
+    cell = CELL if numbers else SMALL_CELL
+    wide, high = (clients + 2) * cell + 1.4, (size + 1) * cell + 1.0
     if numbers:
-        figure = style.new_figure(max(wide, 7.0), 2 * high + 0.8)
+        figure = style.new_figure(max(wide, 7.0), 2 * high + 1.5)
         panels = figure.subplots(2, 1)
     else:
-        figure = style.new_figure(max(2 * wide, 9.0), high + 0.8)
+        figure = style.new_figure(max(2 * wide, 9.0), high + 1.0)
         panels = figure.subplots(1, 2)
     figure.suptitle(title, fontsize=style.TITLE + 1, color=style.INK, x=0.01, ha="left", fontweight="bold")
     for axes, (part, counts) in zip(panels, parts.items(), strict=True):
-        _panel(axes, counts[:shown], classes, FILLS[part], numbers)
-        mean = counts.sum() / clients
-        heading = f"{part.capitalize()}: {counts.sum():,} images, {mean:.3g} per client on average"
+        _panel(axes, drawn[part], classes[:size], FILLS[part], numbers)
+        heading = f"{part.capitalize()}: {counts.sum():,} images"
+        if numbers:
+            heading += f", {counts.sum() / len(counts):,.1f} per client on average"
         style.dress(axes, title=heading, x="client", y="class")
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
-    style.note(figure, _caption(clients, shown, numbers, parts))
+    style.note(figure, "\n".join(_caption(drawn, *parts["labelled"].shape)))
     return figure
+
+
+def _caption(drawn: Mapping[str, Indices], clients: int, classes: int) -> list[str]:
+    """What the bubbles mean, and what is left out."""
+    largest = " and ".join(f"{counts.max():,} ({part})" for part, counts in drawn.items())
+    lines = [f"Area in proportion to the number of images; the largest bubbles are {largest}."]
+    if classes > MANY_CLASSES:
+        lines.append(f"More than {MANY_CLASSES} classes: the numbers are in the CSV file only.")
+    if clients > MOST_CLIENTS:
+        lines.append(
+            f"Drawn and summed: the first {MOST_CLIENTS} of {clients:,} clients; the CSV file has all."
+        )
+    if classes > MOST_CLASSES:
+        lines.append(f"Drawn: the first {MOST_CLASSES} of {classes:,} classes; the CSV file has all.")
+    return lines
 
 
 def _panel(axes: Axes, counts: Indices, classes: Sequence[str], fill: str, numbers: bool) -> None:
@@ -105,7 +126,7 @@ def _panel(axes: Axes, counts: Indices, classes: Sequence[str], fill: str, numbe
     )
     axes.set_anchor("W")
     step = 1 if numbers else max(1, -(-size // 25))
-    axes.set_yticks(range(0, size, step), [str(classes[label]) for label in range(0, size, step)])
+    axes.set_yticks(range(0, size, step), [_short_name(name) for name in classes[::step]])
     step = 1 if numbers else 5
     axes.set_xticks(range(0, clients, step), [str(client) for client in range(0, clients, step)])
     for line in range(clients + 1):
@@ -133,11 +154,5 @@ def _short(count: int) -> str:
     return str(count) if count < 10_000 else f"{count / 1000:.0f}k"
 
 
-def _caption(clients: int, shown: int, numbers: bool, parts: Mapping[str, Indices]) -> str:
-    largest = " and ".join(f"{int(counts.max())} ({part})" for part, counts in parts.items())
-    lines = [f"Area in proportion to the number of images; the largest bubbles are {largest}."]
-    if not numbers:
-        lines.append(f"More than {MANY_CLASSES} classes: the numbers are in the CSV file only.")
-    if shown < clients:
-        lines.append(f"The first {shown} of {clients} clients are shown; sums count these.")
-    return "\n".join(lines)
+def _short_name(name: str) -> str:
+    return name if len(name) <= LONG_NAME else f"{name[: LONG_NAME - 1]}…"

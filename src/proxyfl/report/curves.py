@@ -81,7 +81,8 @@ def _draw(curves: Curves, title: str) -> Figure:
         loc="outside right upper", fontsize=style.TEXT, frameon=False, handlelength=3.2,
         title="method", title_fontsize=style.TEXT, alignment="left",
     )  # fmt: skip
-    most = max(map(len, curves.values()))
+    fewest, most = min(map(len, curves.values())), max(map(len, curves.values()))
     if most > 1:
-        style.note(figure, f"Line: mean of {most} runs with different seeds. Band: lowest to highest.")
+        count = str(most) if fewest == most else f"{fewest} to {most}"
+        style.note(figure, f"Line: mean of {count} runs with different seeds. Band: lowest to highest.")
     return figure

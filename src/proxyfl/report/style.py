@@ -15,9 +15,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxyfl.core.errors import ConfigError, missing_extra
+from proxyfl.core.errors import ConfigError, RunError, missing_extra
 from proxyfl.core.files import write_bytes
-from proxyfl.runs.directory import readable_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +104,7 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
         # The only way to keep random names and the date out of an SVG; the settings are put back at once.
         with matplotlib.rc_context({"svg.hashsalt": "proxyfl"}):
             figure.savefig(content, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
-        files.append(_write(_beside(path, kind), content.getvalue()))
+        files.append(write(_beside(path, kind), content.getvalue()))
     return files
 
 
@@ -115,7 +114,7 @@ def save_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[An
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    return _write(_beside(path, "csv"), text.getvalue().encode())
+    return write(_beside(path, "csv"), text.getvalue().encode())
 
 
 def _beside(path: str | Path, kind: str) -> Path:
@@ -126,8 +125,13 @@ def _beside(path: str | Path, kind: str) -> Path:
     return place.with_name(f"{stem}.{kind}")
 
 
-def _write(path: Path, content: bytes) -> Path:
-    with readable_errors(path):
+def write(path: Path, content: bytes) -> Path:
+    """A file of a report: whole or not at all, its folder made where there is none."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)
+    except OSError as error:
+        raise RunError(
+            f"writing {path} failed: {error.strerror or error}; make room or choose another folder"
+        ) from error
     return path

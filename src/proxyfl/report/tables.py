@@ -70,7 +70,7 @@ def _row(method: str, runs: Sequence[Run]) -> Row:
 
 def _tail(rows: Sequence[Row]) -> str:
     tails = {row.tail for row in rows}
-    return f"last {tails.pop()} rounds" if len(tails) == 1 else "last rounds"
+    return f"last {tails.pop()}" if len(tails) == 1 else "last"
 
 
 def cells(row: Row) -> list[str]:
@@ -83,20 +83,22 @@ def cells(row: Row) -> list[str]:
 
 
 def to_rich(rows: Sequence[Row]) -> Table:
-    """The table for a terminal, 80 columns wide with the methods' usual names."""
+    """The table for a terminal. It fits 80 columns; in narrower ones the headings are wrapped first."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    headings = ("method", _tail(rows), "last", "best", "rounds", "time", "MB sent")
+    headings = ("method", f"mean {_tail(rows)}", "last", "best", "rounds", "time", "MB")
+    body = [cells(row) for row in rows]
     for position, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if position else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*cells(row))
+        widest = max((len(line[position]) for line in body), default=0)
+        table.add_column(heading, justify="right" if position else "left", min_width=widest)
+    for line in body:
+        table.add_row(*line)
     return table
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """The table for a README."""
     headings = [
-        "method", f"accuracy, mean of {_tail(rows)} (%)", "last round (%)", "best round (%)",
+        "method", f"accuracy, mean of {_tail(rows)} rounds (%)", "last round (%)", "best round (%)",
         "rounds", "time", "sent (MB)",
     ]  # fmt: skip
     lines = [headings, ["---", *["---:"] * 6], *map(cells, rows)]
@@ -105,10 +107,11 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 def caption(rows: Sequence[Row]) -> str:
     """What the numbers of a table are."""
-    most = max((row.runs for row in rows), default=0)
-    if most < 2:
-        return "Test accuracy in %; one seed."
-    return f"Test accuracy in %: mean ± standard deviation over {most} seeds; time and traffic of one run."
+    counts = {row.runs for row in rows}
+    if counts == {1}:
+        return "Test accuracy in %, one seed; MB: megabytes sent up and down."
+    seeds = str(counts.pop()) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    return f"Test accuracy in %, mean ± standard deviation over {seeds} seeds; time and MB sent per run."
 
 
 def duration(seconds: float) -> str:

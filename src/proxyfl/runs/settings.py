@@ -18,6 +18,7 @@ from proxyfl import models
 from proxyfl.core.config import FIDELITIES, Config, MethodSettings, Tree, merge, nested, read_config
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.data import sources
+from proxyfl.data.partition import SCHEMES
 from proxyfl.methods import registry
 
 COMMON = {
@@ -88,6 +89,9 @@ def check(config: Config) -> None:
     """Settings that are well-formed but cannot be meant."""
     models.require(config.model.name)
     sources.find(config.data.name)
+    if config.partition.scheme not in SCHEMES:
+        scheme = config.partition.scheme
+        raise ConfigError(f"unknown partition scheme '{scheme}'; {nearest(scheme, SCHEMES)}")
     if config.federation.per_round > config.partition.clients:
         raise ConfigError(
             f"federation.per_round = {config.federation.per_round} is more than "

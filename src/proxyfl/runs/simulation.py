@@ -100,9 +100,10 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
 
 
 def _views(config: Config, dataset: Dataset) -> tuple[ViewSettings, ViewSettings]:
-    own = ViewSettings(dataset.flip, dataset.mean, dataset.std)
+    flip = dataset.flip if config.data.flip == "own" else config.data.flip == "always"
+    own = ViewSettings(flip, dataset.mean, dataset.std)
     if config.data.norm == "own" or dataset.channels != 3:
         return own, own
     test_std = RELEASE_TEST_STD_CIFAR10 if config.data.name == "cifar10" else dataset.std
-    train = ViewSettings(dataset.flip, RELEASE_MEAN, RELEASE_STD)
-    return train, ViewSettings(dataset.flip, dataset.mean, test_std)
+    train = ViewSettings(flip, RELEASE_MEAN, RELEASE_STD)
+    return train, ViewSettings(flip, dataset.mean, test_std)

@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,16 +38,14 @@ class Cinic(Source):
     """``train/CLASS/*.png`` and ``test/CLASS/*.png``; a class or images may be missing, which is reported."""
 
     def locate(self, root: Path) -> Found:
-        places = (root / "cinic-10", root / "CINIC-10", root / "cinic10", root)
-        wanted = [f"{split}/{CLASSES[0]}" for split in SPLITS]
-        folder = first_folder(places, *wanted)
-        if folder is None:
-            return Found(places, note=self.waiting_archive(root))
-        train, test = (len(list_split(folder, split)[0]) for split in SPLITS)
-        return Found(places, folder, (), (train, test))
+        found = self._folder(root)
+        if found.folder is None:
+            return found
+        train, test = (len(list_split(found.folder, split)[0]) for split in SPLITS)
+        return replace(found, counts=(train, test))
 
     def load(self, root: Path, *, image_size: int | None = None) -> Dataset:
-        found = self.locate(root)
+        found = self._folder(root)
         if found.folder is None:
             raise self.missing(root, found, "train/CLASS and test/CLASS")
         listed = {split: list_split(found.folder, split) for split in SPLITS}
@@ -56,6 +54,11 @@ class Cinic(Source):
                 raise DataError(f"{self.name}: no images in {found.folder / split}; {self.cure(root)}")
         arrays = cached_arrays(found.folder, listed)
         return self.deliver(arrays["train"], arrays["test"])
+
+    def _folder(self, root: Path) -> Found:
+        places = (root / "cinic-10", root / "CINIC-10", root / "cinic10", root)
+        folder = first_folder(places, *(f"{split}/{CLASSES[0]}" for split in SPLITS))
+        return Found(places, folder, note="" if folder else self.waiting_archive(root))
 
 
 def list_split(folder: Path, split: str) -> tuple[list[Path], Array]:
