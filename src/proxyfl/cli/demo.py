@@ -261,7 +261,7 @@ class Bars:
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
-            TextColumn("[green]{task.fields[state]}"), TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("[green]{task.fields[state]}"), TimeRemainingColumn(),
             console=self.console, speed_estimate_period=120, disable=not self.console.is_terminal,
         )  # fmt: skip
         totals = {method: sum(job.rounds for job in jobs if job.method == method) for method in METHODS}

@@ -137,7 +137,7 @@ def _print_curve(accuracy: list[float], console: Console) -> None:
     rows = curve(accuracy, min(60, max(10, console.width - 24)))
     labels = [percent(max(accuracy)), *[""] * (len(rows) - 2), percent(min(accuracy))]
     for label, row in zip(labels, rows, strict=True):
-        console.print(f"[dim]{label:>8}[/] [green]{row}[/]")
+        console.print(f"[dim]{label:>8}[/] [green]{row.rstrip()}[/]")
     console.print(f"[dim]{'':8} test accuracy, rounds 1 to {len(accuracy)}[/]\n")
 
 

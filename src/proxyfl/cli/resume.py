@@ -26,6 +26,7 @@ def resume(run: RunName, data_root: DataRoot = None, quiet: Quiet = False) -> No
 
     A finished run says so and is left as it is.
     """
+    from proxyfl.runs.checkpoint import load_newest
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.experiment import resume as go_on
     from proxyfl.runs.settings import load_toml, resolve
@@ -34,11 +35,10 @@ def resume(run: RunName, data_root: DataRoot = None, quiet: Quiet = False) -> No
     directory = RunDirectory(path)
     before: list[float] = []
     if path.exists():
-        saved = _newest(directory)
+        saved, _ = load_newest(directory)
         before = [json.loads(line)["accuracy"] for line in saved.metrics.splitlines()]
         config = resolve("", load_toml(directory.config))
-        unchanged = saved.config == directory.config.read_bytes()
-        if unchanged and saved.state.round >= config.federation.rounds:
+        if saved.state.round >= config.federation.rounds and _is_whole(directory, saved):
             _tell_finished(path, quiet)
             return
     else:
@@ -60,10 +60,10 @@ def _creation_cut_short(path: Path) -> bool:
     return not path.exists() and RunDirectory(RunDirectory(path).aside).config.is_file()
 
 
-def _newest(directory: RunDirectory) -> Checkpoint:
-    from proxyfl.runs.checkpoint import load_newest
-
-    return load_newest(directory)[0]
+def _is_whole(directory: RunDirectory, saved: Checkpoint) -> bool:
+    """Whether config and metrics are what the checkpoint says; where not, resuming mends or explains it."""
+    metrics = directory.metrics.read_bytes() if directory.metrics.is_file() else b""
+    return directory.config.read_bytes() == saved.config and metrics == saved.metrics
 
 
 def _tell_finished(path: Path, quiet: bool) -> None:

@@ -77,6 +77,7 @@ class Federation:
             device,
             state.weights,
             dict(state.extras),
+            state.weights,
             store=self.store,
         )
 

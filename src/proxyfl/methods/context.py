@@ -200,13 +200,15 @@ class ClientContext:
                 found[addon.name] = term
         return found
 
-    def descend(self, losses: Mapping[str, Tensor]) -> None:
-        """One optimiser step on the sum of the named losses."""
+    def descend(self, losses: Mapping[str, Tensor], clip: float = 0.0) -> None:
+        """One optimiser step on the sum of the named losses; ``clip`` bounds each gradient element."""
         self.log(losses)
         total = torch.stack(list(losses.values())).sum()
         self.optimiser.zero_grad(set_to_none=True)
         if total.requires_grad:
             total.backward()  # type: ignore[no-untyped-call]
+            if clip:
+                nn.utils.clip_grad_value_(self.model.parameters(), clip)
             self.optimiser.step()
 
     def log(self, losses: Mapping[str, Tensor]) -> None:
@@ -233,7 +235,8 @@ class ClientContext:
 
 @dataclass
 class ServerContext:
-    """One round on the server after averaging. Parts may replace entries of ``weights``.
+    """One round on the server after averaging. Parts may replace entries of ``weights``; ``previous`` holds
+    those that the round began with.
 
     ``clients`` and ``samples`` are in folding order, as are the kept tensors that hooks receive and
     ``rule_weights``, what ``federation.weighting`` gives each client.
@@ -246,6 +249,7 @@ class ServerContext:
     device: torch.device
     weights: Tensors
     extras: Tensors
+    previous: Tensors = field(default_factory=dict)
     clients: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     rule_weights: list[float] = field(default_factory=list)

@@ -14,6 +14,7 @@ GPL-ALL and LPL-ALL). The local teacher predicts in the same training-mode pass 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,18 +27,24 @@ from proxyfl.methods.registry import Recipe, register
 
 
 @dataclass(frozen=True)
-class FixMatchParameters(MethodParameters):
-    """Parameters of pseudo-labelling."""
+class PseudoLabelParameters(MethodParameters):
+    """Parameters of every method that trains on pseudo-labels."""
 
-    teacher: str = setting("local", "who names the label: local or global model", choices=("local", "global"))
-    mask: str = setting(
-        "local", "whose confidence admits an image", choices=("local", "global", "either", "all")
-    )
     weight: float = setting(1.0, "weight of the unlabelled loss (lambda_u, alpha)", low=0)
     over: str = setting(
         "batch",
         "divide the unlabelled loss by all images of the batch, or by the selected ones",
         choices=("batch", "selected"),
+    )
+
+
+@dataclass(frozen=True)
+class FixMatchParameters(PseudoLabelParameters):
+    """Parameters of FixMatch."""
+
+    teacher: str = setting("local", "who names the label: local or global model", choices=("local", "global"))
+    mask: str = setting(
+        "local", "whose confidence admits an image", choices=("local", "global", "either", "all")
     )
     teacher_mode: str = setting(
         "train",
@@ -50,7 +57,7 @@ class FixMatch(Method):
     name = "fixmatch"
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
-    Parameters = FixMatchParameters
+    Parameters: ClassVar[type[Any]] = FixMatchParameters
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         rule, teacher = self.parameters.mask, self.parameters.teacher

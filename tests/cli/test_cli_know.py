@@ -1,0 +1,134 @@
+"""proxyfl methods, models and config: what there is to choose from."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from proxyfl.methods import registry
+from proxyfl.runs.settings import load_toml, preset_names, resolve
+
+
+def test_methods_lists_every_method_with_aliases_and_oracles(call):
+    told = call("methods").stdout
+    for recipe in registry.recipes():
+        assert any(line.startswith(recipe.name) for line in told.splitlines()), recipe.name
+        assert recipe.summary in told
+    assert "fedavg-sl (oracle)" in told
+    assert "  = fedavg-full" in told
+    assert "prior: class counts up, class prior down" in told
+    assert told.count("(oracle)") >= 2
+    assert "add-ons for any method, as in fedavg+gpt: " in told
+
+
+def cells(table: str, key: str) -> list[str]:
+    return next(line.split() for line in table.splitlines() if line.startswith(key + " "))
+
+
+def test_methods_show_has_defaults_other_fidelities_ranges_and_meanings(call):
+    told = call("methods", "show", "proxyfl").stdout
+    own, _, rest = told.partition("[method.prior]")
+    assert cells(own, "tau")[:6] == ["tau", "0.95", "≥", "0,", "≤", "1"]
+    assert cells(own, "mask")[1:3] == ["either", "global"]
+    gpt = rest.partition("[method.gpt]")[2]
+    assert cells(gpt, "batch")[:3] == ["batch", "4", "0"]
+    assert cells(gpt, "margin")[1:3] == ["true", "false"]
+    assert "passes over the clients' rows per round (Q)" in gpt
+    assert "[method.icpl]" in rest
+
+
+def test_methods_show_of_a_composition_has_the_add_ons_table_and_an_example(call):
+    told = call("methods", "show", "fedavg+gpt").stdout
+    assert told.startswith("fedavg+gpt: labelled images only, weights averaged\n")
+    assert cells(told, "steps")[1] == "matched"
+    assert cells(told.partition("[method.gpt]")[2], "epochs")[1] == "100"
+    assert "example: proxyfl run digits --method fedavg+gpt --set method.tau=0.95" in told
+
+
+def test_methods_show_gives_the_recipes_own_defaults(call):
+    assert cells(call("methods", "show", "fixmatch-gpl").stdout, "teacher")[1] == "global"
+    assert cells(call("methods", "show", "fixmatch-lpl").stdout, "teacher")[1] == "local"
+    assert "(oracle)" in call("methods", "show", "fedavg-full").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fedavgg", "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        ("fedavg+gtp", "unknown add-on '+gtp' in 'fedavg+gtp'; did you mean 'gpt'?"),
+    ],
+)
+def test_methods_show_of_an_unknown_name(call, name, message):
+    result = call("methods", "show", name)
+    assert (result.exit_code, result.stderr) == (2, f"error: {message}\n")
+
+
+def test_models_lists_networks_with_their_parameters(call):
+    told = call("models").stdout
+    assert cells(told, "resnet8")[1] == "1,227,594"
+    assert "at width 4, 10 classes of colour images" in told
+
+
+def test_config_ls_lists_every_preset(call):
+    told = call("config", "ls").stdout
+    for name in preset_names():
+        assert cells(told, name)[0] == name
+    assert cells(told, "cifar10")[1:] == [
+        "cifar10",
+        "proxyfl",
+        "300",
+        "8",
+        "of",
+        "20",
+        "5",
+        "128",
+        "0.1",
+        "4",
+    ]
+
+
+def test_config_show_prints_the_resolved_config(call):
+    told = call("config", "show", "cifar10").stdout
+    assert told.startswith("# proxyfl run cifar10 --method proxyfl --fidelity clean\n")
+    assert tomllib.loads(told) == resolve("cifar10").to_tree()
+
+
+def test_config_show_takes_a_method_a_fidelity_and_settings(call):
+    told = call(
+        "config", "show", "digits", "--method", "fedavg+gpt", "--fidelity", "paper", "--set", "seed=5"
+    )
+    tree = tomllib.loads(told.stdout)
+    assert (tree["method"]["name"], tree["fidelity"], tree["seed"]) == ("fedavg+gpt", "paper", 5)
+    assert tree["method"]["gpt"]["anchor"] == "global"
+    assert tree["partition"]["scheme"] == "dirichlet"
+
+
+def test_config_copy_writes_what_validate_and_run_read_back(call):
+    result = call("config", "copy", "svhn", "mine.toml", "--method", "fedavg")
+    assert (result.exit_code, result.stdout) == (0, "wrote mine.toml; edit it, then: proxyfl run mine.toml\n")
+    assert Path("mine.toml").read_text().startswith("# proxyfl run mine.toml\n")
+    assert resolve("", load_toml(Path("mine.toml"))) == resolve("svhn", {"method": {"name": "fedavg"}})
+
+
+def test_config_copy_overwrites_only_when_told_to(call):
+    Path("mine.toml").write_text("precious")
+    result = call("config", "copy", "digits", "mine.toml")
+    message = "error: mine.toml exists; overwrite it with --force or choose another name\n"
+    assert (result.exit_code, result.stderr) == (2, message)
+    assert Path("mine.toml").read_text() == "precious"
+    assert call("config", "copy", "digits", "mine.toml", "--force").exit_code == 0
+    assert "precious" not in Path("mine.toml").read_text()
+
+
+def test_config_copy_refuses_what_run_could_not_read_or_nobody_can_write(call):
+    result = call("config", "copy", "digits", "mine.txt")
+    assert result.stderr == "error: mine.txt must end in .toml, so that 'proxyfl run' knows it for a file\n"
+    result = call("config", "copy", "digits", "no/folder/mine.toml")
+    assert result.exit_code == 2
+    assert result.stderr == "error: no/folder/mine.toml cannot be written: No such file or directory\n"
+    assert (
+        call("config", "show", "cifar11").stderr
+        == "error: unknown preset 'cifar11'; did you mean 'cifar10'?\n"
+    )

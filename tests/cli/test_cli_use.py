@@ -1,0 +1,132 @@
+"""proxyfl eval and predict: a saved model at work."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from proxyfl.runs.run import Run
+
+
+def test_eval_repeats_the_recorded_accuracy_class_by_class(call, tiny):
+    run = Run(tiny)
+    recorded, confusion = run.metrics[-1]["accuracy"], run.snapshot(1)["confusion"]
+    result = call("eval", tiny)
+    assert result.exit_code == 0, result.stderr
+    right, total = int(confusion.diagonal().sum()), int(confusion.sum())
+    line = f"accuracy {100 * recorded:.2f} %  ({right} of {total} test images; last model, round 1, proxyfl)"
+    assert line in result.stdout
+    assert "the run recorded" not in result.stdout
+    assert "optimistic" not in result.stdout
+    rows = [row.split() for row in result.stdout.splitlines()[1:11]]
+    told = [(int(row[1]), int(row[2])) for row in rows]
+    expected = zip(confusion.sum(1).tolist(), confusion.diagonal().tolist(), strict=True)
+    assert told == list(expected)
+
+
+def test_eval_of_the_best_model_says_how_it_was_chosen(call, tiny):
+    result = call("eval", tiny, "--model", "best")
+    assert "best model, round 1, proxyfl)" in result.stdout
+    assert "the best round was chosen on these test images, so this is optimistic" in result.stdout
+
+
+def test_eval_notices_other_data_and_another_result(call, own_tiny):
+    from proxyfl.runs.export import save_model
+
+    environment = own_tiny / "environment.json"
+    text = environment.read_text()
+    start = text.index('"data": "') + len('"data": "')
+    environment.write_text(text[:start] + ("0" if text[start] != "0" else "1") + text[start + 1 :])
+    trained = Run(own_tiny).model("last")
+    weights = {name: torch.zeros_like(value) for name, value in trained.network.state_dict().items()}
+    save_model(own_tiny / "models" / "last.safetensors", weights, trained.card)
+    result = call("eval", own_tiny)
+    assert result.exit_code == 0
+    assert result.stderr == f"warning: this is not the data that {own_tiny} was trained with\n"
+    assert f"the run recorded {100 * trained.card.accuracy:.2f} % for this model" in result.stdout
+
+
+def test_eval_before_the_first_round_is_an_error(call, own_tiny):
+    (own_tiny / "models" / "last.safetensors").unlink()
+    result = call("eval", own_tiny)
+    assert result.exit_code == 2
+    assert "does not exist; the run has not finished a round yet" in result.stderr
+
+
+@pytest.fixture
+def digit() -> Path:
+    """A test image of the digits, enlarged and in colour, as somebody's own file might be."""
+    from proxyfl.data import sources
+
+    image = sources.load("digits").test.images[0, 0].numpy()
+    path = Path("a digit [1].png")
+    Image.fromarray(image).convert("RGB").resize((64, 64), Image.Resampling.NEAREST).save(path)
+    return path
+
+
+def test_predict_names_the_most_probable_classes(call, tiny, digit):
+    result = call("predict", tiny, digit)
+    assert result.exit_code == 0, result.stderr
+    head, *rows = [line.split() for line in result.stdout.splitlines()]
+    assert head == ["image", "class", "probability"]
+    assert rows[0][:3] == ["a", "digit", "[1].png"]
+    assert len(rows) == 3
+
+    with Image.open(digit) as opened:
+        grey = np.array(opened.convert("L").resize((8, 8), Image.Resampling.BILINEAR))
+    probabilities = Run(tiny).model("last")(torch.from_numpy(grey)[None, None])[0]
+    shares, labels = probabilities.topk(3)
+    told = [(row[-3], float(row[-2])) for row in rows]
+    assert [name for name, _ in told] == [str(label) for label in labels.tolist()]
+    assert [share for _, share in told] == pytest.approx((100 * shares).tolist(), abs=0.006)
+
+
+def test_predict_takes_several_images_and_at_most_all_classes(call, tiny, digit):
+    result = call("predict", tiny, digit, digit, "--top", "99", "--model", "best")
+    rows = result.stdout.splitlines()[1:]
+    assert len(rows) == 20
+    assert [index for index, row in enumerate(rows) if row.startswith("a digit [1].png")] == [0, 10]
+    assert sum(float(row.split()[-2]) for row in rows[:10]) == pytest.approx(100, abs=0.1)
+
+
+def test_predict_tells_which_file_is_missing_or_damaged(call, tiny, digit):
+    assert call("predict", tiny, digit, "none.png").stderr == "error: none.png does not exist\n"
+    Path("folder").mkdir()
+    assert call("predict", tiny, "folder").stderr == "error: folder is not a file\n"
+    Path("broken.png").write_bytes(digit.read_bytes()[:60])
+    result = call("predict", tiny, digit, "broken.png")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: broken.png cannot be read as an image (")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_predict_refuses_an_image_that_claims_to_be_huge(call, tiny):
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0"))
+        + chunk(b"IEND", b"")
+    )
+    Path("bomb.png").write_bytes(bomb)
+    result = call("predict", tiny, "bomb.png")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: bomb.png claims to have too many pixels; shrink it or take it away\n",
+    )
+
+
+def test_predict_needs_an_image_and_a_sensible_top(call, tiny, digit):
+    assert call("predict", tiny).exit_code == 2
+    assert call("predict", tiny, digit, "--top", "0").exit_code == 2
+    assert call("predict", tiny, digit, "--model", "worst").exit_code == 2

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from proxyfl import Experiment, Run
+from proxyfl.cli import app
+from proxyfl.cli import demo as demo_verb
+from proxyfl.cli.demo import METHODS, Bars, Job, claim, plan, train_all, usable_cores
+from proxyfl.core.errors import RunError
+from proxyfl.runs.directory import RunDirectory
+
+TINY = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1"]
+FLAGS = [word for assignment in TINY for word in ("--set", assignment)]
+
+
+def demo(folder, *flags):
+    return CliRunner().invoke(app, ["demo", "--runs", str(folder), "--rounds", "2", *FLAGS, *flags])
+
+
+def jobs_of(folder: Path, rounds: int = 2) -> list[Job]:
+    return plan(folder, [1], rounds, TINY)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """One demo, from nothing to its pictures."""
+    folder = tmp_path_factory.mktemp("demo")
+    result = demo(folder)
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+@pytest.fixture
+def folder(shown, tmp_path):
+    """A copy of the finished demo."""
+    return Path(shutil.copytree(shown[0], tmp_path / "demo"))
+
+
+def test_it_ends_with_a_table_and_pictures(shown):
+    folder, result = shown
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == list(METHODS)
+    for job in jobs_of(folder):
+        assert f"{100 * Run(job.path).summary.mean_last:.2f}" in result.stdout
+        assert Run(job.path).finished
+    for name in ("accuracy", "partition"):
+        assert f"{folder / name}.png" in result.stdout
+        assert {(folder / f"{name}.{kind}").stat().st_size > 500 for kind in ("png", "svg", "csv")} == {True}
+        with Image.open(folder / f"{name}.png") as picture:
+            picture.verify()
+
+
+def test_progress_goes_to_stderr_a_line_per_run_without_a_terminal(shown):
+    folder, result = shown
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("3 of 3 runs to train")
+    expected = {
+        f"{job.path.name} finished: accuracy {100 * Run(job.path).summary.last:.2f} %"
+        for job in jobs_of(folder)
+    }
+    assert set(lines[1:]) == expected
+
+
+def test_parallel_runs_have_the_bits_of_sequential_ones(shown, tmp_path):
+    for job in jobs_of(shown[0]):
+        alone = Experiment(config=job.config).run(tmp_path / job.method)
+        assert (alone.path / "metrics.jsonl").read_bytes() == (job.path / "metrics.jsonl").read_bytes()
+        model = Path("models") / "last.safetensors"
+        assert (alone.path / model).read_bytes() == (job.path / model).read_bytes()
+
+
+def test_finished_runs_are_used_again(folder, monkeypatch):
+    monkeypatch.setattr(demo_verb, "train_all", lambda *_: pytest.fail("nothing is left to train"))
+    table = folder / "new" / "table.md"
+    result = demo(folder, "--markdown", str(table))
+    assert result.exit_code == 0, result.output
+    assert "to train" not in result.stderr
+    first, _, heading, _, *rows = table.read_text().splitlines()
+    assert first == f"<!-- proxyfl demo --seeds 1 --first-seed 1 --rounds 2 {' '.join(FLAGS)} -->"
+    assert heading.startswith("| method | accuracy, mean of last 2 rounds (%) |")
+    assert [row.split(" | ")[0] for row in rows[:3]] == [f"| {method}" for method in METHODS]
+
+
+def test_a_stopped_run_goes_on_and_ends_the_same(folder):
+    class Stop:
+        def round_started(self, round, clients):
+            if round == 2:
+                raise KeyboardInterrupt
+
+        def answered(self, answer): ...
+
+        def round_finished(self, report): ...
+
+    job = jobs_of(folder)[0]
+    whole = (job.path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(job.path)
+    with pytest.raises(KeyboardInterrupt):
+        Experiment(config=job.config).run(job.path, [Stop()])
+    assert len(Run(job.path).metrics) == 1
+    result = demo(folder)
+    assert result.stderr.startswith("1 of 3 runs to train, 1 at a time")
+    assert (job.path / "metrics.jsonl").read_bytes() == whole
+
+
+def test_fresh_deletes_what_the_demo_made_and_nothing_else(folder):
+    (folder / "notes.txt").write_text("mine")
+    shutil.copytree(jobs_of(folder)[0].path, folder / "my-own-run")
+    claim(folder, jobs_of(folder), fresh=True)
+    assert not any(job.path.exists() for job in jobs_of(folder))
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert Run(folder / "my-own-run").finished
+    assert set(json.loads((folder / "demo.json").read_text())["runs"]) == {
+        j.path.name for j in jobs_of(folder)
+    }
+
+
+def test_fresh_keeps_runs_of_the_same_name_that_others_made(folder):
+    (folder / "demo.json").unlink()
+    result = demo(folder, "--fresh")
+    assert result.exit_code == 2
+    assert "is not the demo's own and is kept" in result.stderr
+    assert all(Run(job.path).finished for job in jobs_of(folder))
+
+
+def test_fresh_does_not_delete_a_run_that_is_being_written(folder):
+    job = jobs_of(folder)[0]
+    with RunDirectory(job.path).locked(), pytest.raises(RunError, match="written by another process"):
+        claim(folder, jobs_of(folder), fresh=True)
+    assert Run(job.path).finished
+
+
+def test_a_run_with_other_settings_is_not_taken_for_ours(folder):
+    config = jobs_of(folder)[0].path / "config.toml"
+    config.write_text(config.read_text().replace("last_rounds = 5", "last_rounds = 4"))
+    with pytest.raises(RunError, match="other settings.*--fresh"):
+        claim(folder, jobs_of(folder), fresh=False)
+
+
+def test_a_damaged_ledger_is_named(folder):
+    (folder / "demo.json").write_text("[]")
+    with pytest.raises(RunError, match=r"demo\.json is damaged; delete it"):
+        claim(folder, jobs_of(folder), fresh=False)
+
+
+def test_other_settings_make_other_runs(tmp_path):
+    names = [job.path.name for rounds in (2, 3) for job in jobs_of(tmp_path, rounds)]
+    names += [job.path.name for job in plan(tmp_path, [2, 3], 2, TINY)]
+    assert len(set(names)) == 12
+
+
+def test_a_wrong_setting_is_refused_before_anything_is_written(tmp_path):
+    result = demo(tmp_path / "demo", "--set", "train.epoch=3")
+    assert result.exit_code == 2
+    assert not (tmp_path / "demo").exists()
+
+
+def test_without_matplotlib_nothing_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = demo(tmp_path / "demo")
+    assert result.exit_code == 2
+    assert "proxyfl[plot]" in result.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+def test_what_a_child_cannot_do_is_told_and_ends_the_others(tmp_path):
+    good, bad = jobs_of(tmp_path, rounds=500)[:2]
+    RunDirectory(bad.path).checkpoints.mkdir(parents=True)
+    (bad.path / "config.toml").write_text("")
+    with pytest.raises(RunError, match=f"{bad.path.name}: .* has no intact checkpoint"):
+        train_all([good, bad], 2, lambda: None)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_child_that_is_killed_is_an_error_not_a_hang(tmp_path):
+    def kill():
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+
+    with pytest.raises(RunError, match="ended with code -9; the same command goes on"):
+        train_all(jobs_of(tmp_path)[:1], 1, kill)
+
+
+def test_no_more_children_than_workers(tmp_path, monkeypatch):
+    most = []
+    monkeypatch.setattr(demo_verb, "PAUSE", 0.02)
+    jobs = jobs_of(tmp_path, rounds=1)[:2]
+    train_all(jobs, 1, lambda: most.append(len(multiprocessing.active_children())))
+    assert max(most) == 1
+    assert all(Run(job.path).finished for job in jobs)
+
+
+def test_cores_are_counted_where_affinity_is_unknown(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert usable_cores() == 3
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
+
+
+def test_bars_show_rounds_and_the_mean_accuracy_of_all_seeds(folder):
+    jobs = jobs_of(folder)
+    later = plan(folder, [2], 2, TINY)
+    bars = Bars([*jobs, *later])
+    first = Run(jobs[0].path).summary.last
+    assert bars._state("fedavg") == (2, f"accuracy {100 * first:.2f} %")
+    metrics = RunDirectory(later[0].path).metrics
+    metrics.parent.mkdir()
+    metrics.write_text(json.dumps({"round": 1, "accuracy": first + 0.1}) + '\n{"round": 2, "accu')
+    bars.look()
+    assert bars._state("fedavg") == (3, f"accuracy {100 * (first + 0.05):.2f} %")
+    assert bars.progress.tasks[0].total == 4
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_child_outlives_the_demo(tmp_path, how):
+    command = [sys.executable, "-m", "proxyfl", "demo", "--runs", str(tmp_path), "--rounds", "500", *FLAGS]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    first = jobs_of(tmp_path, rounds=500)[-1]
+    wait_until(lambda: first.path.exists() and Run(first.path).metrics, "a round is over")
+    process.send_signal(how)
+    _, told = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "what is done is kept, the same command goes on from there" in told
+        assert "Traceback" not in told
+    wait_until(lambda: all(is_free(path) for path in tmp_path.glob("digits-*")), "the children end")
+
+
+def is_free(path: Path) -> bool:
+    try:
+        with RunDirectory(path).locked():
+            return True
+    except RunError:
+        return False
+
+
+def wait_until(condition, what, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited too long until {what}"
+        time.sleep(0.1)
+
+
+def test_the_verb_is_light_to_import():
+    code = "import sys, proxyfl.cli.demo; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
