@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from proxyfl.core.errors import ProxyFLError
     from proxyfl.data.partition import federate
+    from proxyfl.data.sources import load as load_dataset
     from proxyfl.methods.base import Addon, Method
     from proxyfl.methods.registry import Recipe
     from proxyfl.methods.registry import register as register_method
@@ -27,6 +28,7 @@ _HOMES = {
     "Run": "proxyfl.runs.run",
     "load_model": "proxyfl.runs.export",
     "federate": "proxyfl.data.partition",
+    "load_dataset": "proxyfl.data.sources:load",
     "Method": "proxyfl.methods.base",
     "Addon": "proxyfl.methods.base",
     "Recipe": "proxyfl.methods.registry",
@@ -43,6 +45,7 @@ __all__ = [
     "Recipe",
     "Run",
     "federate",
+    "load_dataset",
     "load_model",
     "register_method",
     "register_model",

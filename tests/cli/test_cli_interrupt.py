@@ -15,7 +15,10 @@ from proxyfl.runs.run import Run
 
 ROUNDS = 8
 # A shell's background job ignores SIGINT and hands that down; a user's terminal does not.
-START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from proxyfl.cli import main; main()"
+START = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from proxyfl.cli import main; main()"
+)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")

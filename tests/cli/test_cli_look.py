@@ -128,7 +128,7 @@ def test_validate_without_the_data_says_how_to_get_it(call):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[train]\nepochz = 3\n", "unknown setting 'train.epochz'; did you mean 'epochs'?"),
+        ("[train]\nepokhs = 3\n", "unknown setting 'train.epokhs'; did you mean 'epochs'?"),
         ("[train]\nepochs = 1.5\n", "train.epochs must be a whole number, not 1.5"),
         ('[method]\nname = "fedavgg"\n', "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ('[partition]\nscheme = "idd"\n', "unknown partition scheme 'idd'; did you mean 'iid'?"),
@@ -151,7 +151,7 @@ def test_validate_an_intact_run(call, own_tiny):
     result = call("validate", "tiny")
     assert result.exit_code == 0
     assert result.stdout.endswith("OK: runs/tiny is intact, 1 rounds\n")
-    assert len([line for line in result.stdout.splitlines() if line.endswith("intact")]) == 8
+    assert len([line for line in result.stdout.splitlines() if line.rstrip().endswith(" intact")]) == 8
 
 
 def spoil(path: Path) -> None:

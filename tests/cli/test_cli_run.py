@@ -95,7 +95,7 @@ MISTAKES = [
     (["digit"], "unknown preset 'digit'; did you mean 'digits'?"),
     (["none.toml"], "none.toml does not exist; known presets: cifar10, cifar100, cinic10, digits, svhn"),
     (["--method", "proxifl"], "unknown method 'proxifl'; did you mean 'proxyfl'?"),
-    (["--set", "train.epochz=3"], "unknown setting 'train.epochz'; did you mean 'epochs'?"),
+    (["--set", "train.epokhs=3"], "unknown setting 'train.epokhs'; did you mean 'epochs'?"),
     (["--set", "method.gpt.epoch=3"], "unknown setting 'method.gpt.epoch'; did you mean 'epochs'?"),
     (["--set", "train.epochs=many"], "train.epochs must be a whole number, not 'many'"),
     (["--set", "method.tau=2"], "method.tau = 2.0 is above 1"),
@@ -114,7 +114,7 @@ MISTAKES = [
     (["--fidelity", "papers"], "unknown fidelity 'papers'; did you mean 'paper'?"),
     (["--rounds", "0"], "federation.rounds = 0 is below 1"),
     (["--per-round", "30"], "federation.per_round = 30 is more than partition.clients = 20"),
-    (["--dtype", "fp16"], "compute.dtype = 'fp16' is not one of fp32, bf16; did you mean 'fp32'?"),
+    (["--dtype", "fp16"], "compute.dtype = 'fp16' is not one of fp32, bf16; did you mean 'bf16'?"),
     (["--name", "a/b"], "--name 'a/b' must be a folder's name without a path; --runs says where it is put"),
     (["--name", ".."], "--name '..' must be a folder's name without a path; --runs says where it is put"),
 ]

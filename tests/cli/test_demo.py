@@ -57,7 +57,7 @@ def test_it_ends_with_a_table_and_pictures(shown):
         assert Run(job.path).finished
     for name in ("accuracy", "partition"):
         assert f"{folder / name}.png" in result.stdout
-        assert {(folder / f"{name}.{kind}").stat().st_size > 500 for kind in ("png", "svg", "csv")} == {True}
+        assert all((folder / f"{name}.{kind}").stat().st_size > 100 for kind in ("png", "svg", "csv"))
         with Image.open(folder / f"{name}.png") as picture:
             picture.verify()
 
@@ -66,11 +66,8 @@ def test_progress_goes_to_stderr_a_line_per_run_without_a_terminal(shown):
     folder, result = shown
     lines = result.stderr.splitlines()
     assert lines[0].startswith("3 of 3 runs to train")
-    expected = {
-        f"{job.path.name} finished: accuracy {100 * Run(job.path).summary.last:.2f} %"
-        for job in jobs_of(folder)
-    }
-    assert set(lines[1:]) == expected
+    ends = {job.path.name: 100 * Run(job.path).summary.last for job in jobs_of(folder)}
+    assert set(lines[1:]) == {f"{name} finished: accuracy {value:.2f} %" for name, value in ends.items()}
 
 
 def test_parallel_runs_have_the_bits_of_sequential_ones(shown, tmp_path):
@@ -121,9 +118,8 @@ def test_fresh_deletes_what_the_demo_made_and_nothing_else(folder):
     assert not any(job.path.exists() for job in jobs_of(folder))
     assert (folder / "notes.txt").read_text() == "mine"
     assert Run(folder / "my-own-run").finished
-    assert set(json.loads((folder / "demo.json").read_text())["runs"]) == {
-        j.path.name for j in jobs_of(folder)
-    }
+    noted = json.loads((folder / "demo.json").read_text())["runs"]
+    assert noted == sorted(job.path.name for job in jobs_of(folder))
 
 
 def test_fresh_keeps_runs_of_the_same_name_that_others_made(folder):
@@ -143,8 +139,8 @@ def test_fresh_does_not_delete_a_run_that_is_being_written(folder):
 
 def test_a_run_with_other_settings_is_not_taken_for_ours(folder):
     config = jobs_of(folder)[0].path / "config.toml"
-    config.write_text(config.read_text().replace("last_rounds = 5", "last_rounds = 4"))
-    with pytest.raises(RunError, match="other settings.*--fresh"):
+    config.write_text(config.read_text().replace("last_rounds = ", "last_rounds = 1"))
+    with pytest.raises(RunError, match=r"other settings.*--fresh"):
         claim(folder, jobs_of(folder), fresh=False)
 
 

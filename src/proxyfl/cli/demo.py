@@ -114,18 +114,17 @@ def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
 
     ledger = folder / LEDGER
     own = _read_ledger(ledger)
-    for job in jobs:
-        if not job.path.exists():
-            own.add(job.path.name)
-        elif not fresh:
-            if Run(job.path).config != job.config:
-                raise RunError(f"{job.path} was made with other settings; train it again with --fresh")
-        elif job.path.name not in own:
+    there = [job for job in jobs if job.path.exists()]
+    for job in there:
+        if fresh and job.path.name not in own:
             raise RunError(f"{job.path} is not the demo's own and is kept; choose another folder with --runs")
-        else:
-            with RunDirectory(job.path).require().locked():
-                shutil.rmtree(job.path)
+        if not fresh and Run(job.path).config != job.config:
+            raise RunError(f"{job.path} was made with other settings; train it again with --fresh")
+    own |= {job.path.name for job in jobs if job not in there}
     write(ledger, json.dumps({"runs": sorted(own)}, indent=1).encode())
+    for job in there if fresh else []:
+        with RunDirectory(job.path).require().locked():
+            shutil.rmtree(job.path)
 
 
 def _read_ledger(path: Path) -> set[str]:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from proxyfl.runs.run import Run
 
 
+WORDS = 70
+"""Columns that the words beside the bar may need."""
+
+
 class LiveProgress:
     """An observer that shows rounds, the round's clients, last and best accuracy and the time left.
 
@@ -115,7 +119,11 @@ class LiveProgress:
 
         bars = Progress(
             TextColumn("round {task.fields[round]}/{task.total:.0f}"),
-            BarColumn(bar_width=24, complete_style="cyan", finished_style="green"),
+            BarColumn(
+                bar_width=min(30, max(6, self.console.width - WORDS)),
+                complete_style="cyan",
+                finished_style="green",
+            ),
             TextColumn("[dim]clients[/] {task.fields[clients]}"),
             TextColumn("[green]{task.fields[accuracy]}"),
             TimeLeft(),

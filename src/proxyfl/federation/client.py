@@ -65,13 +65,14 @@ class ClientTrainer:
         if self.method.keeps_state:
             self.shelf.save(task.client, task.round, ctx.state, base=task.version)
         losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
+        counts = {f"count/{name}": value for name, value in ctx.counts.items()}
         return Update(
             round=task.round,
             client=task.client,
             samples=len(data),
             weights=detached(self.method.upload(ctx)),
             extras=detached(extras),
-            metrics={"steps": float(ctx.steps), **losses, **_watched(ctx)},
+            metrics={"steps": float(ctx.steps), **losses, **counts, **_watched(ctx)},
             carry=_momentum(ctx) if self.config.train.leak_momentum else {},
             seconds=time.perf_counter() - start,
         )

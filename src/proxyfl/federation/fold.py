@@ -54,7 +54,8 @@ class Fold:
             self.failed[answer.client] = answer.reason
             return answer
         self.rule_weights.append(self._weight(answer))
-        (self.spooled or self.running).add(answer.weights, self.rule_weights[-1])
+        weight = self.method.weight_of(answer, self.rule_weights[-1])
+        (self.spooled or self.running).add(answer.weights, weight)
         self.kept.append(kept)
         self.clients.append(answer.client)
         self.samples.append(answer.samples)
@@ -75,6 +76,11 @@ class Fold:
         steps = max(1.0, self.sums["steps"])
         names = [name for name in self.sums if name.startswith("loss/")]
         return {name.removeprefix("loss/"): self.sums[name] / steps for name in names}
+
+    def counts(self) -> Metrics:
+        """Sums over all clients of what the method counted."""
+        names = [name for name in self.sums if name.startswith("count/")]
+        return {name.removeprefix("count/"): self.sums[name] for name in names}
 
     def _weight(self, update: Update) -> float:
         rule = self.config.federation.weighting

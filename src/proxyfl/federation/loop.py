@@ -129,6 +129,8 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
     if fold.clients:
         ctx.weights = fold.mean(ctx)
         ctx.extras = method.serve_all(ctx, fold.kept)
+    if counts := fold.counts():
+        ctx.metrics["counts"] = counts
     versions = dict.fromkeys(fold.clients, round) if method.keeps_state else {}
     state = ServerState(round, ctx.weights, ctx.extras, state.versions | versions, fold.carry)
     served = time.perf_counter()

@@ -23,7 +23,7 @@ class DecisionWatcher:
     def labels(self, index: Tensor, label: Tensor, mask: Tensor) -> None:
         self._add("visits", torch.as_tensor(len(index)))
         self._add("selected", mask.sum())
-        self.excluded[index[~mask]] = True
+        self.excluded[index] |= ~mask  # an image is visited once in a batch
         if self.truth is not None:
             right = label == self.truth[index]
             self._add("right", right.sum())

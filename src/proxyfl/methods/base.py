@@ -178,6 +178,10 @@ class Method(Part):
         """The server's first weights from a network's state."""
         return weights
 
+    def weight_of(self, update: Update, rule: float) -> float:
+        """An update's weight in the running mean; ``rule`` is what ``federation.weighting`` gives it."""
+        return rule
+
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Sequence[float]:
         """Weights of the mean, in folding order, for methods that need all updates first."""
         return ctx.rule_weights

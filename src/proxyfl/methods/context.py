@@ -138,6 +138,7 @@ class ClientContext:
     state: Tensors = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
     epoch: int = 0
     steps: int = 0
 
@@ -217,6 +218,10 @@ class ClientContext:
             value = value.detach()
             self.losses[name] = self.losses[name] + value if name in self.losses else value
         self.steps += 1
+
+    def count(self, name: str, value: float) -> None:
+        """Add to a sum over this client's round and all clients, recorded as ``counts`` of the round."""
+        self.counts[name] = self.counts.get(name, 0.0) + value
 
     def show(
         self, index: Tensor, *, label: Tensor | None = None, mask: Tensor, sets: Tensor | None = None

@@ -60,7 +60,7 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} exists; continue it with 'proxyfl resume {self.path}' or choose another --name"
             )
-        with readable_errors(self.path):
+        with readable_errors(self.path, "nothing was created", "run it again"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.aside.exists():
                 shutil.rmtree(self.aside)
@@ -94,7 +94,9 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Only one process may write in a run. The lock ends with the process, however it ends."""
-        with readable_errors(self.path), (self.path / ".lock").open("a") as file:
+        cure = f"continue with 'proxyfl resume {self.path}'"
+        kept = "what was saved before is intact"
+        with readable_errors(self.path, kept, cure), (self.path / ".lock").open("a") as file:
             if not _lock(file.fileno()):
                 raise RunError(f"{self.path} is being written by another process; wait for it or stop it")
             yield
@@ -114,13 +116,13 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def readable_errors(path: Path) -> Iterator[None]:
+def readable_errors(path: Path, kept: str, cure: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"writing {path} failed: {error.strerror or error}; what was saved before is intact. "
-            f"Make room or make it writable, then continue with 'proxyfl resume {path}'"
+            f"writing {path} failed: {error.strerror or error}; {kept}. "
+            f"Make room or make it writable, then {cure}"
         ) from error
 
 

@@ -63,9 +63,10 @@ class Prior(Addon):
             return
         counts: Tensor = ctx.memory["prior"]
         seen = outputs.batch.y if self.parameters.labelled == "true" else outputs.global_x.argmax(1)
-        counts += _count(seen, ctx.classes)
+        counts += _members(seen, ctx.classes).sum(0)
         if outputs.pseudo is not None:
-            counts += _count(outputs.global_weak.argmax(1)[outputs.pseudo.mask], ctx.classes)
+            trusted = _members(outputs.global_weak.argmax(1), ctx.classes) & outputs.pseudo.mask[:, None]
+            counts += trusted.sum(0)
 
     def finish(self, ctx: ClientContext) -> Tensors:
         return {"counts": ctx.memory["prior"]}
@@ -95,6 +96,6 @@ def update_prior(prior: Tensor, counts: Tensor, ema: float, pooling: str) -> Ten
     return ema * prior + (1 - ema) * shares
 
 
-def _count(labels: Tensor, classes: int) -> Tensor:
+def _members(labels: Tensor, classes: int) -> Tensor:
     # A comparison instead of bincount: deterministic on every device, and no synchronisation.
-    return (labels[:, None] == torch.arange(classes, device=labels.device)).sum(0)
+    return labels[:, None] == torch.arange(classes, device=labels.device)

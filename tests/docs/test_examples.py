@@ -1,0 +1,63 @@
+"""What the documents show must run as it stands there (with fewer rounds)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TINY = "--rounds 1 --clients 4 --per-round 2 --subset 120 --set train.epochs=1".split()
+
+
+def blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def execute(*command: str, cwd: Path) -> str:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PROXYFL")}
+    clean["COLUMNS"] = "200"
+    done = subprocess.run([sys.executable, *command], cwd=cwd, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the README's first example has run."""
+    folder = tmp_path_factory.mktemp("readme")
+    example = blocks("README.md")[0]
+    assert "rounds=20" in example
+    shorter = example.replace("rounds=20", "rounds=1, clients=4, per_round=2, train__epochs=1")
+    (folder / "first.txt").write_text(execute("-c", shorter, cwd=folder))
+    return folder
+
+
+def test_the_python_example_is_ten_lines_and_runs(place: Path) -> None:
+    lines = [line for line in blocks("README.md")[0].splitlines() if line.strip()]
+    assert len(lines) <= 10
+    printed = (place / "first.txt").read_text()
+    assert "% over the last rounds" in printed
+    assert "selected_share" in printed
+
+
+def test_a_model_file_loads_in_five_lines(place: Path) -> None:
+    example = blocks("README.md")[1]
+    assert len(example.strip().splitlines()) == 5
+    check = "\nimport torch\nprint(network.eval()(torch.zeros(2, 1, 8, 8)).shape, card['classes'][3], card['mean'])"
+    assert execute("-c", example + check, cwd=place).startswith("torch.Size([2, 10]) 3 [0.3")
+
+
+def test_the_example_method_trains_alone_and_with_addons(tmp_path: Path) -> None:
+    (tmp_path / "my_methods.py").write_text(blocks("docs/architecture.md")[0])
+    for method in ("risingmatch", "risingmatch+proxyfl"):
+        start = ("-m", "proxyfl", "--plugin", "my_methods.py", "run", "digits", "--method", method)
+        execute(*start, *TINY, "--name", method, cwd=tmp_path)
+        assert (tmp_path / "runs" / method / "models" / "last.safetensors").is_file()
+    assert "threshold in the first round" in execute(
+        "-m", "proxyfl", "--plugin", "my_methods.py", "methods", "show", "risingmatch", cwd=tmp_path
+    )
