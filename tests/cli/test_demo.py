@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -219,18 +220,30 @@ def test_bars_show_rounds_and_the_mean_accuracy_of_all_seeds(folder):
     assert bars.progress.tasks[0].total == 4
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_no_child_outlives_the_demo(tmp_path, how):
+@pytest.fixture
+def running(tmp_path):
+    """A demo in a process group of its own, some rounds into its first runs."""
     command = [sys.executable, "-m", "proxyfl", "demo", "--runs", str(tmp_path), "--rounds", "500", *FLAGS]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     first = jobs_of(tmp_path, rounds=500)[-1]
     wait_until(lambda: first.path.exists() and Run(first.path).metrics, "a round is over")
-    process.send_signal(how)
-    _, told = process.communicate(timeout=60)
-    if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert "what is done is kept, the same command goes on from there" in told
-        assert "Traceback" not in told
+    yield process
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_ctrl_c_ends_the_children_and_says_how_to_go_on(running, tmp_path):
+    os.killpg(running.pid, signal.SIGINT)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "what is done is kept, the same command goes on from there" in told
+    assert "Traceback" not in told
+    assert all(is_free(path) for path in tmp_path.glob("digits-*"))
+
+
+def test_children_end_when_the_demo_is_killed(running, tmp_path):
+    running.kill()
+    running.communicate(timeout=60)
     wait_until(lambda: all(is_free(path) for path in tmp_path.glob("digits-*")), "the children end")
 
 

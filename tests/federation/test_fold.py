@@ -54,6 +54,8 @@ def test_weights_by_rule(rule: str, expected: float) -> None:
     folded.take(answer(2, 4.0, samples=5))
     assert folded.mean(context(folded))["w"].item() == pytest.approx(expected, rel=1e-6)
     assert (folded.clients, folded.samples) == ([0, 1, 2], [10, 10, 5])
+    weights = {"size": [10, 10, 5], "uniform": [1, 1, 1], "release": [2010, 4010, 8005]}
+    assert folded.rule_weights == weights[rule]
 
 
 def test_a_refused_update_becomes_a_failure_and_leaves_no_trace() -> None:

@@ -32,8 +32,13 @@ def test_a_round() -> None:
     assert traffic.record() == {
         "bytes_up": 360,
         "bytes_down": 760,
+        "bytes_down_once": 400,
+        "numbers_up": 89,
+        "numbers_down": 188,
+        "numbers_down_once": 99,
         "up": {"trunk": 56, "classifier": 200, "heads": 64, "extras": 40},
         "down": {"trunk": 112, "classifier": 400, "heads": 128, "extras": 120},
+        "down_once": {"trunk": 56, "classifier": 200, "heads": 64, "extras": 80},
     }
 
 
@@ -45,7 +50,9 @@ def test_what_is_personal_counts_beside_what_all_receive() -> None:
 
 
 def test_a_round_without_clients() -> None:
-    assert Traffic().record() == {"bytes_up": 0, "bytes_down": 0, "up": {}, "down": {}}
+    ways = ("up", "down", "down_once")
+    nothing = {f"{unit}_{way}": 0 for unit in ("bytes", "numbers") for way in ways}
+    assert Traffic().record() == {**nothing, "up": {}, "down": {}, "down_once": {}}
 
 
 def test_the_papers_network() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 feddb = pytest.importorskip("proxyfl.methods.feddb")
 
-CASES = [(seed, classes) for classes in (2, 10, 100) for seed in range(4)]
+CASES = [(seed, classes) for classes in (2, 10, 100) for seed in range(3)]
 
 
 def slow_debias(p: list[float], average: list[float]) -> list[float]:
@@ -55,7 +55,7 @@ def misfit(w: np.ndarray, averages: np.ndarray, ridge: float) -> float:
 
 
 def exhaustive_weights(averages: np.ndarray, ridge: float) -> np.ndarray:
-    """Tries every set of clients with a share: the stationary point within it, if all its shares are positive."""
+    """Tries every set of clients that may share: the stationary point, if all its shares are positive."""
     clients, classes = averages.shape
     best, least = np.full(clients, 1 / clients), math.inf
     quadratic = 2 * averages @ averages.T / classes + 2 * ridge * np.eye(clients)
@@ -158,13 +158,22 @@ def test_release_weights(seed: int, classes: int, clients: int, steps: int) -> N
     assert found.shape == (clients,)
     expected = slow_release(averages.tolist(), steps)
     assert found.tolist() == pytest.approx(expected, rel=1e-6)
-    assert release_by_optimiser(torch.from_numpy(averages), steps).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_release_weights_against_a_real_optimiser(seed: int) -> None:
+    averages = torch.from_numpy(draw(seed, 8, 10, 0.3))
+    expected = release_by_optimiser(averages, 20).tolist()
+    assert slow_release(averages.tolist(), 20) == pytest.approx(expected, rel=1e-9)
+    assert feddb.release_weights(averages, steps=20).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_release_weights_of_literal_numbers() -> None:
     # from (1/2, 1/2) the mixture is (0.7, 0.3): slopes 0.12 and 0.04; -0.355 - 1.9 slope: -0.583 and -0.431
     averages = rows([0.8, 0.2], [0.6, 0.4])
     assert feddb.release_weights(averages, steps=1).tolist() == pytest.approx([0.462073, 0.537927], abs=1e-6)
+    # from there the mixture is (0.692415, 0.307585): slopes 0.115449 and 0.038483; -0.547425 and -0.455046
+    assert feddb.release_weights(averages, steps=2).tolist() == pytest.approx([0.476922, 0.523078], abs=1e-6)
 
 
 def test_a_hundred_release_steps_are_the_default() -> None:
@@ -182,8 +191,8 @@ def test_simplex_weights(seed: int, classes: int, spread: float, clients: int) -
     assert found.min() >= 0
     assert found.sum() == pytest.approx(1.0, abs=1e-6)
     expected = exhaustive_weights(averages, 1e-6)
-    assert misfit(found, averages, 1e-6) <= misfit(expected, averages, 1e-6) + 1e-9
-    assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-3)
+    assert misfit(found, averages, 1e-6) <= misfit(expected, averages, 1e-6) + 1e-12
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -197,7 +206,7 @@ def test_simplex_weights_against_a_general_solver(seed: int) -> None:
     )  # fmt: skip
     assert answer.success
     assert misfit(found, averages, 1e-3) <= misfit(answer.x, averages, 1e-3) + 1e-9
-    assert found.tolist() == pytest.approx(answer.x.tolist(), abs=1e-3)
+    assert found.tolist() == pytest.approx(answer.x.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""FedDure's regulators, against a network of plain loops in numpy and central differences through all of it."""
+"""FedDure's regulators, against a network of plain loops in numpy and central differences through it."""
 
 from __future__ import annotations
 
@@ -160,9 +160,7 @@ def test_weightless_images_move_nothing() -> None:
 def test_the_step_is_a_mean_over_all_images_and_not_over_their_weights() -> None:
     case = Case(1, 3)
     half = torch.full((6,), 0.5).double()
-    whole = feddure.weighted_step(
-        case.model, case.phi, case.buffers, case.strong, case.labels, 2 * half, 0.1
-    )
+    whole = feddure.weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, 2 * half, 0.1)
     found = feddure.weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, half, 0.2)
     close(found, arrays(whole), 1e-12)
     first = half * torch.tensor([2.0, 0, 0, 0, 0, 0])
@@ -250,7 +248,7 @@ def test_literal_numbers_of_a_network_that_is_all_bias() -> None:
     loss = feddure.labelled_loss(case.model, phi, case.buffers, case.x, case.y)
     assert loss.item() == pytest.approx(0.693147, abs=1e-6)
 
-    # probabilities 1/2: slope of the bias is (1/2 - label) weight; weights 1 and 1/2 on class 0, 1/4 on class 1
+    # probabilities 1/2: the bias has slope (1/2 - label) x weight; weights 1, 1/2 on class 0, 1/4 on class 1
     images, labels = case.strong[:3], torch.tensor([0, 0, 1])
     weights = torch.tensor([1.0, 0.5, 0.25]).double()
     after = feddure.weighted_step(case.model, phi, case.buffers, images, labels, weights, 1.2)
@@ -262,9 +260,9 @@ def test_literal_numbers_of_a_network_that_is_all_bias() -> None:
     loss = feddure.labelled_loss(case.model, after, case.buffers, x, y)
     assert loss.item() == pytest.approx(0.474077, abs=1e-6)
 
-    # a regulator that scores every image sigmoid(0) = 1/2 moves the bias by 1.2 / 3 x 1/4 = 0.1. There the loss
-    # has slope -2 sigmoid(-0.2) = -0.900332; the bias has slope 1.2 / 3 x 1/2 x 1/4 = 0.05 by the regulator's last
-    # bias (1/4 is the sigmoid's slope), and that times the hidden unit by each of its last weights
+    # a regulator that scores every image sigmoid(0) = 1/2 moves the bias by 1.2 / 3 x 1/4 = 0.1. There the
+    # loss has slope -2 sigmoid(-0.2) = -0.900332; the bias has slope 1.2 / 3 x 1/2 x 1/4 = 0.05 by the
+    # regulator's last bias (1/4 is the sigmoid's slope), and hidden unit times that by each last weight
     for parameter in case.regulator.parameters():
         parameter.data.zero_()
     case.regulator[0].bias.data = torch.tensor([1.0, 2.0, 3.0, 0.0]).double()

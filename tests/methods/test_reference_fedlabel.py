@@ -179,7 +179,7 @@ def test_losses_of_three_images() -> None:
     assert masked_cross_entropy(strong, chosen, mask, over="selected").item() == pytest.approx(
         0.836988, abs=1e-6
     )
-    # the two models agree on the last two: KL((1/2, 1/2, 0) || 1/3) = ln 3/2, KL((0, 1/4, 3/4) || .) = 1/4 ln 2
+    # both agree on the last two: KL((1/2, 1/2, 0) || 1/3) = ln 3/2, KL((0, 1/4, 3/4) || .) = 1/4 ln 2
     target = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.25, 0.75]]).double()
     agree = local.argmax(1) == teacher.argmax(1)
     assert agree.tolist() == [False, True, True]

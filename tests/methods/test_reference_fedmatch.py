@@ -1,4 +1,4 @@
-"""FedMatch's two sets of parameters, votes, losses, deltas and neighbours, against loops over single numbers."""
+"""FedMatch's two sets of parameters, votes, losses, deltas and neighbours, against loops over numbers."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ def test_agreement(seed: int, classes: int, helpers: int) -> None:
     strong, weak = 4 * normal(seed, 30, classes), 4 * normal(seed + 1, 30, classes)
     others = [draw(seed + 100 + h, 30, classes) for h in range(helpers)]
     rng = np.random.default_rng(seed)
-    label, mask = torch.from_numpy(rng.integers(classes, size=30)), torch.from_numpy(rng.uniform(size=30) < 0.6)
+    label = torch.from_numpy(rng.integers(classes, size=30))
+    mask = torch.from_numpy(rng.uniform(size=30) < 0.6)
     expected = slow_agreement(strong, weak, label, mask, others)
     found = fedmatch.agreement_loss(strong, weak, label, mask, others)
     assert found.item() == pytest.approx(expected, rel=1e-8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from proxyfl.core.errors import ConfigError
 from proxyfl.methods import create
 from proxyfl.methods.addons.icpl import category_sets
+from toybox import make_simulation, play, tiny_config
 
 CASES = [(seed, classes) for classes in (2, 10, 100) for seed in range(4)]
 
@@ -47,6 +50,13 @@ def addon(name: str, **icpl: Any) -> Any:
     return next(part for part in method.addons if part.name == "icpl")
 
 
+def skip_if_unknown(name: str) -> None:
+    try:
+        create(name)
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize(("seed", "classes"), CASES)
 def test_above_the_prior(seed: int, classes: int) -> None:
     probs, confident, prior = draw(seed, 50, classes)
@@ -66,15 +76,30 @@ def test_above_a_uniform_prior(seed: int, classes: int) -> None:
     assert members(category_sets(probs, confident, uniform)) == expected
 
 
-@pytest.mark.parametrize("by_name", [True, False])
 @pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize(("seed", "classes"), CASES)
-def test_the_likeliest(seed: int, classes: int, size: int, by_name: bool) -> None:
+def test_the_likeliest(seed: int, classes: int, size: int) -> None:
     probs, confident, prior = draw(seed, 50, classes)
-    part = addon(f"icpl-top{size}") if by_name else addon("icpl-only", sets=f"top{size}")
     pairs = zip(probs.tolist(), confident.tolist(), strict=True)
     expected = [slow_top(p, sure, size) for p, sure in pairs]
-    assert members(part._sets(probs, confident, prior)) == expected
+    assert members(addon("icpl-only", sets=f"top{size}")._sets(probs, confident, prior)) == expected
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_the_likeliest_by_name(size: int) -> None:
+    skip_if_unknown(f"icpl-top{size}")
+    probs, confident, prior = draw(0, 50, 10)
+    pairs = zip(probs.tolist(), confident.tolist(), strict=True)
+    expected = [slow_top(p, sure, size) for p, sure in pairs]
+    assert members(addon(f"icpl-top{size}")._sets(probs, confident, prior)) == expected
+
+
+def test_the_prior_of_the_uniform_ablation_stays_where_it_starts(tmp_path: Path) -> None:
+    skip_if_unknown("icpl-uniform")
+    for name, moves in (("icpl-only", True), ("icpl-uniform", False)):
+        state = play(tiny_config(name), make_simulation(), tmp_path / name)
+        gap = (state.extras["prior/classes"] - 0.1).abs().max().item()
+        assert (gap > 1e-5) == moves, name
 
 
 LOW = torch.zeros(4, dtype=torch.bool)

@@ -59,7 +59,7 @@ def moments(seed: int) -> Iterator[Moment]:
 
 
 def go_on(where: Path, moment: Moment) -> bool:
-    """Start or resume the run in a real process and kill it at the moment; whether it finished before that."""
+    """Start or resume the run in a real process, kill it at the moment; whether it finished before."""
     known = where.exists() or (RunDirectory(where).aside / "config.toml").exists()
     command = [sys.executable, str(SCRIPT), "resume" if known else "run", str(where)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

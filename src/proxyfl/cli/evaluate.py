@@ -62,7 +62,8 @@ def evaluate(run: RunName, model: Model = Which.last, data_root: DataRoot = None
     console.print(_classes(result, card.classes))
     console.print(
         f"\n[bold]accuracy {percent(result.accuracy)}[/]  ({int(result.confusion.diagonal().sum()):,} of "
-        f"{int(result.confusion.sum()):,} test images; {model} model, round {card.round}, {card.method})"
+        f"{int(result.confusion.sum()):,} test images; {model} model, round {card.round}, {card.method})",
+        soft_wrap=True,
     )
     if result.accuracy != card.accuracy:
         console.print(f"[yellow]the run recorded {percent(card.accuracy)} for this model[/]")

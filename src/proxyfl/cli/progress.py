@@ -131,7 +131,12 @@ class LiveProgress:
             refresh_per_second=4,
         )
         bars.add_task(
-            "", total=self.rounds, completed=self.done_before, round=self.round, clients="", accuracy=""
+            "",
+            total=self.rounds,
+            completed=self.done_before,
+            round=self.round,
+            clients=f"0/{self.expected}",
+            accuracy="",
         )
         return bars
 

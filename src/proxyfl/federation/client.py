@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from proxyfl.core.config import ComputeSettings, Config
 from proxyfl.core.rng import SERVER, isolated, rng
-from proxyfl.core.state import Task, Tensors, Update
+from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
 from proxyfl.federation.shelf import Shelf
 from proxyfl.federation.watch import DecisionWatcher
@@ -47,13 +47,13 @@ class ClientTrainer:
 
     def initial_weights(self) -> Tensors:
         """The server's weights before the first round, rebuilt from the seed."""
-        return self.method.initial(detached(self.new_network().state_dict()))
+        return self.method.initial(self.method.shared(detached(self.new_network().state_dict())))
 
     def train(self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None = None) -> Update:
         """One client's round. ``truth`` maps image indices to true labels, for the watcher only."""
         start = time.perf_counter()
         ctx = self._context(task, data, truth)
-        self.network.load_state_dict(self.method.model(task.weights))
+        self.network.load_state_dict(self.method.model(task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
         with isolated(self.config.seed, task.round, task.client, "layers"):
             self.method.begin_all(ctx)
@@ -62,6 +62,8 @@ class ClientTrainer:
                 for batch in ctx.stream.epoch():
                     self.method.observe_all(self.method.step(batch, ctx), ctx)
             extras = self.method.finish_all(ctx)
+        if self.method.all_private:
+            ctx.state |= within("private", self._private_part(self.network.state_dict()))
         if self.method.keeps_state:
             self.shelf.save(task.client, task.round, ctx.state, base=task.version)
         losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
@@ -76,6 +78,15 @@ class ClientTrainer:
             carry=_momentum(ctx) if self.config.train.leak_momentum else {},
             seconds=time.perf_counter() - start,
         )
+
+    def _private(self, ctx: ClientContext) -> Tensors:
+        """What this client kept of the network to itself; at its first round, as the seed initialises it."""
+        if not self.method.all_private:
+            return {}
+        return namespace(ctx.state, "private") or self._private_part(self.new_network().state_dict())
+
+    def _private_part(self, weights: Tensors) -> Tensors:
+        return {name: value for name, value in weights.items() if name.startswith(self.method.all_private)}
 
     def _context(
         self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None

@@ -36,9 +36,11 @@ class Part:
     labelled images."""
     heads: bool = False
     """Whether the network needs projection heads."""
+    private: tuple[str, ...] = ()
+    """Weights whose names begin so stay on the client, kept between its rounds, instead of being sent."""
     sends: ClassVar[str] = ""
     """What travels beside the weights, in words."""
-    keeps: ClassVar[str] = ""
+    keeps: str = ""
     """What a client keeps between rounds, in words; empty: nothing."""
     Parameters: ClassVar[type[Any]] = NoParameters
 
@@ -120,7 +122,8 @@ class Method(Part):
                 raise MethodError(f"{self.name} cannot carry +{addon.name}: {reason}")
         self.all_wants = frozenset().union(*(part.wants for part in self.parts))
         self.needs_heads = any(part.heads for part in self.parts)
-        self.keeps_state = any(part.keeps for part in self.parts)
+        self.all_private = tuple(prefix for part in self.parts for prefix in part.private)
+        self.keeps_state = any(part.keeps or part.private for part in self.parts)
 
     def refuses(self, addon: Addon) -> str:
         """Why this method cannot carry the add-on; empty when it can."""
@@ -169,8 +172,12 @@ class Method(Part):
         return {}
 
     def upload(self, ctx: ClientContext) -> Tensors:
-        """The weights to send: parameters and buffers."""
-        return ctx.model.state_dict()
+        """The weights to send: parameters and buffers, but for what is private."""
+        return self.shared(ctx.model.state_dict())
+
+    def shared(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """The weights that are not private."""
+        return {name: value for name, value in weights.items() if not name.startswith(self.all_private)}
 
     # On the server
 

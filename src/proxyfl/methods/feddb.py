@@ -125,7 +125,7 @@ def average_update(average: Tensor, batch: Tensor, momentum: float = 0.5) -> Ten
 
 
 def release_weights(averages: Tensor, steps: int = 100) -> Tensor:
-    """The released procedure: fresh Nesterov steps (1.9 × gradient, lr 1, decay 0.9), each followed by softmax."""
+    """The released procedure: fresh Nesterov steps (1.9 × gradient, lr 1, decay 0.9), softmax after each."""
     clients, classes = averages.shape
     weights = averages.new_full((clients,), 1 / clients)
     for _ in range(steps):

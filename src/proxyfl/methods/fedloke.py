@@ -19,13 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from proxyfl.core.config import setting
-from proxyfl.core.state import Tensors
+from proxyfl.core.state import Tensors, namespace, within
 from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Method, MethodParameters
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
@@ -47,11 +46,12 @@ class FedLoKe(Method):
     name = "fedloke"
     wants = frozenset({"x", "x_strong", "u_weak", "u_strong"})
     needs_labels = False
-    keeps: ClassVar[str] = "a private model"
+    keeps = "a private model"
     Parameters = FedLoKeParameters
 
     def begin(self, ctx: ClientContext) -> None:
-        blended = blend(ctx.state or ctx.initial(), ctx.task.weights, self.parameters.keep)
+        own = namespace(ctx.state, "model") or ctx.initial()
+        blended = blend(own, ctx.task.weights, self.parameters.keep)
         private = ctx.model_from(blended).train().requires_grad_(True)
         ctx.memory["private"], ctx.memory["optimiser"] = private, ctx.new_optimiser(private.parameters())
 
@@ -79,7 +79,7 @@ class FedLoKe(Method):
         return Pseudo(label, mask)
 
     def finish(self, ctx: ClientContext) -> Tensors:
-        ctx.state = dict(ctx.memory["private"].state_dict())
+        ctx.state |= within("model", ctx.memory["private"].state_dict())
         return {}
 
     def _descend(self, loss: Tensor, network: nn.Module, ctx: ClientContext) -> None:

@@ -15,7 +15,6 @@ almost everything; the paper under comparison reports a collapse on SVHN, which 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ class FlexMatchParameters(PseudoLabelParameters):
 
 class FlexMatch(FixMatch):
     name = "flexmatch"
-    keeps: ClassVar[str] = "the last trusted class of each unlabelled image"
+    keeps = "the last trusted class of each unlabelled image"
     Parameters = FlexMatchParameters
 
     def begin(self, ctx: ClientContext) -> None:

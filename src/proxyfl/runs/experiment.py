@@ -170,7 +170,7 @@ def _federation(
     batch = eval_batch(config.compute.eval_batch, dataset.image_size, trainer.device)
 
     def test(state: ServerState) -> Evaluation:
-        network.load_state_dict(method.model(state.weights))
+        network.load_state_dict(method.model(state.weights), strict=not method.all_private)
         views = simulation.test_views
         return evaluate(
             network,
@@ -193,7 +193,7 @@ def model_card(config: Config, simulation: Simulation, federation: Federation) -
     return {
         "network": config.model.name,
         "width": config.model.width,
-        "heads": federation.method.needs_heads,
+        "heads": federation.method.needs_heads and not federation.method.all_private,
         "channels": dataset.channels,
         "image_size": dataset.image_size,
         "classes": dataset.classes,

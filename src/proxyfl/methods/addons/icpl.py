@@ -120,6 +120,7 @@ class ICPLParameters:
 
     weight: float = setting(1.0, "weight of the loss (beta)", low=0)
     project: bool = setting(True, "learned heads between features, proxies and the loss", paper=False)
+    keep_heads: bool = setting(False, "each client keeps its heads to itself instead of sending them")
     normalise: bool = setting(True, "unit length for features and proxies; raw dot products explode")
     label_set: str = setting(
         "teacher",
@@ -167,6 +168,7 @@ class ICPL(Addon):
     def __init__(self, parameters: ICPLParameters) -> None:
         super().__init__(parameters)
         self.heads = parameters.project
+        self.private = ("heads.",) if parameters.project and parameters.keep_heads else ()
 
     def term(self, outputs: Outputs, ctx: ClientContext) -> Tensor | None:
         if outputs.pseudo is None:
