@@ -1,7 +1,7 @@
 """Fill the generated parts of the method pages: parameter tables from the code, results from ``results/``.
 
-    python docs/refresh.py            rewrite the pages
-    python docs/refresh.py --check    exit with 1 when a page is out of date
+python docs/refresh.py            rewrite the pages
+python docs/refresh.py --check    exit with 1 when a page is out of date
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def running(tmp_path):
 
 def test_ctrl_c_ends_the_children_and_says_how_to_go_on(running, tmp_path):
     os.killpg(running.pid, signal.SIGINT)
-    _, told = running.communicate(timeout=60)
+    _, told = running.communicate(timeout=120)
     assert running.returncode == 130
     assert "what is done is kept, the same command goes on from there" in told
     assert "Traceback" not in told
@@ -243,7 +243,7 @@ def test_ctrl_c_ends_the_children_and_says_how_to_go_on(running, tmp_path):
 
 def test_children_end_when_the_demo_is_killed(running, tmp_path):
     running.kill()
-    running.communicate(timeout=60)
+    running.communicate(timeout=120)
     wait_until(lambda: all(is_free(path) for path in tmp_path.glob("digits-*")), "the children end")
 
 
@@ -255,7 +255,7 @@ def is_free(path: Path) -> bool:
         return False
 
 
-def wait_until(condition, what, seconds=60):
+def wait_until(condition, what, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited too long until {what}"

@@ -48,7 +48,8 @@ def test_the_python_example_is_ten_lines_and_runs(place: Path) -> None:
 def test_a_model_file_loads_in_five_lines(place: Path) -> None:
     example = blocks("README.md")[1]
     assert len(example.strip().splitlines()) == 5
-    check = "\nimport torch\nprint(network.eval()(torch.zeros(2, 1, 8, 8)).shape, card['classes'][3], card['mean'])"
+    shown = "print(network.eval()(torch.zeros(2, 1, 8, 8)).shape, card['classes'][3], card['mean'])"
+    check = f"\nimport torch\n{shown}"
     assert execute("-c", example + check, cwd=place).startswith("torch.Size([2, 10]) 3 [0.3")
 
 

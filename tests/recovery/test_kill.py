@@ -41,21 +41,35 @@ def created(where: Path, seconds: float) -> bool:
     return where.exists()
 
 
-def writing_a_checkpoint(where: Path, seconds: float) -> bool:
-    return any((where / "checkpoints").glob(".round-*.aside"))
-
-
 def writing_a_model(where: Path, seconds: float) -> bool:
     return any((where / "models").glob(".*.aside"))
+
+
+def writing_a_checkpoint(least: int) -> Moment:
+    """Of the round ``least`` or a later one."""
+    wanted = {f".round-{round:08d}.aside" for round in range(least, SETTINGS["rounds"] + 1)}
+    return lambda where, seconds: any((where / "checkpoints" / name).exists() for name in wanted)
+
+
+def clients_ahead(least: int) -> Moment:
+    """A client has written its state of a round, ``least`` or later, that no checkpoint holds yet."""
+
+    def now(where: Path, seconds: float) -> bool:
+        written = {int(file.stem[6:]) for file in where.glob("clients/*/*/round-*.safetensors")}
+        committed = {int(folder.name[6:]) for folder in where.glob("checkpoints/round-*")}
+        return max(written, default=0) > max(committed, default=0) and max(written) >= least
+
+    return now
 
 
 def moments(seed: int) -> Iterator[Moment]:
     """Kills inside the creation of the directory first, then some inside writing, then at random."""
     draw = random.Random(seed)
     yield from (creating, creating_with_config, after(draw.uniform(0, 0.05)), created)
-    yield from (writing_a_checkpoint, writing_a_model, writing_a_checkpoint)
+    yield from (writing_a_checkpoint(1), writing_a_model, clients_ahead(4), writing_a_checkpoint(5))
     while True:
         yield after(draw.uniform(0.1, 2.0))
+        yield clients_ahead(7)
 
 
 def go_on(where: Path, moment: Moment) -> bool:

@@ -74,8 +74,9 @@ def demo(
 ) -> None:
     """Train FedAvg, FixMatch-GPL and ProxyFL on scikit-learn's digits and compare them.
 
-    Ends with a table, accuracy curves and a picture of who holds what. Runs that are there already are used
-    again, those that were stopped go on.
+    Ends with a table, accuracy curves and a picture of who holds what.
+
+    Runs that are there already are used again, those that were stopped go on.
     """
     from proxyfl.report import style
 

@@ -78,7 +78,7 @@ class Fold:
         return {name.removeprefix("loss/"): self.sums[name] / steps for name in names}
 
     def counts(self) -> Metrics:
-        """Sums over all clients of what the method counted."""
+        """Sums over all clients of what the method counted: metrics that begin with ``count/``."""
         names = [name for name in self.sums if name.startswith("count/")]
         return {name.removeprefix("count/"): self.sums[name] for name in names}
 

@@ -78,10 +78,9 @@ class FedDB(FixMatch):
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         index = outputs.batch.u_index
         pseudo = Pseudo(ctx.memory["label"][index], ctx.memory["mask"][index])
-        chosen = outputs.local_weak * pseudo.mask[:, None]
-        mean = chosen.sum(0) / pseudo.mask.sum().clamp(min=1)
-        moved = average_update(ctx.memory["average"], mean[None], self.parameters.momentum)
-        ctx.memory["average"] = torch.where(pseudo.mask.any(), moved, ctx.memory["average"])
+        ctx.memory["average"] = average_update(
+            ctx.memory["average"], outputs.local_weak, self.parameters.momentum, pseudo.mask
+        )
         return pseudo
 
     def finish(self, ctx: ClientContext) -> Tensors:
@@ -119,9 +118,13 @@ def debias(probabilities: Tensor, average: Tensor) -> Tensor:
     return scaled / scaled.sum(1, keepdim=True)
 
 
-def average_update(average: Tensor, batch: Tensor, momentum: float = 0.5) -> Tensor:
-    """The average prediction after a batch of predictions."""
-    return momentum * average + (1 - momentum) * batch.mean(0)
+def average_update(
+    average: Tensor, batch: Tensor, momentum: float = 0.5, mask: Tensor | None = None
+) -> Tensor:
+    """The average prediction after a batch of predictions, those where ``mask`` is true; none leave it."""
+    chosen = torch.ones_like(batch[:, 0]) if mask is None else mask.to(batch.dtype)
+    mean = (batch * chosen[:, None]).sum(0) / chosen.sum().clamp(min=1)
+    return torch.where(chosen.any(), momentum * average + (1 - momentum) * mean, average)
 
 
 def release_weights(averages: Tensor, steps: int = 100) -> Tensor:

@@ -15,16 +15,17 @@ The gradient of (b) is exact: -lr * mean_i (dm_i / domega) <grad_phi l_i, v>, v 
 forward-mode pass along v gives the inner products of all images. In (e) m_i is that of (c): new omega, phi
 before its step. phi starts from the global model, omega is drawn anew; only theta is sent.
 
-The released program is something else (``variant = "release"``): a student learns the hard labels that the
-teacher, the model that is sent, gives to weak views, and s, how the student's labelled loss changed, steers
-the teacher, with a few labelled steps besides; both use Adam::
+The released program is another method (``variant = "release"``), in the manner of Meta Pseudo Labels. A
+student learns the hard labels that the teacher gives to weak views; s, how that step changed the student's
+labelled loss, steers the teacher, which is the model that is sent. Both use Adam, and the teacher takes a few
+labelled steps besides. pL and pS are the teacher's, t counts the steps of the round::
 
     teacher loss = Ls + w_t mean_i [conf(pL_i) >= release_tau] H(pL_i, pS_i) + s * mean_i H(lab(pS_i), pS_i)
-    w_t = release_weight * min(1, t / release_ramp)  in the t-th step of the round
+    w_t = release_weight * min(1, t / release_ramp),   s = after - before, the opposite of d (``sign``)
 
-Deviations: ``sign`` is d = before - after in the paper and s = after - before in the release; it is a
-parameter. The release's warm-up of the learning rate is left out; its labelled steps come first
-(``release_tune_at = "start"``). A client without labels has d = 0, phi and omega as they were received.
+Deviations: a client without labels keeps phi and omega as the round began and d = s = 0. The release takes
+its labelled steps first (``release_tune_at = "start"``) and warms its learning rate up over 10 steps while it
+trains for 5; here the rate is constant.
 """
 
 from __future__ import annotations
@@ -97,11 +98,11 @@ class FedDure(Method):
             ctx.memory["student"] = student, Adam(student.parameters(), options.release_lr)
             ctx.optimiser = Adam(self.trainables(ctx), options.release_lr)
             return
-        fine = new_regulator(ctx.classes, options.hidden, ctx.rng("feddure")).to(ctx.device)
+        fine = new_regulator(ctx.classes, options.hidden, ctx.rng("feddure"), ctx.device)
         phi = {name: value.detach().clone() for name, value in ctx.model.named_parameters()}
         buffers = {name: value.clone() for name, value in ctx.model.named_buffers()}
-        optimiser = Adam(fine.parameters(), options.regulator_lr)
-        ctx.memory["regulators"] = Regulators(phi, buffers, fine, optimiser)
+        adam = Adam(fine.parameters(), options.regulator_lr)
+        ctx.memory["regulators"] = Regulators(phi, buffers, fine, adam)
 
     def step(self, batch: Batch, ctx: ClientContext) -> Outputs:
         if ctx.steps == 0 and self.parameters.release_tune_at == "start":
@@ -189,13 +190,14 @@ class FedDure(Method):
             _descend(torch.stack(terms).sum(), ctx.optimiser)
 
 
-def new_regulator(classes: int, hidden: int, generator: torch.Generator) -> nn.Module:
-    """h_omega: probabilities (N, C) to weights (N, 1), initialised in torch's usual ranges."""
+def new_regulator(classes: int, hidden: int, generator: torch.Generator, device: torch.device) -> nn.Module:
+    """h_omega: probabilities (N, C) to weights (N, 1), drawn in torch's usual ranges."""
     first, last = nn.Linear(classes, hidden, device="meta"), nn.Linear(hidden, 1, device="meta")
     for layer in (first, last):
-        for parameter in layer.to_empty(device="cpu").parameters():
-            bound = 1 / math.sqrt(layer.in_features)
-            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        bound = 1 / math.sqrt(layer.in_features)
+        for name, empty in list(layer.named_parameters()):
+            drawn = torch.empty(empty.shape).uniform_(-bound, bound, generator=generator)
+            layer.register_parameter(name, nn.Parameter(drawn.to(device)))
     return nn.Sequential(first, nn.ReLU(), last, nn.Sigmoid())
 
 

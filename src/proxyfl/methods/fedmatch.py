@@ -2,8 +2,8 @@
 
 Every weight is the sum of sigma, which learns from labelled images alone, and psi, which learns from
 unlabelled ones alone, so that neither undoes what the other knows. Now and then a client is lent the psi of
-the clients whose models answer most like its own; these helpers vote on pseudo-labels and are agreed with.
-Only entries that moved are sent, of either half::
+the clients whose models answer most like its own; these helpers vote on pseudo-labels and are agreed with,
+and of either half only entries that moved are sent::
 
     Theta  = sigma + psi,   psi_0 = 0.2 sigma_0
     sigma <- SGD on lambda_s H(y, p(weak x)),  psi fixed
@@ -56,8 +56,8 @@ class FedMatchParameters:
     momentum: float = setting(0.0, "momentum of both updates, instead of train.momentum", low=0, high=1)
     supervised: float = setting(10.0, "weight of the labelled loss (lambda_s)", low=0)
     agreement: float = setting(0.01, "weight of pseudo-labels and helpers (lambda_i)", low=0)
-    l2: float = setting(10.0, "weight of ||sigma - psi||^2 (lambda_l2)", low=0)
-    l1: float = setting(1e-4, "weight of ||psi||_1 (lambda_l1)", low=0)
+    l2: float = setting(10.0, "weight of the squared distance between sigma and psi (lambda_l2)", low=0)
+    l1: float = setting(1e-4, "weight of the sum of absolute psi (lambda_l1)", low=0)
     confidence: float = setting(0.75, "confidence from which a prediction is trusted", low=0, high=1)
     helpers: int = setting(2, "clients whose psi is lent to a client (H)", low=0)
     helper_every: int = setting(10, "rounds from one lending to the next", low=1)
@@ -72,7 +72,7 @@ class FedMatch(Method):
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
     sends: ClassVar[str] = "psi beside sigma; an embedding up (C numbers), at times psi of H clients down"
-    keeps: ClassVar[str] = "the sigma and psi it last sent"
+    keeps = "the sigma and psi it last sent"
     Parameters = FedMatchParameters
 
     def refuses(self, addon: Addon) -> str:
@@ -93,8 +93,9 @@ class FedMatch(Method):
         parameters = dict(ctx.model.named_parameters())
         if extra := psi.keys() - parameters.keys():
             raise MethodError(f"fedmatch cannot split the buffers {sorted(extra)}: give them one dimension")
-        own = {name: torch.empty_like(parameters[name]).copy_(value) for name, value in psi.items()}
-        ctx.memory["psi"] = {name: value.detach().requires_grad_() for name, value in own.items()}
+        # In the network's order, not a checkpoint's: sums over tensors are then the same to the bit.
+        own = {name: torch.empty_like(value) for name, value in parameters.items() if name in psi}
+        ctx.memory["psi"] = {name: value.copy_(psi[name]).requires_grad_() for name, value in own.items()}
         options = {"lr": self.parameters.lr, "momentum": self.parameters.momentum}
         ctx.memory["sigma optimiser"] = torch.optim.SGD(parameters.values(), **options)
         ctx.memory["psi optimiser"] = torch.optim.SGD(ctx.memory["psi"].values(), **options)

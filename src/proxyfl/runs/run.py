@@ -57,7 +57,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return len(self.metrics) >= self.config.federation.rounds
+        """Whether the last round is committed: its checkpoint is there, which is written last."""
+        last = f"round-{self.config.federation.rounds:08d}"
+        return (self.directory.checkpoints / last / "manifest.json").is_file()
 
     @property
     def partition(self) -> Partition:

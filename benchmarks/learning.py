@@ -1,0 +1,72 @@
+"""Does every method learn? All registered methods on digits, three seeds, beside labelled-only FedAvg.
+
+    python benchmarks/learning.py [--seeds 3] [--methods sage,proxyfl] [--runs runs/learning]
+
+Runs that are finished are used again, those that were stopped go on. Writes ``results/digits-learning.csv``
+(one row per run) and prints mean ± std; ``python docs/refresh.py`` carries the numbers to the method pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import subprocess
+from pathlib import Path
+
+from proxyfl.cli.common import load_settings
+from proxyfl.cli.demo import Bars, Job, train_all, usable_cores
+from proxyfl.methods import recipes
+from proxyfl.runs.run import Run
+from proxyfl.runs.settings import default_name
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = ("fedlabel+proxyfl", "sage+proxyfl")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", default="")
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "digits-learning.csv")
+    options = parser.parse_args()
+    names = options.methods.split(",") if options.methods else [r.name for r in recipes()] + list(PLUGINS)
+    jobs = []
+    for name in names:
+        for seed in range(1, options.seeds + 1):
+            config = load_settings("digits", name, {"seed": seed}, [])
+            jobs.append(Job(name, config, options.runs / default_name(config)))
+    missing = [job for job in jobs if not (job.path.exists() and Run(job.path).finished)]
+    if missing:
+        with Bars(jobs) as bars:
+            train_all(missing, min(usable_cores(), len(missing)), bars.look)
+    write(jobs, options.out)
+
+
+def write(jobs: list[Job], out: Path) -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["method", "seed", "rounds", "mean_last", "last", "best", "megabytes", "commit"])
+        for job in jobs:
+            found = Run(job.path).summary
+            row = [found.mean_last, found.last, found.best, found.megabytes]
+            table.writerow(
+                [
+                    job.method,
+                    job.config.seed,
+                    found.rounds,
+                    *(f"{value:.6g}" for value in row),
+                    commit.stdout.strip(),
+                ]
+            )
+    for name in dict.fromkeys(job.method for job in jobs):
+        accuracy = [100 * Run(job.path).summary.mean_last for job in jobs if job.method == name]
+        spread = statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0
+        print(f"{name:20} {statistics.mean(accuracy):5.1f} ± {spread:.1f} %")
+
+
+if __name__ == "__main__":
+    main()
