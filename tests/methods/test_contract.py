@@ -241,6 +241,10 @@ def test_bytes_recorded_are_those_of_the_tensors(name: str, first: Any) -> None:
         )
         up = sum(size_in_bytes(u.weights) + size_in_bytes(u.extras) for u in updates)
         assert (traffic["bytes_down"], traffic["bytes_up"]) == (down, up)
+        once = size_in_bytes(tasks[0].weights) + size_in_bytes(tasks[0].extras) if tasks else 0
+        assert traffic["bytes_down_once"] == once + sum(size_in_bytes(task.personal) for task in tasks)
+        sent = [tensor for u in updates for tensor in (*u.weights.values(), *u.extras.values())]
+        assert traffic["numbers_up"] == sum(tensor.numel() for tensor in sent)
         assert sum(traffic["down"].values()) == down
         assert sum(traffic["up"].values()) == up
         assert set(traffic["up"]) == {"trunk", "classifier", "heads", "extras"}

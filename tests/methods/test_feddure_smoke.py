@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxyfl.core.config import Config
+from proxyfl.data.stream import Batch
 from proxyfl.methods import feddure
 from proxyfl.methods.context import ClientContext, Outputs
 from proxyfl.methods.feddure import (
@@ -259,6 +260,36 @@ def test_teacher_loss_of_the_release_in_numbers(
     settings = {f"method__{name}": value for name, value in options.items()}
     play(config(rounds=1, per_round=1, train__epochs=2, **settings), digits, tmp_path)
     assert steps[:5] == [0.75, 1.5, 2.25, 3.0, 3.0]
+
+
+def test_the_student_of_the_release_learns_the_labels_of_weak_views(
+    digits: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """s again from a copy of the student: its labelled loss after minus before one step of Adam."""
+    found: list[Tensor] = []
+    change_of = FedDure._student_change
+
+    def checked(self: FedDure, batch: Batch, label: Tensor, ctx: ClientContext) -> Tensor:
+        student, optimiser = ctx.memory["student"]
+        model, twin = copy.deepcopy(ctx.model), copy.deepcopy(student)
+        adam = torch.optim.Adam(twin.parameters(), 0.01)
+        adam.load_state_dict(copy.deepcopy(optimiser.state_dict()))
+        assert student is not ctx.model
+        found.append(change_of(self, batch, label, ctx))
+        assert same_bits(model.state_dict(), ctx.model.state_dict())
+
+        before = F.cross_entropy(twin(batch.x), batch.y)
+        F.cross_entropy(twin(batch.u_weak), label).backward()
+        adam.step()
+        after = F.cross_entropy(twin(batch.x), batch.y)
+        torch.testing.assert_close(found[-1], (after - before).detach())
+        return found[-1]
+
+    monkeypatch.setattr(FedDure, "_student_change", checked)
+    settings = config(rounds=1, per_round=1, method__variant="release", method__release_lr=0.01)
+    play(settings, digits, tmp_path)
+    assert len(found) > 1
+    assert all(not value.requires_grad and float(value) != 0 for value in found)
 
 
 @pytest.mark.parametrize("at", ["start", "end"])

@@ -263,6 +263,31 @@ def test_parameters_of_its_own(tmp_path: Path) -> None:
     assert create("allhooks", {"strength": 2.0}).parameters.strength == 2.0
 
 
+def test_weights_that_stay_on_the_client(tmp_path: Path) -> None:
+    """Private heads: not sent, not averaged, kept for each client and found again in its next round."""
+    end, told = run(tmp_path / "private", "icpl-only", method__tau=0.05, method__icpl__keep_heads=True)
+    answers = [answer for kind, answer in told.calls if kind == "answered"]
+    for tensors in (end.weights, *(answer.weights for answer in answers)):
+        assert not any(name.startswith("heads.") for name in tensors)
+        assert "classifier.weight" in tensors
+    assert all(report.metrics["traffic"]["up"]["heads"] == 0 for report in told.reports)
+    shelf = Shelf(tmp_path / "private" / "clients")
+    kept = {k: [shelf.load(k, round)["private/heads.proxy.weight"] for round in (1, 2)] for k in (0, 1)}
+    assert not torch.equal(kept[0][0], kept[1][0])  # trained apart from the same start
+    assert not torch.equal(kept[0][0], kept[0][1])
+    assert (kept[0][1] - kept[0][0]).norm() < (kept[0][1] - kept[1][0]).norm()  # went on from its own
+    sent, _ = run(tmp_path / "sent", "icpl-only", method__tau=0.05)
+    assert any(name.startswith("heads.") for name in sent.weights)
+    assert sent.versions == {}
+    again = play(
+        tiny_config("icpl-only", per_round=4, method__tau=0.05, method__icpl__keep_heads=True),
+        SIMULATION,
+        tmp_path / "private",
+        state=ServerState.from_tensors(told.reports[0].state.to_tensors()),
+    )
+    assert same_state(again, end)
+
+
 def test_a_method_that_refuses_an_addon_says_why() -> None:
     class Proud(Method):
         name = "proud"

@@ -146,8 +146,9 @@ METHOD: dict[str, Any] = {
 }  # fmt: skip
 PRIOR: dict[str, Any] = {"ema": 0.99, "pooling": "counts", "labelled": "true", "fixed": False}
 ICPL: dict[str, Any] = {
-    "weight": 1.0, "project": True, "normalise": True, "label_set": "teacher", "scores": "global",
-    "views": "both", "reduction": "anchors", "negatives": "positive", "sets": "prior", "train_proxies": True,
+    "weight": 1.0, "project": True, "keep_heads": False, "normalise": True, "label_set": "teacher",
+    "scores": "global", "views": "both", "reduction": "anchors", "negatives": "positive", "sets": "prior",
+    "train_proxies": True,
 }  # fmt: skip
 GPT: dict[str, Any] = {"epochs": 100, "lr": 0.005, "batch": 4, "margin": True, "anchor": "local"}
 CODE = METHOD | {"prior": PRIOR, "icpl": ICPL, "gpt": GPT}

@@ -15,6 +15,7 @@ import typer
 
 from proxyfl import __version__
 from proxyfl.cli import (
+    comm,
     config,
     data,
     demo,
@@ -22,6 +23,7 @@ from proxyfl.cli import (
     ls,
     methods,
     models,
+    new_method,
     predict,
     resume,
     run,
@@ -83,7 +85,9 @@ app.command(rich_help_panel=LOOK, epilog=validate.EXAMPLES)(validate.validate)
 app.command("eval", rich_help_panel=USE, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(rich_help_panel=USE, epilog=predict.EXAMPLES)(predict.predict)
 app.add_typer(methods.app, name="methods", rich_help_panel=KNOW)
+app.command("new-method", rich_help_panel=KNOW, epilog=new_method.EXAMPLES)(new_method.new_method)
 app.command(rich_help_panel=KNOW, epilog=models.EXAMPLES)(models.models)
+app.command(rich_help_panel=KNOW, epilog=comm.EXAMPLES)(comm.comm)
 app.add_typer(data.app, name="data", rich_help_panel=KNOW)
 app.add_typer(config.app, name="config", rich_help_panel=KNOW, help="Presets: list, show, copy to edit.")
 

@@ -1,4 +1,4 @@
-"""A shelf on disk for single clients: the newest two versions of each, tagged with the round that wrote them.
+"""A shelf on disk for single clients: the newest versions of each, tagged with the round that wrote them.
 
 A round can run twice (a crash between a client's answer and the server's checkpoint), so a version is never
 overwritten by another round, and the task names the one to start from.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from proxyfl.core.errors import MethodError
 from proxyfl.methods.fedmatch import FedMatchParameters, decompose
@@ -25,21 +25,19 @@ HELPERS, HELPER_EVERY = FedMatchParameters().helpers, FedMatchParameters().helpe
 class Setting:
     """What a table is for: a network, and the clients of a round (M)."""
 
-    model: str = "resnet8"
-    width: int = 4
-    classes: int = 100
-    channels: int = 3
-    per_round: int = 8
+    model: str
+    width: int
+    classes: int
+    channels: int
+    per_round: int
 
     def __str__(self) -> str:
-        network = (
-            f"{self.model} of width {self.width}, {self.classes} classes, {self.channels}-channel images"
-        )
-        return f"{network}, {self.per_round} clients per round"
+        images = f"{self.classes} classes of {self.channels}-channel images"
+        return f"{self.model} of width {self.width}, {images}, {self.per_round} clients per round"
 
 
-PAPER = Setting()
-"""What the paper's table is for."""
+PAPER = Setting("resnet8", width=4, classes=100, channels=3, per_round=8)
+"""What the paper's table is for. Its figures and what they assume are the only numbers typed here."""
 
 PRINTED_MODEL, PRINTED_FEDMATCH, PRINTED_PROTOTYPES, PRINTED_PRIOR = "22.08", "33.12", "22.90", "0.0016"
 """In millions of numbers per round, as printed."""
@@ -93,8 +91,8 @@ class Count:
 class Row:
     """A method's traffic in numbers: what a client sends, what all receive, what is for one client alone.
 
-    ``formula`` is what a round sends, D being the downloads: M or 1. ``printed`` is
-    the paper's figure for its own setting.
+    ``formula`` is what a round sends, D being the downloads: M or 1. ``printed`` is the paper's
+    figure, for the paper's setting.
     """
 
     method: str
@@ -113,31 +111,32 @@ class Row:
 def measure(setting: Setting) -> Sizes:
     """Build the network and count its tensors."""
     with torch.random.fork_rng(devices=[]):  # initialising draws from the global generator
-        plain = _build(setting, heads=False)
-        try:
-            headed, why = _build(setting, heads=True), ""
-        except MethodError as error:
-            headed, why = plain, str(error)
-    state: dict[str, Tensor] = plain.state_dict()
-    trained = {name for name, _ in plain.named_parameters(remove_duplicate=False)}
-    parts = {"trunk": 0, "classifier": 0, "heads": 0}
-    for name in trained:
-        parts[part_of(name)] += state[name].numel()
-    classifier = getattr(headed, "classifier", None)
+        net = build(setting.model, setting.classes, setting.channels, setting.width)
+        state: dict[str, Tensor] = net.state_dict()
+        heads, dim, no_heads = _heads(setting)
+    trained = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    theta = sum(state[name].numel() for name in trained)
+    classifier = sum(state[name].numel() for name in trained if part_of(name) == "classifier")
     return Sizes(
-        trunk=parts["trunk"] + parts["heads"],
-        classifier=parts["classifier"],
-        heads=0 if why else sum(p.numel() for p in headed.get_submodule("heads").parameters()),
+        trunk=theta - classifier,
+        classifier=classifier,
+        heads=heads,
         buffers=sum(value.numel() for name, value in state.items() if name not in trained),
         split=sum(value.numel() for value in decompose(state)[1].values()),
         classes=setting.classes,
-        dim=0 if why or not isinstance(classifier, nn.Linear) else classifier.in_features,
-        no_heads=why,
+        dim=dim,
+        no_heads=no_heads,
     )
 
 
-def _build(setting: Setting, *, heads: bool) -> nn.Module:
-    return build(setting.model, setting.classes, setting.channels, setting.width, heads)
+def _heads(setting: Setting) -> tuple[int, int, str]:
+    """Numbers of the projection heads and d; or why there are none."""
+    try:
+        net = build(setting.model, setting.classes, setting.channels, setting.width, heads=True)
+    except MethodError as error:
+        return 0, 0, str(error)
+    rows = net.get_parameter("classifier.weight")
+    return sum(p.numel() for p in net.get_submodule("heads").parameters()), rows.shape[1], ""
 
 
 def method_rows(sizes: Sizes) -> list[Row]:
@@ -149,7 +148,7 @@ def method_rows(sizes: Sizes) -> list[Row]:
         _theta_only("FixMatch", theta),
         Row("FedMatch", "M(Θ + ψ + C) + D(Θ + ψ)", both + classes, both),
         Row(
-            "FedMatch with helpers", "M(Θ + ψ + C) + D(Θ + ψ) + MHψ",
+            "FedMatch + helpers", "M(Θ + ψ + C) + D(Θ + ψ) + MHψ",
             both + classes, both, HELPERS * psi, PRINTED_FEDMATCH,
         ),
         _theta_only("FedLabel", theta),
@@ -167,7 +166,7 @@ def method_rows(sizes: Sizes) -> list[Row]:
             with_prototypes, with_prototypes, printed=PRINTED_PROTOTYPES,
         ),
         Row("ProxyFL", "(M + D)(Θ + P + C)", with_heads, with_heads, printed=PRINTED_MODEL),
-        Row("ProxyFL, heads kept local", "(M + D)(Θ + C)", theta + classes, theta + classes),
+        Row("ProxyFL, local heads", "(M + D)(Θ + C)", theta + classes, theta + classes),
     ]  # fmt: skip
 
 
@@ -177,62 +176,62 @@ def _theta_only(method: str, theta: int) -> Row:
 
 @dataclass(frozen=True)
 class Printed:
-    """A figure of the paper, the assumptions that lead to it, and what counting says instead.
+    """A figure of the paper, the arithmetic that leads to it, what that assumes, and what holds instead.
 
-    ``millions`` is what the assumptions give for the counted network.
+    ``millions`` is what the arithmetic gives for the counted network.
     """
 
     figure: str
     of: str
-    assumptions: str
-    instead: str
+    arithmetic: str
     millions: float
-
-    @property
-    def follows(self) -> bool:
-        """Whether the assumptions give the figure, to as many places as it is printed with."""
-        return f"{self.millions:.{len(self.figure.partition('.')[2])}f}" == self.figure
+    assumes: str
+    instead: str
 
 
 def printed_figures(sizes: Sizes, per_round: int) -> list[Printed]:
     """How each figure of the paper comes about."""
     transfers, network = 2 * per_round, round(sizes.headed / 1e6, PAPER_PLACES)
-    model = transfers * network
-    with_helpers = per_round * (2 + PAPER_HELPERS * PAPER_SHARE)
+    networks = per_round * (2 + PAPER_HELPERS * PAPER_SHARE)
     wide, real = (transfers * sizes.classes * dim / 1e6 for dim in (PAPER_DIM, sizes.dim))
-    broadcast = [(per_round + 1) * size / 1e6 for size in (sizes.headed, sizes.theta)]
+    headed, plain = (transfers * size / 1e6 for size in (sizes.headed, sizes.theta))
+    headed_once, plain_once = ((per_round + 1) * size / 1e6 for size in (sizes.headed, sizes.theta))
     return [
         Printed(
             PRINTED_MODEL,
             "all but FedMatch and prototypes",
-            f"{transfers} × {network:.2f}: 2M transfers of the network with projection heads, its "
-            f"{sizes.headed:,} numbers rounded to {network:.2f} million first, for every method alike",
-            f"unrounded {transfers * sizes.headed / 1e6:.2f} with heads, and {transfers * sizes.theta / 1e6:.2f}"
-            f" without, as all but ProxyFL send it; the formula printed beside it, M uploads and one download,"
-            f" gives {broadcast[0]:.2f} with heads and {broadcast[1]:.2f} without",
-            model,
+            f"{transfers} × {network:.2f}",
+            transfers * network,
+            f"2M transfers of the network with projection heads, its {sizes.headed:,} numbers rounded to "
+            f"{network:.2f} million first, for every method alike",
+            f"Unrounded it is {headed:.2f} with heads, and {plain:.2f} without, as all but ProxyFL send it. "
+            f"The formula printed beside it, M uploads and one download, gives {headed_once:.2f} with heads "
+            f"and {plain_once:.2f} without",
         ),
         Printed(
             PRINTED_FEDMATCH,
             "FedMatch",
-            f"{with_helpers:g} × {network:.2f}, by a reading that fits: M such networks up, M down, and "
-            f"{PAPER_HELPERS} helpers of {PAPER_SHARE:g} networks each for every client",
-            f"σ and ψ together are {sizes.theta + sizes.split:,} numbers, of which those that moved are sent; "
-            f"helpers are sent every {HELPER_EVERY} rounds",
-            with_helpers * network,
+            f"{networks:g} × {network:.2f}",
+            networks * network,
+            f"M such networks up, M down, and {PAPER_HELPERS} helpers of {PAPER_SHARE:g} networks each for "
+            "every client (a reading that fits)",
+            f"σ and ψ are {sizes.theta + sizes.split:,} numbers together, and helpers go out every "
+            f"{HELPER_EVERY} rounds",
         ),
         Printed(
             PRINTED_PROTOTYPES,
             "prototypes",
-            f"{model:.2f} + {wide:.2f}: {PRINTED_MODEL} as above, and 2M × C × d with d = {PAPER_DIM}",
-            f"the network has d = {sizes.dim}: {real:.2f} instead of {wide:.2f}",
-            model + wide,
+            f"{transfers * network:.2f} + {wide:.4f}",
+            transfers * network + wide,
+            f"networks as above, and 2M × C × d prototypes with d = {PAPER_DIM}",
+            f"The network has d = {sizes.dim}, which adds {real:.4f}",
         ),
         Printed(
             PRINTED_PRIOR,
             "ProxyFL's class prior",
-            "2M × C: each client sends class counts and receives the prior",
-            f"the formula printed beside it, M × C + C, gives {(per_round + 1) * sizes.classes / 1e6:.4f}",
+            f"{transfers} × {sizes.classes} / 10⁶",
             transfers * sizes.classes / 1e6,
+            "2M × C, class counts up and the prior down for each client",
+            f"The formula printed beside it, M × C + C, gives {(per_round + 1) * sizes.classes / 1e6:.4f}",
         ),
     ]
