@@ -40,7 +40,7 @@ def test_by_hand() -> None:
     mean.add({"w": torch.tensor([5.0, 10.0]), "n": torch.tensor(7)}, 3)
     found = mean.mean()
     assert found["w"].tolist() == [4.0, 8.0]
-    assert found["n"].item() == 6  # 25 / 4 = 6.25, rounded down
+    assert found["n"].item() == 6  # 25 / 4 = 6.25, to the nearest
     assert found["n"].dtype == torch.int64
     assert mean.total == 4
 

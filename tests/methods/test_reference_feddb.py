@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-feddb = pytest.importorskip("proxyfl.methods.feddb")
+from proxyfl.methods import feddb
 
 CASES = [(seed, classes) for classes in (2, 10, 100) for seed in range(3)]
 

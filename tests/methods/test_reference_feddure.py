@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-feddure = pytest.importorskip("proxyfl.methods.feddure")
+from proxyfl.methods import feddure
 
 Arrays = dict[str, np.ndarray]
 SIDE, CHANNELS, HIDDEN, STEP = 4, 2, 4, 1e-5

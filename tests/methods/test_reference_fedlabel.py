@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from proxyfl.methods import fedlabel
 from proxyfl.methods.losses import masked_cross_entropy, masked_divergence
-
-fedlabel = pytest.importorskip("proxyfl.methods.fedlabel")
 
 TAU = 0.95
 SCORES = ["confidence", "entropy", "variance"]

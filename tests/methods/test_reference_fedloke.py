@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-fedloke = pytest.importorskip("proxyfl.methods.fedloke")
+from proxyfl.methods import fedloke
 
 CASES = [(seed, classes) for classes in (2, 10, 100) for seed in range(4)]
 

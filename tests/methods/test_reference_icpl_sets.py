@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxyfl.core.errors import ConfigError
 from proxyfl.methods import create
 from proxyfl.methods.addons.icpl import category_sets
 from toybox import make_simulation, play, tiny_config
@@ -50,13 +49,6 @@ def addon(name: str, **icpl: Any) -> Any:
     return next(part for part in method.addons if part.name == "icpl")
 
 
-def skip_if_unknown(name: str) -> None:
-    try:
-        create(name)
-    except ConfigError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize(("seed", "classes"), CASES)
 def test_above_the_prior(seed: int, classes: int) -> None:
     probs, confident, prior = draw(seed, 50, classes)
@@ -87,7 +79,6 @@ def test_the_likeliest(seed: int, classes: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 5])
 def test_the_likeliest_by_name(size: int) -> None:
-    skip_if_unknown(f"icpl-top{size}")
     probs, confident, prior = draw(0, 50, 10)
     pairs = zip(probs.tolist(), confident.tolist(), strict=True)
     expected = [slow_top(p, sure, size) for p, sure in pairs]
@@ -95,7 +86,6 @@ def test_the_likeliest_by_name(size: int) -> None:
 
 
 def test_the_prior_of_the_uniform_ablation_stays_where_it_starts(tmp_path: Path) -> None:
-    skip_if_unknown("icpl-uniform")
     for name, moves in (("icpl-only", True), ("icpl-uniform", False)):
         state = play(tiny_config(name), make_simulation(), tmp_path / name)
         gap = (state.extras["prior/classes"] - 0.1).abs().max().item()

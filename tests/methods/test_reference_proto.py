@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-proto = pytest.importorskip("proxyfl.methods.addons.proto")
+from proxyfl.methods.addons import proto
 
 CASES = [(seed, classes) for classes in (2, 10, 100) for seed in range(4)]
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from proxyfl.methods import sage
 from proxyfl.methods.losses import masked_divergence
-
-sage = pytest.importorskip("proxyfl.methods.sage")
 
 KAPPA = math.log(2) / 0.05
 TAU = 0.95

@@ -15,7 +15,7 @@ from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import MethodError
 from proxyfl.core.state import Task, Update
 from proxyfl.data.stream import Batch
-from proxyfl.federation.watch import DecisionWatcher
+from proxyfl.federation.watch import watch
 from proxyfl.methods import create
 from proxyfl.methods.addons import tune_proxies
 from proxyfl.methods.base import Method
@@ -65,7 +65,7 @@ def batch(labelled: int = LABELLED, unlabelled: int = UNLABELLED) -> Batch:
 PRIOR = torch.tensor([0.4, 0.3, 0.2, 0.1])
 
 
-def context(method: Method, *, epochs: int = 1, truth: Tensor | None = None) -> ClientContext:
+def context(method: Method, *, epochs: int = 1) -> ClientContext:
     """A client that received network 1 and has trained on to network 2."""
     received = network(1, method.needs_heads).state_dict()
     return ClientContext(
@@ -79,9 +79,14 @@ def context(method: Method, *, epochs: int = 1, truth: Tensor | None = None) -> 
         seed=1,
         device=CPU,
         autocast=nullcontext,
-        watcher=DecisionWatcher(UNLABELLED, truth, CPU),
         initial=dict,
     )
+
+
+def watched(ctx: ClientContext, truth: Tensor | None = None) -> dict[str, float]:
+    """What the client's decisions so far amount to."""
+    pool = torch.arange(UNLABELLED)
+    return watch(ctx.decisions, pool, None if truth is None else lambda index: truth[index])
 
 
 def step(ctx: ClientContext, given: Batch | None = None) -> Outputs:
@@ -306,9 +311,9 @@ def test_sets_of_the_likeliest(rule: str, size: int) -> None:
 def test_icpl_tells_the_watcher_about_sets_of_weak_rows() -> None:
     method = create("proxyfl", {"tau": TAU})
     truth = torch.arange(UNLABELLED) % CLASSES
-    ctx = context(method, truth=truth)
+    ctx = context(method)
     addon(method, "icpl").term(step(ctx), ctx)
-    counts = ctx.watcher.metrics()
+    counts = watched(ctx, truth)
     glob, local = (softmax(slow_logits(seed, batch().u_weak)) for seed in (1, 2))
     sure = (glob.max(1) >= TAU) | (local.max(1) >= TAU)
     sets = slow_sets(glob, sure)
@@ -323,10 +328,10 @@ def test_icpl_tells_the_watcher_about_sets_of_weak_rows() -> None:
 def test_only_the_last_local_epoch_is_shown() -> None:
     ctx = context(create("proxyfl"), epochs=2)
     step(ctx)
-    assert ctx.watcher.metrics() == {}
+    assert watched(ctx) == {}
     ctx.epoch = 1
     step(ctx)
-    assert ctx.watcher.metrics()["pseudo/visits"] == UNLABELLED
+    assert watched(ctx)["pseudo/visits"] == UNLABELLED
 
 
 @pytest.mark.parametrize("name", ["fedavg+icpl", "fixmatch-gpl+icpl", "proxyfl"])
@@ -345,7 +350,7 @@ def test_a_parent_without_pseudo_labels_of_its_own_lends_icpl_the_global_ones() 
     assert outputs.pseudo is not None
     assert outputs.pseudo.mask.tolist() == (teacher.max(1) >= TAU).tolist()
     assert ctx.terms(outputs)["icpl"].item() > 0
-    assert ctx.watcher.metrics()["pseudo/visits"] == UNLABELLED
+    assert watched(ctx)["pseudo/visits"] == UNLABELLED
 
 
 @pytest.mark.parametrize("labelled", ["true", "predicted"])

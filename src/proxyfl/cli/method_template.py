@@ -18,7 +18,7 @@ CODE, PROSE = 88, 110
 LEAD, MEANING = 0.8, "lead over the second class that is trusted below tau; 1: none"
 
 METHOD = Template('''\
-"""$name: an image is also trusted where its likeliest class is far ahead of the second.
+"""$name: a class far ahead of the second is trusted below tau, too.
 
 Citation: none yet; name the paper here (authors, venue, year).
 
@@ -69,7 +69,7 @@ $registration
 ''')
 
 TEST = Template('''\
-"""$name: the lead in numbers, whom it trusts, and two rounds in which it decides."""
+"""$name: the lead in numbers, and two rounds in which it decides."""
 
 from __future__ import annotations
 
@@ -227,11 +227,13 @@ class Draft:
         if self.parent.addons:
             parts.append(_literal(self.parent.addons))
         tables = {"defaults": self.parent.defaults, "paper": self.parent.paper}
-        parts += [f"{key}={_literal(table)}" for key, table in tables.items() if table]
-        line = f"register(Recipe({', '.join(parts)}))"
-        if len(line) <= CODE:
-            return line
-        return "\n".join(["register(", "    Recipe(", *(f"        {part}," for part in parts), "    )", ")"])
+        tables = {key: table for key, table in tables.items() if table}
+        line = ", ".join([*parts, *(f"{key}={_literal(table)}" for key, table in tables.items())])
+        if len(line) + len("register(Recipe())") <= CODE:
+            return f"register(Recipe({line}))"
+        parts += [f"{key}={_tall(table)}" for key, table in tables.items()]
+        arguments = "\n".join(f"{part}," for part in parts)
+        return f"register(\n    Recipe(\n{textwrap.indent(arguments, ' ' * 8)}\n    )\n)"
 
     def _table(self, call: str) -> str:
         lines = [
@@ -253,6 +255,11 @@ def _filled(text: str, width: int) -> str:
 def _generated(kind: str, names: str) -> str:
     """The marks between which ``docs/refresh.py`` writes."""
     return f"<!-- {kind} {names} -->\n<!-- /{kind} -->"
+
+
+def _tall(table: Mapping[str, Any]) -> str:
+    """A dictionary with one entry a line."""
+    return "\n".join(["{", *(f"    {_literal(key)}: {_literal(item)}," for key, item in table.items()), "}"])
 
 
 def _literal(value: Any) -> str:

@@ -167,6 +167,11 @@ class KeepSettings:
     )
     last_rounds: int = setting(10, "rounds at the end over which accuracy is averaged", low=1)
 
+    def snapshot(self, round: int, rounds: int) -> bool:
+        """Whether large tensors of this round are kept."""
+        every = self.snapshot_every
+        return bool(every) and (round in (1, rounds) or round % every == 0)
+
 
 @dataclass(frozen=True)
 class MethodSettings:

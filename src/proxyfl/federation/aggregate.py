@@ -21,7 +21,7 @@ class WeightedMean:
     """A running weighted mean of named tensors, buffers included.
 
     Sums are kept in float64, so that the order of magnitude of weights does not matter; integer tensors
-    (step counters) come back as integers, rounded down.
+    (step counters) come back as integers, rounded to the nearest.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,11 @@ class WeightedMean:
                 self._sums[name], self._dtypes[name] = term, value.dtype
 
     def mean(self) -> Tensors:
-        return {name: (value / self.total).to(self._dtypes[name]) for name, value in self._sums.items()}
+        means = {name: value / self.total for name, value in self._sums.items()}
+        return {
+            name: (mean if self._dtypes[name].is_floating_point else mean.round()).to(self._dtypes[name])
+            for name, mean in means.items()
+        }
 
 
 class SpooledMean:

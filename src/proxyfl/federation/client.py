@@ -18,7 +18,7 @@ from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
 from proxyfl.federation.shelf import Shelf
-from proxyfl.federation.watch import DecisionWatcher
+from proxyfl.federation.watch import watch
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ClientContext
 from proxyfl.models import build
@@ -50,9 +50,9 @@ class ClientTrainer:
         return self.method.initial(self.method.shared(detached(self.new_network().state_dict())))
 
     def train(self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None = None) -> Update:
-        """One client's round. ``truth`` maps image indices to true labels, for the watcher only."""
+        """One client's round. ``truth`` (images to true labels) is asked when the method is done."""
         start = time.perf_counter()
-        ctx = self._context(task, data, truth)
+        ctx = self._context(task, data)
         self.network.load_state_dict(self.method.model(task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
         with isolated(self.config.seed, task.round, task.client, "layers"):
@@ -66,6 +66,7 @@ class ClientTrainer:
             ctx.state |= within("private", self._private_part(self.network.state_dict()))
         if self.method.keeps_state:
             self.shelf.save(task.client, task.round, ctx.state, base=task.version)
+        watched = watch(ctx.decisions, ctx.stream.pool, truth)
         losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
         counts = {f"count/{name}": value for name, value in ctx.counts.items()}
         return Update(
@@ -74,7 +75,7 @@ class ClientTrainer:
             samples=len(data),
             weights=detached(self.method.upload(ctx)),
             extras=detached(extras),
-            metrics={"steps": float(ctx.steps), **losses, **counts, **_watched(ctx)},
+            metrics={"steps": float(ctx.steps), **losses, **counts, **watched},
             carry=_momentum(ctx) if self.config.train.leak_momentum else {},
             seconds=time.perf_counter() - start,
         )
@@ -88,9 +89,7 @@ class ClientTrainer:
     def _private_part(self, weights: Tensors) -> Tensors:
         return {name: value for name, value in weights.items() if name.startswith(self.method.all_private)}
 
-    def _context(
-        self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None
-    ) -> ClientContext:
+    def _context(self, task: Task, data: ClientData) -> ClientContext:
         config, train = self.config, self.config.train
         stream = Stream(
             data,
@@ -113,7 +112,6 @@ class ClientTrainer:
             seed=config.seed,
             device=self.device,
             autocast=lambda: autocast(config.compute, self.device),
-            watcher=DecisionWatcher(len(stream.pool), truth(stream.pool) if truth else None, self.device),
             initial=self.initial_weights,
             state=self.shelf.load(task.client, task.version) if self.method.keeps_state else {},
         )
@@ -145,10 +143,6 @@ def detached(tensors: Tensors) -> Tensors:
         name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, value in tensors.items()
     }
-
-
-def _watched(ctx: ClientContext) -> dict[str, float]:
-    return ctx.watcher.metrics() if isinstance(ctx.watcher, DecisionWatcher) else {}
 
 
 def _momentum(ctx: ClientContext) -> Tensors:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from proxyfl.core.config import Config
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update, namespace
@@ -13,6 +16,8 @@ from proxyfl.federation.guard import Guard
 from proxyfl.federation.sampling import Population
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
+
+CLASSIFIER = "classifier.weight"
 
 
 class Fold:
@@ -29,10 +34,12 @@ class Fold:
     ) -> None:
         self.config, self.method, self.population = config, method, population
         sizes = {client: int(population.sizes[client]) for client in clients}
+        self.snapshot = config.keep.snapshot(state.round + 1, config.federation.rounds)
         self.guard = Guard(state.round + 1, state.weights, sizes, config.federation.max_norm)
         self.spooled = SpooledMean(spool) if method.needs_all_updates else None
         self.running = WeightedMean()
         self.kept: list[Tensors] = []
+        self.classifiers: list[Tensor] = []
         self.clients: list[int] = []
         self.samples: list[int] = []
         self.rule_weights: list[float] = []
@@ -57,6 +64,8 @@ class Fold:
         weight = self.method.weight_of(answer, self.rule_weights[-1])
         (self.spooled or self.running).add(answer.weights, weight)
         self.kept.append(kept)
+        if self.snapshot and CLASSIFIER in answer.weights:
+            self.classifiers.append(answer.weights[CLASSIFIER])
         self.clients.append(answer.client)
         self.samples.append(answer.samples)
         self.carry = answer.carry
@@ -70,6 +79,16 @@ class Fold:
         ctx.rule_weights = self.rule_weights
         mine = [namespace(tensors, self.method.name) for tensors in self.kept]
         return self.spooled.mean(self.method.weights(ctx, mine))
+
+    def snapshots(self, weights: Tensors) -> Tensors:
+        """In rounds that are kept: the clients' classifiers, whose rows are their proxies, and the mean."""
+        if not self.classifiers:
+            return {}
+        return {
+            "proxies/clients": torch.stack(self.classifiers),
+            "proxies/client_ids": torch.tensor(self.clients),
+            "proxies/average": weights[CLASSIFIER],
+        }
 
     def losses(self) -> Metrics:
         """Mean losses per step over all clients."""

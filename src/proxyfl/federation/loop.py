@@ -128,6 +128,7 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
     ctx.clients, ctx.samples = fold.clients, fold.samples
     if fold.clients:
         ctx.weights = fold.mean(ctx)
+        ctx.snapshots = fold.snapshots(ctx.weights)
         ctx.extras = method.serve_all(ctx, fold.kept)
     if counts := fold.counts():
         ctx.metrics["counts"] = counts

@@ -1,15 +1,19 @@
 """Looking over a method's shoulder: what it decided about unlabelled images, compared with the truth.
 
-In simulation the watcher holds the true labels; in a real federation there are none and it only counts.
-It returns sums, which the server adds up over clients before it forms shares.
+A method notes its decisions while it trains; they are compared afterwards, so that the truth is nowhere near
+it. In a real federation there is no truth and decisions are only counted. The results are sums, which the
+server adds up over clients before it forms shares.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from proxyfl.core.state import Metrics
+from proxyfl.methods.context import Decision
 
 
 class DecisionWatcher:
@@ -44,6 +48,20 @@ class DecisionWatcher:
 
     def _add(self, name: str, value: Tensor) -> None:
         self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+
+def watch(decisions: Iterable[Decision], pool: Tensor, truth: Callable[[Tensor], Tensor] | None) -> Metrics:
+    """Sums over a client's decisions. ``truth`` maps the images of the pool to their true labels."""
+    decisions = list(decisions)
+    if not decisions:
+        return {}
+    watcher = DecisionWatcher(len(pool), truth(pool) if truth else None, decisions[0].index.device)
+    for made in decisions:
+        if made.label is not None:
+            watcher.labels(made.index, made.label, made.mask)
+        if made.sets is not None:
+            watcher.sets(made.index, made.sets, ~made.mask)
+    return watcher.metrics()
 
 
 def shares(sums: Metrics) -> dict[str, float]:

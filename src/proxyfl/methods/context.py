@@ -34,14 +34,6 @@ def has_features(network: object) -> TypeGuard[FeatureNetwork]:
     return hasattr(network, "features") and hasattr(network, "classifier")
 
 
-class Watcher(Protocol):
-    """Someone who looks at a method's decisions; in simulation it knows the truth, the method does not."""
-
-    def labels(self, index: Tensor, label: Tensor, mask: Tensor) -> None: ...
-
-    def sets(self, index: Tensor, sets: Tensor, low: Tensor) -> None: ...
-
-
 class PerClientStore(Protocol):
     """Named tensors of single clients, on disk."""
 
@@ -61,6 +53,16 @@ class Pseudo:
     label: Tensor
     mask: Tensor
     target: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a method decided about some images of the pool, for whoever compares it with the truth later."""
+
+    index: Tensor
+    mask: Tensor
+    label: Tensor | None = None
+    sets: Tensor | None = None
 
 
 @dataclass
@@ -133,12 +135,12 @@ class ClientContext:
     seed: int
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
-    watcher: Watcher
     initial: Callable[[], Tensors]
     state: Tensors = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
     epoch: int = 0
     steps: int = 0
 
@@ -226,13 +228,9 @@ class ClientContext:
     def show(
         self, index: Tensor, *, label: Tensor | None = None, mask: Tensor, sets: Tensor | None = None
     ) -> None:
-        """Tell the watcher what was decided for these pool positions. Only the last local epoch counts."""
-        if not self.last_epoch:
-            return
-        if label is not None:
-            self.watcher.labels(index, label, mask)
-        if sets is not None:
-            self.watcher.sets(index, sets, ~mask)
+        """Note what was decided for these pool positions. Only the last local epoch counts."""
+        if self.last_epoch:
+            self.decisions.append(Decision(index, mask, label, sets))
 
     def rng(self, purpose: str) -> torch.Generator:
         return rng(self.seed, self.task.round, self.task.client, purpose)

@@ -99,3 +99,22 @@ register(
     Recipe("fedprox+fixmatch", "FixMatch-LPL, pulled towards the global weights", FixMatch, ("prox",)),
     aliases=["fixmatch-lpl+prox", "fixmatch+prox"],
 )
+register(Recipe("proto", "FixMatch-GPL with class prototypes", FixMatch, ("proto",), defaults=_GLOBAL))
+register(
+    Recipe(
+        "proto-all",
+        "prototypes of every image, unsure ones too",
+        FixMatch,
+        ("proto",),
+        defaults=_GLOBAL | {"proto": {"assign": "all"}},
+    )
+)
+register(
+    Recipe(
+        "proto-labeled",
+        "prototypes of labelled images only",
+        FixMatch,
+        ("proto",),
+        defaults=_GLOBAL | {"proto": {"assign": "labelled"}},
+    )
+)

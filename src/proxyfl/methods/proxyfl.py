@@ -65,5 +65,13 @@ register(
     Recipe("proxyfl", "ICPL on clients, proxy tuning on the server", ProxyFL, ("icpl", "gpt")),
     aliases=["fixmatch+proxyfl"],
 )
+_TOP1, _TOP5 = {"icpl": {"sets": "top1"}}, {"icpl": {"sets": "top5"}}
 register(Recipe("gpt-only", "ProxyFL without ICPL", ProxyFL, ("gpt",)))
 register(Recipe("icpl-only", "ProxyFL without proxy tuning", ProxyFL, ("icpl",)), aliases=["icpl-prior"])
+register(Recipe("icpl-top1", "ICPL with the likeliest category only", ProxyFL, ("icpl",), defaults=_TOP1))
+register(Recipe("icpl-top5", "ICPL with the five likeliest categories", ProxyFL, ("icpl",), defaults=_TOP5))
+register(
+    Recipe(
+        "icpl-uniform", "ICPL with a uniform prior", ProxyFL, ("icpl",), defaults={"prior": {"fixed": True}}
+    )
+)

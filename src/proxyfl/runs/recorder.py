@@ -68,9 +68,8 @@ class Recorder:
         self.metrics += line
 
     def _snapshot(self, report: RoundReport) -> None:
-        round, every = report.state.round, self.config.keep.snapshot_every
-        chosen = round in (1, self.config.federation.rounds) or (every and round % every == 0)
-        if every and chosen:
+        round = report.state.round
+        if self.config.keep.snapshot(round, self.config.federation.rounds):
             write_tensors(self.run.snapshots / f"round-{round:08d}.safetensors", report.snapshots)
 
     def _models(self, report: RoundReport) -> None:

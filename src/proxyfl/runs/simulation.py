@@ -46,7 +46,7 @@ class Simulation:
         return ClientData(train.images, labelled, train.labels[labelled], unlabelled)
 
     def truth(self, index: Tensor) -> Tensor:
-        """True labels, for the watcher beside a method."""
+        """True labels, for comparing a method's decisions with after it has made them."""
         return self.dataset.train.labels[index]
 
     def fingerprint(self) -> str:

@@ -182,7 +182,6 @@ class GPT(Addon):
             "before": float(proxy_loss(average, local, margin_value=margin, anchor=options.anchor)),
             "after": float(proxy_loss(tuned, local, margin_value=margin, anchor=options.anchor)),
         }
-        ctx.snapshots |= {"proxies/clients": local, "proxies/average": average, "proxies/tuned": tuned}
-        ctx.snapshots["proxies/client_ids"] = torch.tensor(ctx.clients)
+        ctx.snapshots["proxies/tuned"] = tuned
         ctx.weights["classifier.weight"] = tuned
         return {}
