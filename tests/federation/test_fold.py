@@ -17,6 +17,7 @@ from proxyfl.federation.sampling import Population
 from proxyfl.methods import create
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
+from proxyfl.runs.settings import resolve
 
 STATE = ServerState(3, {"w": torch.zeros(1)}, carry={"w": torch.tensor([9.0])})
 PEOPLE = Population(np.array([1, 2, 4]), np.array([9, 8, 6]))
@@ -131,3 +132,21 @@ def test_the_method_may_leave_its_weights_to_the_rule(tmp_path: Path) -> None:
         folded.take(answer(0, 1.0))
         folded.take(answer(2, 4.0, samples=5))
         assert folded.mean(context(folded))["w"].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("round", "kept"), [(1, True), (2, False), (50, True), (99, False), (100, True)])
+def test_classifiers_are_kept_in_rounds_with_a_snapshot(round: int, kept: bool) -> None:
+    config = resolve("digits", {"federation": {"rounds": 100, "per_round": 2}, "partition": {"clients": 2}})
+    sizes = np.array([3, 3])
+    weights = {"classifier.weight": torch.zeros(2, 3), "trunk.w": torch.zeros(1)}
+    fold = Fold(config, create("fedavg"), ServerState(round - 1, weights), [1, 0], Population(sizes, sizes))
+    for client in (1, 0):
+        rows = torch.full((2, 3), float(client))
+        fold.take(Update(round, client, 3, {"classifier.weight": rows, "trunk.w": torch.ones(1)}))
+    found = fold.snapshots({"classifier.weight": torch.full((2, 3), 0.5)})
+    if not kept:
+        assert found == {}
+        return
+    assert found["proxies/client_ids"].tolist() == [1, 0]
+    assert found["proxies/clients"][:, 0, 0].tolist() == [1.0, 0.0]
+    assert found["proxies/average"].unique().tolist() == [0.5]

@@ -226,7 +226,8 @@ def test_every_fidelity_plays(name: str, folder: Path) -> None:
         found = played(config, digits(), folder / name / fidelity)
         assert found.told.reports[0].metrics["failed"] == {}
         assert finite(found.state.to_tensors())
-        assert bool(found.state.carry) == (fidelity == "code")
+        leaks = fidelity == "code" and name != "fedmatch"  # whose own optimisers have no momentum
+        assert bool(found.state.carry) == leaks
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -390,10 +390,7 @@ def test_gpt_replaces_the_averaged_rows_and_nothing_else() -> None:
     assert not torch.equal(expected, before["classifier.weight"])
     for name in before.keys() - {"classifier.weight"}:
         assert torch.equal(ctx.weights[name], before[name]), name
-    assert torch.equal(ctx.snapshots["proxies/clients"], local)
-    assert torch.equal(ctx.snapshots["proxies/average"], before["classifier.weight"])
     assert torch.equal(ctx.snapshots["proxies/tuned"], expected)
-    assert ctx.snapshots["proxies/client_ids"].tolist() == [4, 7]
     assert ctx.metrics["proxy_loss"]["after"] < ctx.metrics["proxy_loss"]["before"]
 
 

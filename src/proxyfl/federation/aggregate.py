@@ -55,6 +55,8 @@ class SpooledMean:
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         if not self._files:
+            if self._parent:
+                self._parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix=SPOOL, dir=self._parent))
         file = self._folder / f"{len(self._files)}.safetensors"
         file.write_bytes(save(dict(tensors)))
