@@ -153,6 +153,10 @@ None yet. Say here where the code differs from the paper and from its released p
 $results""")
 
 
+def module_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
 @dataclass(frozen=True)
 class Draft:
     """A method to be written: for a checkout of proxyfl, or as a plug-in."""
@@ -163,7 +167,7 @@ class Draft:
 
     @property
     def module(self) -> str:
-        return self.name.replace("-", "_")
+        return module_name(self.name)
 
     @property
     def cls(self) -> str:
@@ -176,7 +180,8 @@ class Draft:
     def method(self) -> str:
         parent = self.parent.method
         # Tensors that a parent sends have its name in front, and it looks for them there.
-        own_name = "" if parent.sends else f'    name = "{self.name}"\n'
+        inherited = "    # The name stays the parent's, since it is in front of what is sent.\n"
+        own_name = inherited if parent.sends else f'    name = "{self.name}"\n'
         return METHOD.substitute(
             self._names,
             idea=_filled(f"Idea: {IDEA.substitute(parent=self.parent.name, tau='tau')}", CODE),

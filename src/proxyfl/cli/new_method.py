@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxyfl.cli.common import command, examples
-from proxyfl.cli.method_template import Draft
+from proxyfl.cli.method_template import Draft, module_name
 from proxyfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Place:
 
     def files(self, name: str) -> tuple[Path, Path, Path]:
         """The method, its test and its page."""
-        method, test, page = f"{_module(name)}.py", f"test_{_module(name)}.py", f"{name}.md"
+        method, test, page = f"{module_name(name)}.py", f"test_{module_name(name)}.py", f"{name}.md"
         if not self.checkout:
             return self.folder / method, self.folder / test, self.folder / page
         tests, docs = self.folder / "tests" / "methods", self.folder / "docs" / "methods"
@@ -98,7 +98,7 @@ class Place:
         """Test it, train it, and complete or see what is told about it."""
         method, test, _ = self.files(name)
         if self.checkout:
-            wanted = " or ".join(dict.fromkeys([_module(name), name]))
+            wanted = " or ".join(dict.fromkeys([module_name(name), name]))
             return [
                 shlex.join(["pytest", str(test.parent), "-k", wanted]),
                 command("run", "digits", "--method", name),
@@ -109,10 +109,6 @@ class Place:
             command("--plugin", method, "run", "digits", "--method", name),
             command("--plugin", method, "methods", "show", name),
         ]
-
-
-def _module(name: str) -> str:
-    return name.replace("-", "_")
 
 
 def _check_name(name: str) -> None:
@@ -133,12 +129,12 @@ def _check_free(name: str, place: Place) -> None:
     methods = [known for r in registry.recipes() for known in (r.name, *registry.aliases_of(r.name))]
     for kind, names in (("method", methods), ("add-on", [*registry.addons(), *registry.BUNDLES])):
         for known in names:
-            if _module(known) == _module(name):
+            if module_name(known) == module_name(name):
                 raise ConfigError(f"'{name}' is taken: there is the {kind} '{known}'; choose another name")
     if place.checkout:
-        _check_free_in_checkout(_module(name), place)
+        _check_free_in_checkout(module_name(name), place)
         return
-    spec = importlib.util.find_spec(_module(name))
+    spec = importlib.util.find_spec(module_name(name))
     if spec is not None and spec.origin is not None:
         raise ConfigError(f"'{name}' would hide the installed module '{spec.name}'; choose another name")
 
