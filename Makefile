@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-full lint format clean
+.PHONY: demo docs test test-full lint format clean
 
 # Installed once; again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -17,6 +17,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/proxyfl demo
 
+# The generated parts of the method pages: parameters from the code, results from results/.
+docs: $(READY)
+	$(BIN)/python docs/refresh.py
+
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
@@ -24,10 +28,10 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow"
 
 test-full: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 format: $(READY)
 	$(BIN)/ruff check --fix-only src tests benchmarks

@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from proxyfl.cli.methods import GROUPS, OTHERS
 from proxyfl.methods import registry
 from proxyfl.runs.settings import load_toml, preset_names, resolve
 
 
-def test_methods_lists_every_method_with_aliases_and_oracles(call):
-    told = call("methods").stdout
+@pytest.fixture
+def listing(call, monkeypatch):
+    """What ``proxyfl methods`` prints where nothing needs to be wrapped."""
+    monkeypatch.setenv("COLUMNS", "300")
+    return call("methods").stdout
+
+
+def test_methods_lists_every_method_with_aliases_and_oracles(listing):
     for recipe in registry.recipes():
-        assert any(line.startswith(recipe.name) for line in told.splitlines()), recipe.name
-        assert recipe.summary in told
-    assert "fedavg-sl (oracle)" in told
-    assert "  = fedavg-full" in told
-    assert "prior: class counts up, class prior down" in told
-    assert told.count("(oracle)") >= 2
-    assert "add-ons for any method, as in fedavg+gpt: " in told
+        row = next(line for line in listing.splitlines() if line.startswith(f"  {recipe.name} "))
+        assert recipe.summary in row
+        assert ("(oracle)" in row) == registry.create(recipe.name).oracle
+        for alias in registry.aliases_of(recipe.name):
+            assert alias in listing
+    assert "also fixmatch-lpl+prox, fixmatch+prox" in listing
+    assert "upper bound: every image labelled (oracle) " in listing
+    assert "add-ons for any method, as in fedavg+gpt: " in listing
+
+
+def test_methods_tells_what_is_sent_beside_the_weights_and_kept(listing):
+    assert "(+prior +icpl +gpt)" in listing
+    assert "  +prior  sends class counts up, class prior down (C numbers each)" in listing
+    rows = [line.strip() for line in listing.splitlines()]
+    assert rows[rows.index("clients keep a private model") - 1].startswith("fedloke ")
+    for recipe in registry.recipes():
+        assert recipe.method.sends in listing
+
+
+def test_methods_groups_what_belongs_together_and_has_room_for_plugins(listing, call, monkeypatch):
+    assert [line.strip() for line in listing.splitlines() if line.strip() in GROUPS] == list(GROUPS)
+    own = [each.name for each in registry.recipes() if each.method.__module__.startswith("proxyfl.methods.")]
+    assert sorted(sum(GROUPS.values(), ())) == sorted(own)
+    mine = dataclasses.replace(registry.find("fedavg"), name="mine", summary="a method [of mine]")
+    monkeypatch.setattr(registry, "_recipes", {**registry._recipes, "mine": mine})
+    told = call("methods").stdout.partition(f"\n{OTHERS} ")[2]
+    assert cells(told, "  mine") == ["mine", "a", "method", "[of", "mine]"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_methods_fits_the_terminal_and_keeps_names_whole(call, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = call("methods").stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    for recipe in registry.recipes():
+        assert any(line.startswith(f"  {recipe.name} ") for line in lines)
 
 
 def cells(table: str, key: str) -> list[str]:

@@ -121,7 +121,7 @@ def test_validate_without_the_data_says_how_to_get_it(call):
     assert (result.exit_code, result.stdout) == (
         0,
         "OK: proxyfl on cifar10, 300 rounds with 8 of 20 clients; the data is not here; "
-        "get it with: proxyfl data fetch cifar10 --root nowhere\n",
+        "get it with: proxyfl data fetch cifar10 --data-root nowhere\n",
     )
 
 
@@ -182,7 +182,8 @@ def test_validate_finds_an_unreadable_model_and_a_changed_config(call, own_tiny)
     (own_tiny / "models" / "best.safetensors").write_bytes(b"nothing")
     set_rounds(own_tiny, 2)
     message = (
-        f"error: {own_tiny} is damaged: config.toml, models/best; resuming it starts from round-00000001\n"
+        f"error: {own_tiny} is damaged: config.toml, models/best; resuming it starts from round-00000001 "
+        "and writes metrics, partition and the last model again\n"
     )
     assert call("validate", own_tiny).stderr == message
 

@@ -140,7 +140,7 @@ def test_missing_data_is_told_before_anything_is_written(call):
     result = call("run", "cifar10", "--data-root", "nowhere")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: cifar10: ")
-    assert "proxyfl data fetch cifar10 --root nowhere" in result.stderr
+    assert "proxyfl data fetch cifar10 --data-root nowhere" in result.stderr
     assert not Path("runs").exists()
 
 

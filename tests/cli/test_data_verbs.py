@@ -19,7 +19,7 @@ from proxyfl.data.sources import load
 @pytest.fixture
 def run(tmp_path):
     def invoke(*arguments, root=True, fails=False):
-        extra = ["--root", str(tmp_path)] if root else []
+        extra = ["--data-root", str(tmp_path)] if root else []
         result = CliRunner().invoke(app, [*arguments, *extra], env={"COLUMNS": "200"})
         if not fails and result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

@@ -305,7 +305,7 @@ def test_redirects_are_followed_but_not_for_ever(site, tmp_path):
 
 def test_a_place_that_cannot_be_written(site, tmp_path):
     (tmp_path / "sub").write_text("a file where a folder should be")
-    with pytest.raises(DataError, match=r"cannot be written .* choose another --root"):
+    with pytest.raises(DataError, match=r"cannot be written .* choose another --data-root"):
         download(remote(site), tmp_path)
 
 

@@ -126,7 +126,7 @@ def test_nothing_there(tmp_path):
     message = str(caught.value)
     assert "cifar-10-batches-bin" in message
     assert "cifar-10-batches-py" in message
-    assert f"proxyfl data fetch cifar10 --root {tmp_path}" in message
+    assert f"proxyfl data fetch cifar10 --data-root {tmp_path}" in message
     assert "\n" not in message
 
 

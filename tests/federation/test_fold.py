@@ -25,7 +25,7 @@ PEOPLE = Population(np.array([1, 2, 4]), np.array([9, 8, 6]))
 
 def fold(method: Method | None = None, spool: Path | None = None, **federation: Any) -> Fold:
     config = Config(federation=FederationSettings(**federation))
-    return Fold(config, method or create("fedavg"), STATE, [0, 1, 2], PEOPLE, spool)
+    return Fold(config, method or create("fedavg"), server(), STATE, [0, 1, 2], PEOPLE, spool)
 
 
 def answer(client: int, value: float, **changes: Any) -> Update:
@@ -33,8 +33,12 @@ def answer(client: int, value: float, **changes: Any) -> Update:
     return dataclasses.replace(update, **changes)
 
 
+def server() -> ServerContext:
+    return ServerContext(4, 1, 3, torch.device("cpu"), {}, {})
+
+
 def context(folded: Fold) -> ServerContext:
-    found = ServerContext(4, 1, 3, torch.device("cpu"), {}, {})
+    found = server()
     found.clients, found.samples = folded.clients, folded.samples
     return found
 
@@ -139,7 +143,8 @@ def test_classifiers_are_kept_in_rounds_with_a_snapshot(round: int, kept: bool) 
     config = resolve("digits", {"federation": {"rounds": 100, "per_round": 2}, "partition": {"clients": 2}})
     sizes = np.array([3, 3])
     weights = {"classifier.weight": torch.zeros(2, 3), "trunk.w": torch.zeros(1)}
-    fold = Fold(config, create("fedavg"), ServerState(round - 1, weights), [1, 0], Population(sizes, sizes))
+    state = ServerState(round - 1, weights)
+    fold = Fold(config, create("fedavg"), server(), state, [1, 0], Population(sizes, sizes))
     for client in (1, 0):
         rows = torch.full((2, 3), float(client))
         fold.take(Update(round, client, 3, {"classifier.weight": rows, "trunk.w": torch.ones(1)}))
@@ -150,3 +155,21 @@ def test_classifiers_are_kept_in_rounds_with_a_snapshot(round: int, kept: bool) 
     assert found["proxies/client_ids"].tolist() == [1, 0]
     assert found["proxies/clients"][:, 0, 0].tolist() == [1.0, 0.0]
     assert found["proxies/average"].unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [
+        (torch.zeros(4), "refused: 'prior/counts' has shape (4,), not (3,)"),
+        (torch.tensor([1.0, -1.0, 0.0]), "refused: its class counts are negative"),
+        (None, "refused: 'prior/counts' is missing"),
+    ],
+)
+def test_extras_that_do_not_fit_are_refused(counts: torch.Tensor | None, reason: str) -> None:
+    folded = fold(create("fixmatch-gpl+prior"))
+    extras = {} if counts is None else {"prior/counts": counts}
+    told = folded.take(answer(0, 1.0, extras=extras))
+    assert isinstance(told, Failure)
+    assert told.reason == reason
+    folded.take(answer(1, 1.0, extras={"prior/counts": torch.ones(3)}))
+    assert folded.clients == [1]

@@ -92,7 +92,7 @@ def watched(ctx: ClientContext, truth: Tensor | None = None) -> dict[str, float]
 def step(ctx: ClientContext, given: Batch | None = None) -> Outputs:
     """A forward pass and what the method makes of it, without the descent."""
     outputs = ctx.forward(given or batch())
-    outputs.pseudo = ctx.method.pseudo_label(outputs, ctx) if len(outputs.batch.u_weak) else None
+    ctx.method.decide(outputs, ctx)
     return outputs
 
 
@@ -399,7 +399,7 @@ def test_gpt_says_which_layer_it_needs() -> None:
     with pytest.raises(
         MethodError, match="proxy tuning needs a network whose last layer is called classifier"
     ):
-        method.receive_all(Update(1, 4, 10, {"head.weight": torch.ones(2, 2)}))
+        method.start_all(ServerContext(1, 1, 2, CPU, {"head.weight": torch.ones(2, 2)}, {}))
 
 
 def test_the_prior_is_followed_on_the_server() -> None:

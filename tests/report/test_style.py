@@ -6,6 +6,8 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
@@ -78,20 +80,37 @@ def test_a_path_without_a_name_is_refused():
         style.save_csv(Path("/"), ("x",), [])
 
 
+def own_methods():
+    """The methods that come with the library, whatever other tests have registered."""
+    recipes = registry.recipes()
+    return [recipe.name for recipe in recipes if recipe.method.__module__.startswith("proxyfl.methods.")]
+
+
 def test_every_method_has_a_look_of_its_own():
-    names = {recipe.name for recipe in registry.recipes()}
-    assert names >= set(style.LOOKS)
-    found = style.looks([*sorted(names), "sage", "mine", "fixmatch-gpl+icpl"])
+    assert set(style.LOOKS) == set(own_methods())
+    found = style.looks([*own_methods(), "mine", "yours", "fixmatch-gpl+icpl"])
     assert len({(look.colour, look.line) for look in found.values()}) == len(found)
     assert len({(look.line, look.marker) for look in found.values()}) == len(found)
+
+
+def test_families_share_a_colour_and_compositions_take_it_over():
+    assert {style.LOOKS[name].colour for name in ("proxyfl", "gpt-only", "icpl-top5")} == {style.VERMILLION}
+    found = style.looks(["fixmatch-gpl+icpl", "fixmatch-gpl+gpt", "fedprox+fixmatch+gpt", "fedavg+a+b"])
+    assert [look.colour for look in found.values()] == [style.BLUE, style.BLUE, style.SKY, style.BLACK]
 
 
 def test_a_method_looks_the_same_whoever_is_beside_it():
     assert style.looks(["proxyfl"])["proxyfl"] == style.looks(["mine", "fedavg", "proxyfl"])["proxyfl"]
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.text("abc+", min_size=1), max_size=40, unique=True))
+def test_any_methods_drawn_together_have_different_looks(names):
+    assert len(set(style.looks([*names, *style.LOOKS]).values())) == len({*names, *style.LOOKS})
+
+
 def test_there_are_looks_for_any_number_of_methods():
-    assert len(style.looks(f"method{number}" for number in range(30))) == 30
+    assert len(style.looks(f"method{number}" for number in range(100))) == 100
 
 
 def test_lines_stand_out_from_white():

@@ -217,7 +217,7 @@ def test_loading_models(run: Run, which: str) -> None:
 
 
 def test_models_that_cannot_be_loaded(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="does not exist; the run has not finished a round yet"):
+    with pytest.raises(RunError, match="does not exist: no round is finished yet, or the file was lost"):
         proxyfl.load_model(tmp_path / "none.safetensors")
     (tmp_path / "half").write_bytes((run.path / "models" / "last.safetensors").read_bytes()[:5000])
     (tmp_path / "other").write_bytes((run.path / "partition.safetensors").read_bytes())
@@ -339,7 +339,7 @@ def test_the_fingerprint_of_data() -> None:
 
 def test_either_a_config_or_settings() -> None:
     config = resolve("digits")
-    assert proxyfl.Experiment(config=config).config is config
-    with pytest.raises(ConfigError, match="give either a config or a method and settings, not both"):
+    assert proxyfl.Experiment(config=config).config == config
+    with pytest.raises(ConfigError, match="give either a config or a method, a preset and settings, not both"):
         proxyfl.Experiment("fedavg", config=config)
     assert experiment.load_config("digits", {}, "fedavg").method.name == "fedavg"

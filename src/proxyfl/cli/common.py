@@ -174,7 +174,7 @@ def load_settings(
 
     overrides = _overrides(method, flags, assignments or ())
     if preset.endswith(".toml"):
-        _check_file_agrees(Path(preset), method, overrides)
+        _note_other_method(Path(preset), method)
     return load_config(preset, overrides, method)
 
 
@@ -210,17 +210,11 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> list[str]:
     return keys
 
 
-def _check_file_agrees(path: Path, method: str | None, overrides: Tree) -> None:
-    """A file that spells out its fidelity or method is not turned into another one by half."""
+def _note_other_method(path: Path, method: str | None) -> None:
+    """Say so when a file's method table does not apply to the method that is asked for."""
     from proxyfl.runs.settings import load_toml
 
     table = load_toml(path)
-    written, asked = table.get("fidelity"), overrides.get("fidelity")
-    if written and asked and written != asked:
-        raise ConfigError(
-            f"{path} was written for fidelity '{written}'; take that line out to read it as '{asked}', "
-            f"or make another with 'proxyfl config copy PRESET FILE.toml --fidelity {asked}'"
-        )
     section = table.get("method")
     named = section.get("name") if isinstance(section, dict) else None
     if method and named and named != method and len(section or {}) > 1:

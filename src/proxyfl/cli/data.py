@@ -21,7 +21,9 @@ Name = Annotated[
 ]
 Root = Annotated[
     Path | None,
-    typer.Option("--root", help="The data folder. Default: $PROXYFL_DATA, else the user's cache folder."),
+    typer.Option(
+        "--data-root", "--root", help="The data folder. Default: $PROXYFL_DATA, else the user's cache folder."
+    ),
 ]
 MANY_CLASSES = 20
 MANY_FILES = 20
@@ -38,7 +40,7 @@ def _console() -> Console:
 def ls(root: Root = None) -> None:
     """What is known, and what of it is where.
 
-    Example: proxyfl data ls --root ~/data
+    Example: proxyfl data ls --data-root ~/data
     """
     from rich.table import Table
 
@@ -156,7 +158,7 @@ def fetch(
 ) -> None:
     """Download a data set, check it and unpack it. A broken download goes on where it stopped.
 
-    Example: proxyfl data fetch cifar10 --root ~/data
+    Example: proxyfl data fetch cifar10 --data-root ~/data
     """
     from proxyfl.data.fetch import fetch as bring
     from proxyfl.data.files import data_root

@@ -77,8 +77,8 @@ def _row(run: Run) -> list[str]:
         config, lines = run.config, run.metrics
         total = config.federation.rounds
         accuracy = percent(run.summary.mean_last) if lines else "–"
-        state = "finished" if len(lines) >= total else "stopped"
-        if is_being_written(run):
+        state = "finished" if run.finished else "stopped"
+        if run.directory.is_locked():
             state = "running"
     except (ProxyFLError, KeyError, TypeError) as error:
         return [name, "", "", "", "", "", f"[red]unreadable: {escape(str(error))}[/]"]
@@ -91,17 +91,6 @@ def _row(run: Run) -> list[str]:
         accuracy,
         f"[{COLOURS[state]}]{state}[/]",
     ]
-
-
-def is_being_written(run: Run) -> bool:
-    """Whether another process holds the run's lock."""
-    if not (run.path / ".lock").exists():
-        return False
-    try:
-        with run.directory.locked():
-            return False
-    except RunError as error:
-        return error.__cause__ is None  # with a cause it is a folder that cannot be written, not a held lock
 
 
 def show(
@@ -124,9 +113,9 @@ def show(
         _print_curve([line["accuracy"] for line in lines], console)
         console.print(_last_rounds(lines[-rounds:]))
         _print_failures(lines, console)
-    if is_being_written(found):
+    if found.directory.is_locked():
         console.print(f"\nrunning: {len(lines)} of {total} rounds done")
-    elif len(lines) < total:
+    elif not found.finished:
         how = f"continue with: {command('resume', found.path)}"
         console.print(f"\nstopped after round {len(lines)} of {total}; {how}", markup=False, soft_wrap=True)
 

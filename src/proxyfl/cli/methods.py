@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
     from proxyfl.methods.registry import Recipe
 
 EXAMPLES = examples("proxyfl methods", "proxyfl methods show proxyfl", "proxyfl methods show fedavg+gpt")
+GROUPS = {
+    "labelled only": ("fedavg", "fedavg-sl", "fedprox"),
+    "FixMatch": (
+        "fixmatch-lpl", "fixmatch-gpl", "lpl-all", "gpl-all", "fedprox+fixmatch", "flexmatch",
+    ),
+    "federated SSL": ("fedmatch", "fedlabel", "fedloke", "feddure", "feddb", "sage"),
+    "prototypes": ("proto", "proto-all", "proto-labeled"),
+    "ProxyFL and parts": ("proxyfl", "gpt-only", "icpl-only", "icpl-top1", "icpl-top5", "icpl-uniform"),
+}  # fmt: skip
+OTHERS = "others"
+"""Where methods of plug-ins stand."""
+
 app = typer.Typer(invoke_without_command=True)
 
 
@@ -32,19 +45,58 @@ def methods(ctx: typer.Context) -> None:
 
     from proxyfl.methods import registry
 
-    table = plain_table("name", "what it does", "sends beside the weights", "clients keep", keep=("name",))
-    for recipe in registry.recipes():
-        method = registry.create(recipe.name)
-        name = f"[bold]{escape(recipe.name)}[/]" + (" [yellow](oracle)[/]" if method.oracle else "")
-        also = "".join(f"\n[dim]  = {escape(alias)}[/]" for alias in registry.aliases_of(recipe.name))
-        table.add_row(name + also, recipe.summary, _joined(method, "sends"), _joined(method, "keeps"))
+    created = {recipe.name: registry.create(recipe.name) for recipe in registry.recipes()}
     console = out()
-    console.print(table)
+    console.print(_listing(created))
     console.print()
     console.print("[yellow](oracle)[/] is given the true labels of unlabelled images: a bound, not a method")
     addons = ", ".join([*registry.addons(), *registry.BUNDLES])
-    console.print(f"add-ons for any method, as in fedavg+gpt: {addons}")
+    console.print(f"add-ons for any method, as in fedavg+gpt: {escape(addons)}")
+    table = plain_table("add-on", "sends", keep=("add-on",))
+    table.show_header = False
+    for name, addon in registry.addons().items():
+        if addon.sends:
+            table.add_row(f"  +{escape(name)}", f"sends {escape(addon.sends)}")
+    console.print(table)
     console.print(f"parameters of one: {command('methods', 'show', 'proxyfl')}")
+
+
+def _listing(created: dict[str, Method]) -> Table:
+    """Every method in its group, with the add-ons it carries."""
+    from rich.markup import escape
+
+    from proxyfl.methods import registry
+
+    table = plain_table("name", "what it does", keep=("name",))
+    for group, names in _grouped(created).items():
+        table.add_row()
+        table.add_row(f"[bold]{escape(group)}[/]")
+        for name in names:
+            summary = escape(registry.find(name).summary.removesuffix(" (oracle)"))
+            summary += " [yellow](oracle)[/]" if created[name].oracle else ""
+            carried = " ".join(f"+{addon.name}" for addon in created[name].addons)
+            summary += f" [dim]({escape(carried)})[/]" if carried else ""
+            notes = [f"[dim]{escape(line)}[/]" for line in _notes(name, created[name])]
+            table.add_row(f"  [bold]{escape(name)}[/]", "\n".join([summary, *notes]))
+    return table
+
+
+def _notes(name: str, method: Method) -> list[str]:
+    """Other names, and what the method itself has sent beside the weights or kept."""
+    from proxyfl.methods import registry
+
+    aliases = ", ".join(registry.aliases_of(name))
+    lines = {"also": aliases, "sends": method.sends, "clients keep": method.keeps}
+    return [f"{verb} {text}" for verb, text in lines.items() if text]
+
+
+def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """The names by group, in the order of ``GROUPS``; groups without any are left out."""
+    group_of = {name: group for group, members in GROUPS.items() for name in members}
+    groups: dict[str, list[str]] = {group: [] for group in (*GROUPS, OTHERS)}
+    for name in names:
+        groups[group_of.get(name, OTHERS)].append(name)
+    return {group: members for group, members in groups.items() if members}
 
 
 @app.command(epilog=examples("proxyfl methods show proxyfl", "proxyfl methods show fedavg+gpt"))
@@ -121,11 +173,3 @@ def _example(recipe: Recipe, method: Method) -> str:
         if first is not None:
             words += ["--set", f"{where}.{first[0]}={as_toml(getattr(part.parameters, first[0]))}"]
     return f"example: {command(*words)}"
-
-
-def _joined(method: Method, attribute: str) -> str:
-    from rich.markup import escape
-
-    texts = {part.name: getattr(part, attribute) for part in method.parts}
-    found = [f"{name}: {text}" for name, text in texts.items() if text and not text.startswith("nothing")]
-    return escape("\n".join(found)) or "[dim]–[/]"

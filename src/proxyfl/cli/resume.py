@@ -61,9 +61,17 @@ def _creation_cut_short(path: Path) -> bool:
 
 
 def _is_whole(directory: RunDirectory, saved: Checkpoint) -> bool:
-    """Whether config and metrics are what the checkpoint says; where not, resuming mends or explains it."""
+    """Whether the run's files are what the checkpoint says; where not, resuming mends or explains it."""
+    from proxyfl.core.files import sha256
+
     metrics = directory.metrics.read_bytes() if directory.metrics.is_file() else b""
-    return directory.config.read_bytes() == saved.config and metrics == saved.metrics
+    partition = sha256(directory.partition) if directory.partition.is_file() else ""
+    return (
+        directory.config.read_bytes() == saved.config
+        and metrics == saved.metrics
+        and partition == saved.run_files[directory.partition.name]
+        and (directory.models / "last.safetensors").is_file()
+    )
 
 
 def _tell_finished(path: Path, quiet: bool) -> None:

@@ -104,7 +104,8 @@ def _validate_run(path: Path) -> None:
     if not intact:
         raise RunError(f"{path} has no intact checkpoint and cannot be continued")
     if bad:
-        raise RunError(f"{path} is damaged: {', '.join(bad)}; resuming it starts from {intact[0]}")
+        cure = f"resuming it starts from {intact[0]} and writes metrics, partition and the last model again"
+        raise RunError(f"{path} is damaged: {', '.join(bad)}; {cure}")
     typer.echo(f"OK: {path} is intact, {int(intact[0].removeprefix('round-'))} rounds")
 
 

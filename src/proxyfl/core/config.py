@@ -82,7 +82,9 @@ class PartitionSettings:
     """Who holds what."""
 
     scheme: str = setting("paired", "paired (the released scheme), dirichlet, iid, shards", paper="dirichlet")
-    alpha: float = setting(0.1, "Dirichlet concentration; smaller is more heterogeneous", low=0)
+    alpha: float = setting(
+        0.1, "Dirichlet concentration; smaller is more heterogeneous, but 0 means IID", low=0
+    )
     clients: int = setting(20, "registered clients (K)", low=1)
     seed: int = setting(0, "seed of the partition", low=0)
 
@@ -225,7 +227,8 @@ def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: s
     hints = typing.get_type_hints(cls)
     for key in table:
         if key not in fields:
-            raise ConfigError(f"unknown setting '{where}{key}'; {nearest(key, fields)}")
+            known = [*fields, "method"] if cls is Config else [*fields]
+            raise ConfigError(f"unknown setting '{where}{key}'; {nearest(key, known)}")
     values: dict[str, Any] = {}
     for name, spec in fields.items():
         if dataclasses.is_dataclass(hints[name]):

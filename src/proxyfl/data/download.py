@@ -90,7 +90,9 @@ def download(file: RemoteFile, root: Path, *, timeout: float = TIMEOUT, pause: f
         if file.checksum is None:
             record(target)
     except OSError as error:
-        raise DataError(f"{target} cannot be written ({error}); make room or choose another --root") from None
+        raise DataError(
+            f"{target} cannot be written ({error}); make room or choose another --data-root"
+        ) from None
     return target
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
 
-from proxyfl.core.errors import ProxyFLError, RunError
+from proxyfl.core.errors import ConfigError, MethodError, ProxyFLError, RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.data.stream import ClientData
 from proxyfl.federation.client import ClientTrainer, numerics
@@ -32,8 +32,8 @@ class InlineEngine:
     def _train(self, task: Task) -> Update | Failure:
         try:
             return self.trainer.train(task, self.data(task.client), self.truth)
-        except (OSError, RunError):  # the disk or the run itself; without this client the result would differ
-            raise
+        except (OSError, RunError, MethodError, ConfigError):
+            raise  # the disk, the run or the method itself: no client's fault, and leaving it out hides it
         except ProxyFLError as error:
             return Failure(task.round, task.client, str(error))
         except Exception as error:  # a client may fail in any way; the round goes on without it

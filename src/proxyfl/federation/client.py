@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.config import ComputeSettings, Config
+from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
 from proxyfl.federation.shelf import Shelf
 from proxyfl.federation.watch import watch
-from proxyfl.methods.base import Method
+from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext
 from proxyfl.models import build
 
@@ -61,6 +62,7 @@ class ClientTrainer:
             for ctx.epoch in range(self.config.train.epochs):
                 for batch in ctx.stream.epoch():
                     self.method.observe_all(self.method.step(batch, ctx), ctx)
+            _require_terms(ctx)
             extras = self.method.finish_all(ctx)
         if self.method.all_private:
             ctx.state |= within("private", self._private_part(self.network.state_dict()))
@@ -135,6 +137,16 @@ def numerics(compute: ComputeSettings) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
+def _require_terms(ctx: ClientContext) -> None:
+    """A method with a step of its own must ask for its add-ons' losses: they never vanish silently."""
+    adding = [addon.name for addon in ctx.method.addons if type(addon).term is not Addon.term]
+    if adding and not ctx.terms_taken:
+        raise MethodError(
+            f"{ctx.method.name} has a step of its own that leaves out +{', +'.join(adding)}; "
+            "add ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"
+        )
 
 
 def detached(tensors: Tensors) -> Tensors:

@@ -27,6 +27,7 @@ class Fold:
         self,
         config: Config,
         method: Method,
+        ctx: ServerContext,
         state: ServerState,
         clients: list[int],
         population: Population,
@@ -35,7 +36,8 @@ class Fold:
         self.config, self.method, self.population = config, method, population
         sizes = {client: int(population.sizes[client]) for client in clients}
         self.snapshot = config.keep.snapshot(state.round + 1, config.federation.rounds)
-        self.guard = Guard(state.round + 1, state.weights, sizes, config.federation.max_norm)
+        limit = config.federation.max_norm
+        self.guard = Guard(state.round + 1, state.weights, sizes, limit, method.extras_form_all(ctx))
         self.spooled = SpooledMean(spool) if method.needs_all_updates else None
         self.running = WeightedMean()
         self.kept: list[Tensors] = []

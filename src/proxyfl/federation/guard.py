@@ -18,13 +18,14 @@ class Guard:
     """Checks the updates of one round against what was sent out.
 
     ``sizes`` tells how many images each client registered with; ``max_norm`` bounds the change of weights
-    (0: no bound).
+    (0: no bound), ``extras`` are the shapes of what else is sent.
     """
 
     round: int
     weights: Tensors
     sizes: Mapping[int, int]
     max_norm: float = 0.0
+    extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
     def check(self, update: Update) -> None:
@@ -38,6 +39,11 @@ class Guard:
         if not 0 < update.samples <= self.sizes[update.client]:
             raise UpdateRefused(f"claims {update.samples} images, registered {self.sizes[update.client]}")
         _same_form(update.weights, self.weights)
+        for name, shape in self.extras.items():
+            if name not in update.extras:
+                raise UpdateRefused(f"'{name}' is missing")
+            if tuple(update.extras[name].shape) != shape:
+                raise UpdateRefused(f"'{name}' has shape {tuple(update.extras[name].shape)}, not {shape}")
         for name, value in (*update.weights.items(), *update.extras.items()):
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise UpdateRefused(f"'{name}' holds values that are not finite")

@@ -15,6 +15,7 @@ import torch
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
+from proxyfl.data.stream import ClientData
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.sampling import Population, sample_clients
@@ -62,6 +63,7 @@ class Federation:
     classes: int
     store: PerClientStore | None = None
     spool: Path | None = None
+    data: ClientData | None = None
 
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
@@ -79,6 +81,7 @@ class Federation:
             dict(state.extras),
             state.weights,
             store=self.store,
+            data=self.data,
         )
 
     def able(self, clients: list[int]) -> list[int]:
@@ -104,8 +107,7 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
         observer.round_started(round, clients)
 
     ctx, traffic = federation.server_context(state), Traffic()
-    fold = Fold(config, method, state, clients, federation.population, federation.spool)
-
+    fold = Fold(config, method, ctx, state, clients, federation.population, federation.spool)
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:

@@ -65,6 +65,10 @@ class Part:
         """Before the first round: the extras every client receives."""
         return {}
 
+    def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
+        """Shapes of what :meth:`finish` sends; an update whose extras differ is refused."""
+        return {}
+
     def task_extras(self, ctx: ServerContext, client: int) -> Tensors:
         """Extras for one client alone."""
         return {}
@@ -108,6 +112,8 @@ class Method(Part):
     """Whether a client without labelled images has nothing to do."""
     walks_labelled: ClassVar[bool] = False
     """Whether labelled images are walked through once an epoch instead of drawn with replacement."""
+    shows_steps: ClassVar[bool] = True
+    """Whether :meth:`decide` notes each step's pseudo-labels; who decides once a round notes them then."""
     needs_all_updates: ClassVar[bool] = False
     """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
     Parameters: ClassVar[type[Any]] = MethodParameters
@@ -146,11 +152,18 @@ class Method(Part):
     def step(self, batch: Batch, ctx: ClientContext) -> Outputs:
         """One step. Methods that are no single loss override it and add ``ctx.terms`` themselves."""
         outputs = ctx.forward(batch)
-        outputs.pseudo = self.pseudo_label(outputs, ctx) if len(batch.u_weak) else None
+        self.decide(outputs, ctx)
         losses = {"supervised": self.supervised(outputs)}
         losses |= self.losses(outputs, ctx)
         ctx.descend(losses | ctx.terms(outputs))
         return outputs
+
+    def decide(self, outputs: Outputs, ctx: ClientContext) -> None:
+        """Pseudo-label the unlabelled images of the batch, where there are any, and note the decision."""
+        if len(outputs.batch.u_weak):
+            pseudo = outputs.pseudo = self.pseudo_label(outputs, ctx)
+            if self.shows_steps:
+                ctx.show(outputs.batch.u_index, label=pseudo.label, mask=pseudo.mask)
 
     def supervised(self, outputs: Outputs) -> Tensor:
         """Ls: mean cross entropy over the labelled images; zero without any."""
@@ -158,9 +171,7 @@ class Method(Part):
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         """What to make of the unlabelled images: by default the global model's confident labels."""
-        label, mask = outputs.global_weak.argmax(1), self.confident(outputs.global_weak)
-        ctx.show(outputs.batch.u_index, label=label, mask=mask)
-        return Pseudo(label, mask)
+        return Pseudo(outputs.global_weak.argmax(1), self.confident(outputs.global_weak))
 
     def confident(self, probabilities: Tensor) -> Tensor:
         best = probabilities.amax(1)
@@ -210,6 +221,10 @@ class Method(Part):
     def observe_all(self, outputs: Outputs, ctx: ClientContext) -> None:
         for part in self.parts:
             part.observe(outputs, ctx)
+
+    def extras_form_all(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
+        forms = ((part.name, part.extras_form(ctx)) for part in self.parts)
+        return {f"{part}/{name}": shape for part, form in forms for name, shape in form.items()}
 
     def finish_all(self, ctx: ClientContext) -> Tensors:
         return _gather(self.parts, lambda part: part.finish(ctx))

@@ -16,7 +16,7 @@ from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.state import Task, Tensors
-from proxyfl.data.stream import Batch, Stream
+from proxyfl.data.stream import Batch, ClientData, Stream
 from proxyfl.models import fold_batchnorm
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ class ClientContext:
     decisions: list[Decision] = field(default_factory=list)
     epoch: int = 0
     steps: int = 0
+    terms_taken: bool = False
 
     def __post_init__(self) -> None:
         self.extras = {name: value.to(self.device) for name, value in self.task.extras.items()}
@@ -197,6 +198,7 @@ class ClientContext:
     def terms(self, outputs: Outputs) -> dict[str, Tensor]:
         """The losses that add-ons contribute to this step. A method's own step must include them."""
         found = {}
+        self.terms_taken = True
         for addon in self.method.addons:
             term = addon.term(outputs, self)
             if term is not None:
@@ -241,6 +243,7 @@ class ServerContext:
     """One round on the server after averaging. Parts may replace entries of ``weights``; ``previous`` holds
     those that the round began with.
 
+    ``data`` is what the server itself holds, where it holds any.
     ``clients`` and ``samples`` are in folding order, as are the kept tensors that hooks receive and
     ``rule_weights``, what ``federation.weighting`` gives each client.
     ``metrics`` takes values for ``metrics.jsonl``, ``snapshots`` tensors worth keeping.
@@ -257,6 +260,7 @@ class ServerContext:
     samples: list[int] = field(default_factory=list)
     rule_weights: list[float] = field(default_factory=list)
     store: PerClientStore | None = None
+    data: ClientData | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     snapshots: Tensors = field(default_factory=dict)
 

@@ -56,6 +56,7 @@ class FedDB(FixMatch):
     name = "feddb"
     sends: ClassVar[str] = "average prediction up (C numbers)"
     needs_all_updates: ClassVar[bool] = True
+    shows_steps: ClassVar[bool] = False
     Parameters = FedDBParameters
 
     def begin(self, ctx: ClientContext) -> None:
@@ -87,6 +88,9 @@ class FedDB(FixMatch):
         pool = torch.arange(len(ctx.memory["label"]), device=ctx.device)
         ctx.show(pool, label=ctx.memory["label"], mask=ctx.memory["mask"])
         return {"average": ctx.memory["average"]}
+
+    def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
+        return {"average": (ctx.classes,)}
 
     def receive(self, update: Update) -> Tensors:
         return {"average": update.extras["feddb/average"]}

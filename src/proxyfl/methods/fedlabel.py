@@ -51,7 +51,6 @@ class FedLabel(FixMatch):
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         label = expert_label(outputs.local_weak, outputs.global_weak, self.parameters.score)
         mask = self.confident(torch.maximum(outputs.local_weak, outputs.global_weak))
-        ctx.show(outputs.batch.u_index, label=label, mask=mask)
         return Pseudo(label, mask)
 
     def losses(self, outputs: Outputs, ctx: ClientContext) -> dict[str, Tensor]:

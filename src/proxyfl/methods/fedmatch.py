@@ -185,6 +185,9 @@ class FedMatch(Method):
             lent |= within(str(place), ctx.store.newest(helper, at_most=ctx.round - 1))
         return lent
 
+    def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
+        return {"embedding": (ctx.classes,)}
+
     def receive(self, update: Update) -> Tensors:
         _, psi = _halves(update.weights)
         return within("psi", psi) | {"embedding": update.extras["fedmatch/embedding"]}

@@ -69,7 +69,6 @@ class FixMatch(Method):
             mask = self.confident(local) | self.confident(outputs.global_weak)
         else:
             mask = self.confident(outputs.global_weak if rule == "global" else local)
-        ctx.show(outputs.batch.u_index, label=label, mask=mask)
         return Pseudo(label, mask)
 
     def losses(self, outputs: Outputs, ctx: ClientContext) -> dict[str, Tensor]:

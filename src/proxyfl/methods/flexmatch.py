@@ -57,7 +57,6 @@ class FlexMatch(FixMatch):
         mask = confidence >= thresholds[label]
         index = outputs.batch.u_index
         last[index] = torch.where(self.confident(probabilities), label, last[index])
-        ctx.show(index, label=label, mask=mask)
         return Pseudo(label, mask)
 
     def finish(self, ctx: ClientContext) -> Tensors:

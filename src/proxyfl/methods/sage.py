@@ -56,9 +56,7 @@ class SAGE(FixMatch):
             share = torch.full_like(share, self.parameters.mixing)
         sure = self.confident(local)
         target = mixed_target(local, teacher, share * sure)
-        pseudo = Pseudo(target.argmax(1), sure | self.confident(teacher), target)
-        ctx.show(outputs.batch.u_index, label=pseudo.label, mask=pseudo.mask)
-        return pseudo
+        return Pseudo(target.argmax(1), sure | self.confident(teacher), target)
 
     def unlabelled_loss(self, strong: Tensor, pseudo: Pseudo) -> Tensor:
         assert pseudo.target is not None

@@ -11,7 +11,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,38 +31,81 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 """The palette of Okabe and Ito without its yellow, which is too pale for a line on white."""
 
+Line = str | tuple[float, tuple[float, ...]]
+"""A line style by name, or an offset with the lengths of dashes and gaps in line widths."""
+
+SOLID, DASHED, DOTTED, DASH_DOT = "-", "--", ":", "-."
+LONG_DASH: Line = (4, (8.0, 2.2))  # so that no marker hides the gap in a legend
+DASH_DOT_DOT: Line = (0, (5.0, 1.4, 1.0, 1.4, 1.0, 1.4))
+
 
 @dataclass(frozen=True)
 class Look:
     """How a method is drawn, the same in every picture."""
 
     colour: str
-    line: str
+    line: Line
     marker: str
     width: float = 1.8
     size: float = 6
 
 
+# A colour per family. No two methods share colour and line, nor, for greyscale, line and marker.
 LOOKS = {
-    "fedavg": Look(MUTED, "-", "o"),
-    "fedavg-sl": Look(BLACK, "--", "^"),
-    "fedprox": Look(PURPLE, ":", "v"),
-    "fixmatch-lpl": Look(SKY, "--", "s"),
-    "fixmatch-gpl": Look(BLUE, "-.", "D"),
-    "gpl-all": Look(GREEN, "-.", "P"),
-    "lpl-all": Look(ORANGE, ":", "X"),
-    "proxyfl": Look(VERMILLION, "-", "*", 2.6, 11),
+    "fedavg": Look(BLACK, SOLID, "o"),
+    "fedavg-sl": Look(BLACK, DASHED, "^"),
+    "fedprox": Look(BLACK, DOTTED, "v"),
+    "fixmatch-lpl": Look(SKY, SOLID, "s"),
+    "fedprox+fixmatch": Look(SKY, DASHED, "<"),
+    "flexmatch": Look(SKY, DASH_DOT, "p"),
+    "lpl-all": Look(SKY, DOTTED, "X"),
+    "fixmatch-gpl": Look(BLUE, SOLID, "D"),
+    "gpl-all": Look(BLUE, DOTTED, "P"),
+    "sage": Look(GREEN, SOLID, "h"),
+    "fedlabel": Look(GREEN, DASHED, ">"),
+    "fedloke": Look(GREEN, DASH_DOT, "d"),
+    "feddb": Look(ORANGE, SOLID, "P"),
+    "fedmatch": Look(ORANGE, DASHED, "X"),
+    "feddure": Look(ORANGE, DASH_DOT, "o"),
+    "proto": Look(PURPLE, SOLID, "p"),
+    "proto-all": Look(PURPLE, DOTTED, "h"),
+    "proto-labeled": Look(PURPLE, DASHED, "d"),
+    "proxyfl": Look(VERMILLION, SOLID, "*", 2.6, 11),
+    "gpt-only": Look(VERMILLION, DASHED, "s"),
+    "icpl-only": Look(VERMILLION, DASH_DOT, "D"),
+    "icpl-top1": Look(VERMILLION, DOTTED, "^"),
+    "icpl-top5": Look(VERMILLION, DASH_DOT_DOT, "<"),
+    "icpl-uniform": Look(VERMILLION, LONG_DASH, ">"),
 }
-_OTHERS = (
-    Look(GREEN, "-", "<"), Look(PURPLE, "--", ">"), Look(ORANGE, "-", "h"), Look(SKY, "-.", "p"),
-    Look(BLACK, ":", "d"), Look(BLUE, "--", "v"), Look(GREEN, ":", "^"), Look(PURPLE, "-", "s"),
-)  # fmt: skip
+_LINES: tuple[Line, ...] = (LONG_DASH, DASH_DOT_DOT, DASH_DOT, DASHED, DOTTED, SOLID)
+_COLOURS = (GREEN, PURPLE, ORANGE, BLUE, BLACK, SKY, VERMILLION)
+_MARKERS = "vsPhdX^oDp<>"
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """A look for each method: its own where it has one, else the next of the spare ones."""
-    spare = cycle(_OTHERS)
-    return {method: LOOKS.get(method) or next(spare) for method in methods}
+    """A look for each method: its own where it has one, else a spare one that is unlike all others.
+
+    ``parent+addon`` keeps the parent's colour as long as a line style is left in it.
+    """
+    found: dict[str, Look] = {}
+    for method in methods:
+        found[method] = LOOKS.get(method) or _spare(method, [*LOOKS.values(), *found.values()])
+    return found
+
+
+def _spare(method: str, taken: Sequence[Look]) -> Look:
+    parent = max((name for name in LOOKS if method.startswith(f"{name}+")), key=len, default="")
+    spare = [Look(colour, line, marker) for line, marker, colour in product(_LINES, _MARKERS, _COLOURS)]
+    if parent:
+        spare.sort(key=lambda look: look.colour != LOOKS[parent].colour)
+    return min(spare, key=lambda look: max(_likeness(look, other) for other in taken))
+
+
+def _likeness(one: Look, other: Look) -> int:
+    """2: the same line with the same markers; 1: alike in colour or in greyscale; 0: easy to tell apart."""
+    if one.line != other.line:
+        return 0
+    return (one.colour == other.colour) + (one.marker == other.marker)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from proxyfl.core.errors import RunError
+from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import sync_folder
 from proxyfl.federation.aggregate import SPOOL
 
@@ -62,15 +62,25 @@ class RunDirectory:
             )
         with readable_errors(self.path, "nothing was created", "run it again"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.aside.exists():
-                shutil.rmtree(self.aside)
-            self.aside.mkdir()
-            aside = RunDirectory(self.aside)
-            for folder in (aside.checkpoints, aside.snapshots, aside.models):
-                folder.mkdir()
+            with _held(self.aside.with_suffix(".lock"), f"{self.path} is being created by another process"):
+                if self.path.exists():
+                    raise RunError(f"{self.path} was just created by another process; choose another --name")
+                self._build_aside(build)
+                self.aside.rename(self.path)
+                sync_folder(self.path.parent)
+
+    def _build_aside(self, build: Callable[[RunDirectory], None]) -> None:
+        if self.aside.exists():
+            shutil.rmtree(self.aside)
+        self.aside.mkdir()
+        aside = RunDirectory(self.aside)
+        for folder in (aside.checkpoints, aside.snapshots, aside.models):
+            folder.mkdir()
+        try:
             build(aside)
-            self.aside.rename(self.path)
-            sync_folder(self.path.parent)
+        except ProxyFLError:  # settings that cannot work: nothing worth beginning again
+            shutil.rmtree(self.aside, ignore_errors=True)
+            raise
 
     def require(self) -> RunDirectory:
         if not self.config.is_file() or not self.checkpoints.is_dir():
@@ -96,10 +106,19 @@ class RunDirectory:
         """Only one process may write in a run. The lock ends with the process, however it ends."""
         cure = f"continue with 'proxyfl resume {self.path}'"
         kept = "what was saved before is intact"
-        with readable_errors(self.path, kept, cure), (self.path / ".lock").open("a") as file:
-            if not _lock(file.fileno()):
-                raise RunError(f"{self.path} is being written by another process; wait for it or stop it")
+        with (
+            readable_errors(self.path, kept, cure),
+            _held(self.path / ".lock", f"{self.path} is being written by another process", remove=False),
+        ):
             yield
+
+    def is_locked(self) -> bool:
+        """Whether a process is writing in this run; asking does not get in its way for long."""
+        try:
+            with (self.path / ".lock").open("r") as file:
+                return not _lock(file.fileno())
+        except OSError:
+            return False
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -124,6 +143,22 @@ def readable_errors(path: Path, kept: str, cure: str) -> Iterator[None]:
             f"writing {path} failed: {error.strerror or error}; {kept}. "
             f"Make room or make it writable, then {cure}"
         ) from error
+
+
+@contextlib.contextmanager
+def _held(path: Path, taken: str, *, remove: bool = True, patience: float = 1.0) -> Iterator[None]:
+    """A file's lock. Whoever only looks at a run holds it for an instant, so it is tried for a second."""
+    with path.open("a") as file:
+        until = time.monotonic() + patience
+        while not _lock(file.fileno()):
+            if time.monotonic() > until:
+                raise RunError(f"{taken}; wait for it or stop it")
+            time.sleep(0.02)
+        try:
+            yield
+        finally:
+            if remove:
+                path.unlink(missing_ok=True)
 
 
 def _lock(handle: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import sha256, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
+from proxyfl.data import sources
 from proxyfl.data.files import data_root
 from proxyfl.data.partition import Partition
 from proxyfl.engines.inline import InlineEngine
@@ -29,6 +31,7 @@ from proxyfl.methods import registry
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.export import ModelCard, save_model
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, load_toml, resolve, to_toml
@@ -38,23 +41,25 @@ from proxyfl.runs.simulation import Simulation, prepare
 class Experiment:
     """What to train. ``Experiment("proxyfl", "digits", rounds=20, seed=3).run()`` gives a :class:`Run`.
 
-    ``preset`` is a data set's protocol or a TOML file. Further settings by short name (``rounds``, ``alpha``,
-    ``seed`` …) or in full with double underscores (``method__tau=0.9``).
+    ``preset`` is a data set's protocol (default: digits) or a TOML file. Further settings by short name
+    (``rounds``, ``alpha``, ``seed`` …) or in full with double underscores (``method__tau=0.9``).
     """
 
     def __init__(
         self,
         method: str | None = None,
-        preset: str | Path = "digits",
+        preset: str | Path | None = None,
         *,
         data_root: str | Path | None = None,
         config: Config | None = None,
         **settings: Any,
     ) -> None:
-        if config is not None and (method is not None or settings):
-            raise ConfigError("give either a config or a method and settings, not both")
-        self.config = config or load_config(preset, from_short(settings), method)
+        if config is not None and (method is not None or preset is not None or settings):
+            raise ConfigError("give either a config or a method, a preset and settings, not both")
+        config = config or load_config(preset or "digits", from_short(settings), method)
         self.data_root = Path(data_root) if data_root else None
+        name = sources.absolute(config.data.name, self.data_root)
+        self.config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
 
     def run(self, directory: str | Path | None = None, observers: Iterable[Observer] = ()) -> Run:
         """Create the run's directory and train to the end."""
@@ -64,8 +69,10 @@ class Experiment:
                 f"{run.path} exists; continue it with 'proxyfl resume {run.path}' or choose another name"
             )
         simulation = prepare(self.config, self.data_root)
+        if simulation.dataset.partial:
+            labels = f"{simulation.per_class} labels per class"
+            print(f"note: {self.config.data.name}: {simulation.dataset.partial}; {labels}", file=sys.stderr)
         run.create(lambda aside: _furnish(aside, self.config, simulation, self.data_root))
-        run.event("created")
         return _continue(run, simulation, observers)
 
 
@@ -102,6 +109,12 @@ def load_config(preset: str | Path, overrides: dict[str, Any], method: str | Non
     layers = [overrides, {"method": {"name": method}} if method else {}]
     if isinstance(preset, Path) or str(preset).endswith(".toml"):
         table = load_toml(Path(preset))
+        written, asked = table.get("fidelity"), overrides.get("fidelity")
+        if written and asked and written != asked:
+            raise ConfigError(
+                f"{preset} was written for fidelity '{written}'; take that line out to read it as '{asked}', "
+                f"or make another with 'proxyfl config copy PRESET FILE.toml --fidelity {asked}'"
+            )
         named = table.get("method", {}).get("name") if isinstance(table.get("method"), dict) else None
         if method and named and method != named:
             table = {**table, "method": {}}
@@ -123,6 +136,7 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: 
     files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
     files["data"] = simulation.fingerprint()
     checkpoint.save(aside, state, b"", config.keep.checkpoints, files)
+    aside.event("created")
 
 
 def _continue(run: RunDirectory, simulation: Simulation, observers: Iterable[Observer]) -> Run:
@@ -132,6 +146,7 @@ def _continue(run: RunDirectory, simulation: Simulation, observers: Iterable[Obs
         run.tidy()
         _mend(run, saved, simulation)
         if saved.state.round >= config.federation.rounds:
+            _mend_model(run, config, simulation, saved)
             return Run(run.path)
         for warning in warnings:
             run.event("warning", text=warning)
@@ -152,6 +167,18 @@ def _mend(run: RunDirectory, saved: Checkpoint, simulation: Simulation) -> None:
         write_bytes(run.metrics, saved.metrics)
     if not run.partition.is_file() or sha256(run.partition) != saved.run_files[run.partition.name]:
         write_tensors(run.partition, simulation.partition.to_tensors())
+
+
+def _mend_model(run: RunDirectory, config: Config, simulation: Simulation, saved: Checkpoint) -> None:
+    """The last model again from the checkpoint, where its file is gone. The best one cannot be made again."""
+    path = run.models / "last.safetensors"
+    if path.is_file():
+        return
+    federation, _ = _federation(run, config, simulation)
+    accuracy = json.loads(saved.metrics.splitlines()[-1])["accuracy"]
+    card = model_card(config, simulation, federation)
+    weights = federation.method.model(saved.state.weights)
+    save_model(path, weights, ModelCard(**card, round=saved.state.round, accuracy=accuracy))
 
 
 def _federation(

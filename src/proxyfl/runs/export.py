@@ -65,7 +65,7 @@ def load_model(path: Path, device: str = "cpu") -> TrainedModel:
         network = build(card.network, len(card.classes), card.channels, card.width, heads=card.heads)
         network.load_state_dict(load_file(path))
     except FileNotFoundError:
-        raise RunError(f"{path} does not exist; the run has not finished a round yet") from None
+        raise RunError(f"{path} does not exist: no round is finished yet, or the file was lost") from None
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise RunError(f"{path} is not a model of proxyfl or is damaged: {error}") from error
     return TrainedModel(network.to(device).eval(), card)

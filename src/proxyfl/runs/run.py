@@ -67,6 +67,8 @@ class Run:
 
     def model(self, which: str = "last", device: str = "cpu") -> TrainedModel:
         """The model of the ``last`` round, or of the ``best``."""
+        if which not in ("best", "last"):
+            raise RunError(f"a run has a best and a last model, not '{which}'")
         return load_model(self.directory.models / f"{which}.safetensors", device)
 
     def snapshot(self, round: int) -> Tensors:

@@ -74,6 +74,8 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     if fidelity not in FIDELITIES:
         raise ConfigError(f"unknown fidelity '{fidelity}'; {nearest(fidelity, FIDELITIES)}")
     suggested = base.pop("method", {})
+    if _other_data(base, tree):
+        base["labels"] = {key: value for key, value in base["labels"].items() if key != "ten_percent"}
     config = read_config({**merge(base, tree), "preset": preset}, fidelity)
     method = config.method.name
     if not tree.get("method", {}).get("name"):
@@ -83,6 +85,13 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     config = dataclasses.replace(config, method=MethodSettings(name, parameters))
     check(config)
     return config
+
+
+def _other_data(base: Tree, tree: Tree) -> bool:
+    """Whether a preset's protocol is used with another data set: its label counts do not fit that."""
+    data = tree.get("data")
+    named = data.get("name") if isinstance(data, Mapping) else None
+    return "labels" in base and named is not None and named != base.get("data", {}).get("name")
 
 
 def check(config: Config) -> None:
@@ -103,6 +112,13 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"compute.device = '{config.compute.device}' is not a device; use cpu, cuda, cuda:1 or mps"
         ) from None
+    if config.federation.quorum > config.federation.per_round:
+        raise ConfigError(
+            f"federation.quorum = {config.federation.quorum} can never be reached with "
+            f"federation.per_round = {config.federation.per_round}"
+        )
+    if not (config.labels.ratio or config.labels.per_class):
+        raise ConfigError("labels.ratio = 0 leaves no image its label; give a share or labels.per_class")
     if config.data.subset == 0:
         raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
     registry.create(config.method.name, config.method.parameters, config.fidelity)

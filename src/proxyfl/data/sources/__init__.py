@@ -32,6 +32,18 @@ def find(name: str) -> Source:
     return source.at(path) if colon else source
 
 
+def absolute(name: str, root: Path | str | None = None) -> str:
+    """A name that means the same from every folder: ``folder:PATH`` below the cwd made absolute.
+
+    What lies below the data root keeps its name, so that it can move together with the root.
+    """
+    word, colon, path = name.partition(":")
+    here = Path.cwd() / Path(path).expanduser()
+    if not colon or (data_root(root) / path).exists() or not here.exists():
+        return name
+    return f"{word}:{here.resolve()}"
+
+
 def load(
     name: str, root: Path | str | None = None, *, image_size: int | None = None, flip: bool | None = None
 ) -> Dataset:

@@ -70,7 +70,7 @@ class Source(ABC):
     def at(self, path: str) -> Self:
         """This source for a person's own data at ``path``."""
         if not self.takes_path:
-            raise ConfigError(f"data set '{self.name}' takes no path; give its folder as --root")
+            raise ConfigError(f"data set '{self.name}' takes no path; give its folder as --data-root")
         if not path:
             raise ConfigError(f"'{self.name}:' needs a path, as in {self.name}:PATH")
         return replace(self, path=path)
@@ -85,7 +85,7 @@ class Source(ABC):
     def cure(self, root: Path) -> str:
         """How to get the data, for the end of an error message."""
         if self.files:
-            return f"get it with: proxyfl data fetch {self.name} --root {root}"
+            return f"get it with: proxyfl data fetch {self.name} --data-root {root}"
         return f"give the path as {self.name}:PATH" if self.takes_path else ""
 
     def waiting_archive(self, root: Path) -> str:

@@ -70,11 +70,13 @@ def tune_proxies(
 ) -> Tensor:
     """``average`` (C, d) after ``epochs`` passes of gradient descent on its loss with ``local`` (M, C, d).
 
-    A pass is one step over all rows, or steps over ``batch`` rows each in an order drawn from ``generator``.
+    A pass is one step over all rows, or steps over ``batch`` rows each in an order drawn from ``generator``
+    (None: always the same order).
     The margin is that of ``average``, or none. Steps this small run on the CPU whatever the device.
     """
-    if batch is not None and (batch < 1 or generator is None):
-        raise ConfigError(f"gpt.batch = {batch} needs 1 row or more and a generator; None takes all rows")
+    if batch is not None and batch < 1:
+        raise ConfigError(f"gpt.batch = {batch} needs 1 row or more; None takes all rows")
+    generator = generator or torch.Generator().manual_seed(0)
     change = _global_change if _is_global(anchor) else _local_change
     proxies = _full_precision(average.detach().cpu()).numpy().copy()
     rows = _full_precision(local.detach().cpu()).numpy().astype(proxies.dtype)
@@ -157,11 +159,13 @@ class GPT(Addon):
     sends = "nothing beside the weights: the server reads every client's classifier rows"
     Parameters = GPTParameters
 
+    def start(self, ctx: ServerContext) -> Tensors:
+        if "classifier.weight" not in ctx.weights:
+            raise MethodError("proxy tuning needs a network whose last layer is called classifier")
+        return {}
+
     def receive(self, update: Update) -> Tensors:
-        try:
-            return {"rows": update.weights["classifier.weight"]}
-        except KeyError:
-            raise MethodError("proxy tuning needs a network whose last layer is called classifier") from None
+        return {"rows": update.weights["classifier.weight"]}
 
     def serve(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Tensors:
         average, local = ctx.weights["classifier.weight"], torch.stack([tensors["rows"] for tensors in kept])

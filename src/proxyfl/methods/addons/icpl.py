@@ -15,8 +15,9 @@ from torch import Tensor
 
 from proxyfl.core.config import setting
 from proxyfl.core.errors import ConfigError, MethodError, nearest
+from proxyfl.core.state import Tensors
 from proxyfl.methods.base import Addon
-from proxyfl.methods.context import ClientContext, Outputs
+from proxyfl.methods.context import ClientContext, Outputs, ServerContext
 from proxyfl.methods.registry import register_addon
 
 MIN_COSINE = 1e-6
@@ -169,6 +170,11 @@ class ICPL(Addon):
         super().__init__(parameters)
         self.heads = parameters.project
         self.private = ("heads.",) if parameters.project and parameters.keep_heads else ()
+
+    def start(self, ctx: ServerContext) -> Tensors:
+        if "classifier.weight" not in ctx.weights:
+            raise MethodError("ICPL needs a network with features(x) and a last layer called classifier")
+        return {}
 
     def term(self, outputs: Outputs, ctx: ClientContext) -> Tensor | None:
         if outputs.pseudo is None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.config import setting
+from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Tensors, Update
 from proxyfl.methods.base import Addon
 from proxyfl.methods.context import ClientContext, Outputs, ServerContext
@@ -71,8 +72,14 @@ class Prior(Addon):
     def finish(self, ctx: ClientContext) -> Tensors:
         return {"counts": ctx.memory["prior"]}
 
+    def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
+        return {"counts": (ctx.classes,)}
+
     def receive(self, update: Update) -> Tensors:
-        return {"counts": update.extras["prior/counts"]}
+        counts = update.extras["prior/counts"]
+        if bool((counts < 0).any()):
+            raise UpdateRefused("its class counts are negative")
+        return {"counts": counts}
 
     def serve(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Tensors:
         prior = ctx.extras["prior/classes"]

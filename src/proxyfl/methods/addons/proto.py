@@ -73,6 +73,10 @@ class Proto(Addon):
         sums, counts = ctx.memory["proto"]
         return {"means": sums / counts.clamp(min=1)[:, None], "counts": counts}
 
+    def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
+        shape = tuple(ctx.weights["classifier.weight"].shape)
+        return {"means": shape, "counts": shape[:1]}
+
     def receive(self, update: Update) -> Tensors:
         return {name: update.extras[f"proto/{name}"] for name in ("means", "counts")}
 
