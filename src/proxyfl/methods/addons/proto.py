@@ -87,7 +87,9 @@ class Proto(Addon):
         return {"prototypes": torch.where(found[:, None], prototypes, old), "present": found | known}
 
     def _assigned(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Features and classes of the images that have one."""
+        """Features and classes of the images, -1 for one without a class: none is left out, so no step waits
+        to learn how many there are.
+        """
         if outputs.features is None:
             raise MethodError("prototypes need a network with features(x) and classifier")
         labelled = outputs.labelled_rows
@@ -96,20 +98,24 @@ class Proto(Addon):
             return x, outputs.batch.y
         label = outputs.pseudo.label
         if self.parameters.assign == "confident":
-            weak, label = weak[outputs.pseudo.mask], label[outputs.pseudo.mask]
+            label = torch.where(outputs.pseudo.mask, label, -1)
         else:
             label = outputs.global_weak.argmax(1)
         return torch.cat([x, weak]), torch.cat([outputs.batch.y, label])
 
 
 def prototype_loss(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
-    """Mean over rows of the mean squared distance to the prototype of the row's class, where it exists."""
-    errors = (features - prototypes[labels]).square().mean(1)
-    return (errors * present[labels]).sum() / max(1, len(features))
+    """Mean over rows of the mean squared distance to the prototype of the row's class, where it exists.
+
+    Rows without a class (-1) do not count.
+    """
+    known, place = labels >= 0, labels.clamp(min=0)
+    errors = (features - prototypes[place]).square().mean(1)
+    return (errors * (present[place] & known)).sum() / known.sum().clamp(min=1)
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Sums (classes × d) and counts (classes) of the rows of each class."""
+    """Sums (classes × d) and counts (classes) of the rows of each class; -1 is none."""
     member = (labels[:, None] == torch.arange(classes, device=labels.device)).to(features.dtype)
     return member.T @ features, member.sum(0)
 
