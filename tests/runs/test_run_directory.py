@@ -340,6 +340,6 @@ def test_the_fingerprint_of_data() -> None:
 def test_either_a_config_or_settings() -> None:
     config = resolve("digits")
     assert proxyfl.Experiment(config=config).config == config
-    with pytest.raises(ConfigError, match="give either a config or a method, a preset and settings, not both"):
+    with pytest.raises(ConfigError, match="a config or a method, a preset and settings, not both"):
         proxyfl.Experiment("fedavg", config=config)
     assert experiment.load_config("digits", {}, "fedavg").method.name == "fedavg"
