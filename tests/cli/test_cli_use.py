@@ -56,7 +56,7 @@ def test_eval_before_the_first_round_is_an_error(call, own_tiny):
     (own_tiny / "models" / "last.safetensors").unlink()
     result = call("eval", own_tiny)
     assert result.exit_code == 2
-    assert "does not exist; the run has not finished a round yet" in result.stderr
+    assert "does not exist: no round is finished yet, or the file was lost" in result.stderr
 
 
 @pytest.fixture

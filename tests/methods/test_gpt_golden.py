@@ -194,10 +194,13 @@ class TestEdges:
         ]  # fmt: skip
         assert torch.equal(*runs)
 
+    def test_without_a_generator_the_order_is_always_the_same(self):
+        first, second = (tune_proxies(AVERAGE, LOCAL, epochs=3, lr=0.1, batch=2) for _ in range(2))
+        assert torch.equal(first, second)
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"batch": 4}, "generator"),
             ({"batch": 0, "generator": torch.Generator()}, "gpt.batch = 0"),
             ({"anchor": "locl"}, "did you mean 'local'"),
         ],
