@@ -18,8 +18,8 @@ from proxyfl.data.partition import Partition, Ragged
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import Engine, Observer, RoundReport, run_rounds
+from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.experiment import _federation
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation
 
@@ -28,6 +28,7 @@ TINY: dict[str, Any] = {
     "clients": 4,
     "per_round": 2,
     "width": 1,
+    "dtype": "fp32",
     "train__epochs": 1,
     "train__batch": 8,
 }
@@ -110,7 +111,7 @@ def play(
 
     ``folder`` is for client state; ``engine`` may put something around the inline engine.
     """
-    federation, trainer = _federation(RunDirectory(folder), config, simulation)
+    federation, trainer = assemble(RunDirectory(folder), config, simulation, workers=0)
     with numerics(config.compute):
         if engine is not None:
             federation.engine = engine(federation.engine)

@@ -84,6 +84,17 @@ def test_methods_show_of_a_composition_has_the_add_ons_table_and_an_example(call
     assert "example: proxyfl run digits --method fedavg+gpt --set method.tau=0.95" in told
 
 
+def test_methods_show_says_of_every_part_whom_it_follows_and_where_it_deviates(call):
+    for recipe in registry.recipes():
+        told = call("methods", "show", recipe.name).stdout
+        parts = registry.create(recipe.name).parts
+        assert told.count("\n  Deviations: ") == len(parts), recipe.name
+    parts = call("methods", "show", "sage+proxyfl").stdout.split("\n[method")
+    starts = ["SAGE (Liu", "The class prior of", "Indecisive-categories", "Global proxy tuning (GPT)"]
+    for part, start in zip(parts[1:], starts, strict=True):
+        assert f"\n  {start}" in part
+
+
 def test_methods_show_gives_the_recipes_own_defaults(call):
     assert cells(call("methods", "show", "fixmatch-gpl").stdout, "teacher")[1] == "global"
     assert cells(call("methods", "show", "fixmatch-lpl").stdout, "teacher")[1] == "local"

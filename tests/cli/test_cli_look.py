@@ -101,6 +101,22 @@ def test_show_of_a_finished_run_has_nothing_to_continue(call, tiny):
     assert "failed or were refused" not in told
 
 
+def test_show_has_what_the_last_round_sent_by_part(call, own_tiny):
+    file = own_tiny / "metrics.jsonl"
+    line = json.loads(file.read_text().splitlines()[-1])
+    line["traffic"]["up"] = line["traffic"]["down"] = {"trunk": 5_000_000, "extras": 40}
+    line["traffic"]["numbers"] = {"up": {"trunk": 1_250_000, "extras": 10}, "down": {"trunk": 7, "extras": 8}}
+    file.write_text(json.dumps(line) + "\n")
+    told = call("show", own_tiny).stdout.partition(f"\nround {line['round']} ")[2].splitlines()
+    assert told[0].split() == ["numbers", "up", "bytes", "up", "numbers", "down", "bytes", "down"]
+    assert told[1].split() == ["trunk", "1,250,000", "5.0", "MB", "7", "5.0", "MB"]
+    assert told[2].split() == ["extras", "10", "40", "bytes", "8", "40", "bytes"]
+    del line["traffic"]["numbers"]
+    file.write_text(json.dumps(line) + "\n")
+    row = call("show", own_tiny).stdout.partition("\ntrunk ")[2].splitlines()[0]
+    assert row.split() == ["–", "5.0", "MB", "–", "5.0", "MB"]
+
+
 def test_show_before_the_first_round(call, own_tiny):
     (own_tiny / "metrics.jsonl").write_text("")
     assert "no round is finished yet" in call("show", "tiny").stdout

@@ -56,7 +56,7 @@ def test_flags_and_assignments_reach_the_config(tiny):
 def test_every_common_flag_is_a_setting(call, monkeypatch, flag, value, section, key, expected):
     trained = []
 
-    def note(self, path, observers):
+    def note(self, path, observers, workers):
         trained.append(self.config)
         raise KeyboardInterrupt
 
@@ -114,7 +114,7 @@ MISTAKES = [
     (["--fidelity", "papers"], "unknown fidelity 'papers'; did you mean 'paper'?"),
     (["--rounds", "0"], "federation.rounds = 0 is below 1"),
     (["--per-round", "30"], "federation.per_round = 30 is more than partition.clients = 20"),
-    (["--dtype", "fp16"], "compute.dtype = 'fp16' is not one of fp32, bf16; did you mean 'bf16'?"),
+    (["--dtype", "fp16"], "compute.dtype = 'fp16' is not one of auto, fp32, bf16; did you mean 'bf16'?"),
     (["--name", "a/b"], "--name 'a/b' must be a folder's name without a path; --runs says where it is put"),
     (["--name", ".."], "--name '..' must be a folder's name without a path; --runs says where it is put"),
 ]

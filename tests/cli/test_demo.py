@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 
 from proxyfl import Experiment, Run
 from proxyfl.cli import app
-from proxyfl.cli import demo as demo_verb
-from proxyfl.cli.demo import METHODS, Bars, Job, claim, plan, train_all, usable_cores
+from proxyfl.cli.demo import METHODS, Bars, claim, plan
 from proxyfl.core.errors import RunError
+from proxyfl.engines.pool import usable_cores
+from proxyfl.runs import batch
+from proxyfl.runs.batch import Job, train_all
 from proxyfl.runs.directory import RunDirectory
 
 TINY = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1"]
@@ -80,7 +82,7 @@ def test_parallel_runs_have_the_bits_of_sequential_ones(shown, tmp_path):
 
 
 def test_finished_runs_are_used_again(folder, monkeypatch):
-    monkeypatch.setattr(demo_verb, "train_all", lambda *_: pytest.fail("nothing is left to train"))
+    monkeypatch.setattr(batch, "train_all", lambda *_: pytest.fail("nothing is left to train"))
     table = folder / "new" / "table.md"
     result = demo(folder, "--markdown", str(table))
     assert result.exit_code == 0, result.output
@@ -191,7 +193,7 @@ def test_a_child_that_is_killed_is_an_error_not_a_hang(tmp_path):
 
 def test_no_more_children_than_workers(tmp_path, monkeypatch):
     most = []
-    monkeypatch.setattr(demo_verb, "PAUSE", 0.02)
+    monkeypatch.setattr(batch, "PAUSE", 0.02)
     jobs = jobs_of(tmp_path, rounds=1)[:2]
     train_all(jobs, 1, lambda: most.append(len(multiprocessing.active_children())))
     assert max(most) == 1

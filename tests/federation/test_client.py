@@ -44,7 +44,7 @@ def by_hand(
     teacher.eval()
     wants = {"x"} if config.method.name == "fedavg" else {"x", "u_weak", "u_strong"}
     stream = Stream(
-        SIMULATION.client(client), train, SIMULATION.train_views, frozenset(wants),
+        SIMULATION.holdings.client(client), train, SIMULATION.train_views, frozenset(wants),
         rng(config.seed, round, client, "batches"), torch.device("cpu"),
     )  # fmt: skip
     velocity = {name: (momentum or {}).get(name) for name, _ in network.named_parameters()}
@@ -77,7 +77,7 @@ def test_local_training_written_out(tmp_path: Path, method: str, tau: float) -> 
     config = tiny_config(method, method__tau=tau, train__epochs=2)
     made = trainer(config, tmp_path)
     start = made.initial_weights()
-    update = made.train(Task(3, 1, start), SIMULATION.client(1))
+    update = made.train(Task(3, 1, start), SIMULATION.holdings.client(1))
     expected, _ = by_hand(config, start, 3, 1)
     assert close(update.weights, expected)
     assert (update.round, update.client, update.samples) == (3, 1, 32)
@@ -90,14 +90,14 @@ def test_the_momentum_that_leaks(tmp_path: Path) -> None:
     config = tiny_config("fedavg", train__leak_momentum=True)
     made = trainer(config, tmp_path)
     start = made.initial_weights()
-    first = made.train(Task(1, 0, start), SIMULATION.client(0))
+    first = made.train(Task(1, 0, start), SIMULATION.holdings.client(0))
     _, momentum = by_hand(config, start, 1, 0)
     assert close(first.carry, momentum)
-    second = made.train(Task(1, 1, start, carry=first.carry), SIMULATION.client(1))
+    second = made.train(Task(1, 1, start, carry=first.carry), SIMULATION.holdings.client(1))
     expected, momentum = by_hand(config, start, 1, 1, momentum)
     assert close(second.weights, expected)
     assert close(second.carry, momentum)
-    fresh = made.train(Task(1, 1, start), SIMULATION.client(1))
+    fresh = made.train(Task(1, 1, start), SIMULATION.holdings.client(1))
     assert not close(fresh.weights, second.weights)
 
 
@@ -118,10 +118,11 @@ def test_a_client_leaves_nothing_behind_for_the_next(tmp_path: Path) -> None:
     extras = {"prior/classes": torch.full((10,), 0.1)}
     alone, after = (trainer(config, tmp_path) for _ in range(2))
     start = alone.initial_weights()
-    after.train(Task(1, 0, start, extras), SIMULATION.client(0))
+    after.train(Task(1, 0, start, extras), SIMULATION.holdings.client(0))
     tasks = Task(1, 1, start, extras)
     assert same_bits(
-        alone.train(tasks, SIMULATION.client(1)).weights, after.train(tasks, SIMULATION.client(1)).weights
+        alone.train(tasks, SIMULATION.holdings.client(1)).weights,
+        after.train(tasks, SIMULATION.holdings.client(1)).weights,
     )
 
 
@@ -129,7 +130,7 @@ def test_what_was_sent_is_not_changed(tmp_path: Path) -> None:
     made = trainer(tiny_config("fedavg"), tmp_path)
     start = made.initial_weights()
     before = {name: value.clone() for name, value in start.items()}
-    made.train(Task(1, 0, start), SIMULATION.client(0))
+    made.train(Task(1, 0, start), SIMULATION.holdings.client(0))
     assert same_bits(start, before)
 
 
@@ -145,7 +146,7 @@ def test_bf16_is_close_and_not_the_same(tmp_path: Path) -> None:
     updates = []
     for dtype in ("fp32", "bf16"):
         made = trainer(tiny_config("fedavg", dtype=dtype), tmp_path)
-        updates.append(made.train(Task(1, 0, made.initial_weights()), SIMULATION.client(0)))
+        updates.append(made.train(Task(1, 0, made.initial_weights()), SIMULATION.holdings.client(0)))
     a, b = (update.weights["classifier.weight"] for update in updates)
     assert b.dtype == torch.float32
     assert not torch.equal(a, b)
@@ -206,14 +207,14 @@ def test_only_the_watcher_knows_the_truth(tmp_path: Path) -> None:
 
     def truth(index: Tensor) -> Tensor:
         asked.append(index)
-        return SIMULATION.truth(index)
+        return SIMULATION.holdings.truth(index)
 
-    knowing = made.train(task, SIMULATION.client(0), truth)
-    blind = made.train(task, SIMULATION.client(0))
+    knowing = made.train(task, SIMULATION.holdings.client(0), truth)
+    blind = made.train(task, SIMULATION.holdings.client(0))
     assert same_bits(knowing.weights, blind.weights)
     assert "pseudo/right" in knowing.metrics
     assert "pseudo/right" not in blind.metrics
     assert blind.metrics["pseudo/visits"] == knowing.metrics["pseudo/visits"]
-    data: ClientData = SIMULATION.client(0)
+    data: ClientData = SIMULATION.holdings.client(0)
     assert len(asked) == 1
     assert sorted(asked[0].tolist()) == sorted(data.unlabelled.tolist() + data.labelled.tolist())

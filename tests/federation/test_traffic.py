@@ -1,11 +1,11 @@
-"""Bytes up and down by part, counted by hand."""
+"""Numbers and bytes up and down by part, counted by hand."""
 
 from __future__ import annotations
 
 import torch
 
 from proxyfl.core.state import Task, Update
-from proxyfl.federation.traffic import Traffic, by_part
+from proxyfl.federation.traffic import Traffic, by_part, numbers_by_part
 from proxyfl.models import build
 
 WEIGHTS = {
@@ -21,6 +21,7 @@ def test_parts() -> None:
     extras = {"prior/classes": torch.zeros(10), "m/flag": torch.zeros(3, dtype=torch.bool)}
     assert by_part(WEIGHTS, extras) == {"trunk": 56, "classifier": 200, "heads": 64, "extras": 43}
     assert by_part({}, {}) == {"trunk": 0, "classifier": 0, "heads": 0, "extras": 0}
+    assert numbers_by_part(WEIGHTS, extras) == {"trunk": 13, "classifier": 50, "heads": 16, "extras": 13}
 
 
 def test_a_round() -> None:
@@ -39,6 +40,11 @@ def test_a_round() -> None:
         "up": {"trunk": 56, "classifier": 200, "heads": 64, "extras": 40},
         "down": {"trunk": 112, "classifier": 400, "heads": 128, "extras": 120},
         "down_once": {"trunk": 56, "classifier": 200, "heads": 64, "extras": 80},
+        "numbers": {
+            "up": {"trunk": 13, "classifier": 50, "heads": 16, "extras": 10},
+            "down": {"trunk": 26, "classifier": 100, "heads": 32, "extras": 30},
+            "down_once": {"trunk": 13, "classifier": 50, "heads": 16, "extras": 20},
+        },
     }
 
 
@@ -46,13 +52,15 @@ def test_what_is_personal_counts_beside_what_all_receive() -> None:
     traffic = Traffic()
     same_name = {"m/x": torch.zeros(5)}
     traffic.sent(Task(1, 1, {}, same_name, personal=same_name))
-    assert traffic.down["extras"] == 40
+    assert traffic.bytes["down"]["extras"] == 40
+    assert traffic.numbers["down"]["extras"] == 10
 
 
 def test_a_round_without_clients() -> None:
     ways = ("up", "down", "down_once")
     nothing = {f"{unit}_{way}": 0 for unit in ("bytes", "numbers") for way in ways}
-    assert Traffic().record() == {**nothing, "up": {}, "down": {}, "down_once": {}}
+    empty: dict[str, object] = {way: {} for way in ways}
+    assert Traffic().record() == {**nothing, **empty, "numbers": empty}
 
 
 def test_the_papers_network() -> None:

@@ -30,7 +30,7 @@ from proxyfl.cli import (
     validate,
 )
 from proxyfl.cli.common import Verbs, examples
-from proxyfl.cli.plugins import VARIABLE, load_plugins
+from proxyfl.core.plugins import VARIABLE, load_plugins
 
 TRAIN, LOOK, USE, KNOW = "Train", "Look at runs", "Use a model", "Methods, data, settings"
 

@@ -54,6 +54,16 @@ Fidelity = Annotated[
     str | None,
     typer.Option("--fidelity", help="Whose reading of the paper: clean, code or paper.", show_default=False),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=0,
+        help="Processes that train clients at the same time; 0: none but this one. Never changes the result.",
+        show_default="one per core",
+        rich_help_panel="Machine and place",
+    ),
+]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No settings, no progress: print the run's folder only.")
 ]

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import shutil
-import signal
-import traceback
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -20,12 +13,10 @@ import typer
 
 from proxyfl.cli.common import INTERRUPTED, command, err, examples, load_settings, out, runs_folder
 from proxyfl.cli.present import percent
-from proxyfl.core.errors import ProxyFLError, RunError
+from proxyfl.core.errors import RunError
 
 if TYPE_CHECKING:
-    from proxyfl.core.config import Config
-    from proxyfl.core.state import Failure, Update
-    from proxyfl.federation.loop import RoundReport
+    from proxyfl.runs.batch import Job
 
 METHODS = ("fedavg", "fixmatch-gpl", "proxyfl")
 """From the quickest to the slowest; they are started the other way round, so that no core waits for long."""
@@ -33,27 +24,11 @@ METHODS = ("fedavg", "fixmatch-gpl", "proxyfl")
 LEDGER = "demo.json"
 """The names of the runs that the demo made in its folder: what ``--fresh`` may delete."""
 
-PAUSE = 0.25
-"""Seconds between two looks at the runs."""
-
 EXAMPLES = examples(
     "proxyfl demo",
     "proxyfl demo --seeds 3 --first-seed 11 --markdown table.md",
     "proxyfl demo --rounds 5 --runs runs/quick",
 )
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to make."""
-
-    method: str
-    config: Config
-    path: Path
-
-    @property
-    def rounds(self) -> int:
-        return self.config.federation.rounds
 
 
 def demo(
@@ -97,6 +72,7 @@ def demo(
 
 def plan(folder: Path, seeds: Iterable[int], rounds: int | None, assignments: Sequence[str]) -> list[Job]:
     """The runs to make. A run's name holds a hash of its settings, so other settings make another run."""
+    from proxyfl.runs.batch import Job
     from proxyfl.runs.settings import default_name
 
     jobs = []
@@ -138,6 +114,8 @@ def _read_ledger(path: Path) -> set[str]:
 
 
 def _train(jobs: Sequence[Job]) -> None:
+    from proxyfl.engines.pool import usable_cores
+    from proxyfl.runs.batch import train_all
     from proxyfl.runs.run import Run
 
     missing = [job for job in reversed(jobs) if not (job.path.exists() and Run(job.path).finished)]
@@ -146,98 +124,6 @@ def _train(jobs: Sequence[Job]) -> None:
         err().print(f"{len(missing)} of {len(jobs)} runs to train, {workers} at a time")
         with Bars(jobs) as bars:
             train_all(missing, workers, bars.look)
-
-
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def train_all(jobs: Sequence[Job], workers: int, look: Callable[[], None]) -> None:
-    """Each run in a process of its own, ``workers`` at a time.
-
-    A run computes with one thread, so this uses all cores and gives the same bits as one run after the
-    other. No child outlives this function.
-    """
-    waiting = deque(jobs)
-    running: list[Child] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                running.append(Child(waiting.popleft()))
-            wait([child.process.sentinel for child in running], timeout=PAUSE)
-            for child in [child for child in running if not child.process.is_alive()]:
-                running.remove(child)
-                child.check()
-            look()
-    finally:
-        for child in running:
-            child.end()
-
-
-class Child:
-    """A process that makes one run."""
-
-    def __init__(self, job: Job) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.job = job
-        self.answer, theirs = context.Pipe(duplex=False)
-        self.process: BaseProcess = context.Process(target=make_run, args=(job, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def check(self) -> None:
-        """Raise what the child could not do."""
-        try:
-            mendable, text = self.answer.recv()
-        except EOFError:
-            if self.process.exitcode:
-                reason = f"the process ended with code {self.process.exitcode}"
-                raise RunError(f"{self.job.path}: {reason}; the same command goes on from there") from None
-            return
-        raise (RunError if mendable else RuntimeError)(f"{self.job.path}: {text}")
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
-
-def make_run(job: Job, answer: Connection) -> None:
-    """What a child does: the run from its start, or from where it was stopped."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
-    from proxyfl.runs.experiment import Experiment, resume
-
-    try:
-        if job.path.exists():
-            resume(job.path, [WithParent()])
-        else:
-            Experiment(config=job.config).run(job.path, [WithParent()])
-    except ProxyFLError as error:
-        answer.send((True, str(error)))
-    except Exception:
-        answer.send((False, traceback.format_exc()))
-
-
-class WithParent:
-    """An observer that ends a child whose parent is gone, however it went."""
-
-    def round_started(self, round: int, clients: list[int]) -> None:
-        self._check()
-
-    def answered(self, answer: Update | Failure) -> None:
-        self._check()
-
-    def round_finished(self, report: RoundReport) -> None:
-        pass
-
-    def _check(self) -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():
-            raise SystemExit(1)
 
 
 @dataclass(frozen=True)

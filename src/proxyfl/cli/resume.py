@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from proxyfl.cli.common import DataRoot, Quiet, RunName, examples, find_run, is_run, require_device
+from proxyfl.cli.common import DataRoot, Quiet, RunName, Workers, examples, find_run, is_run, require_device
 from proxyfl.cli.progress import tell_result, train
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ EXAMPLES = examples(
 )
 
 
-def resume(run: RunName, data_root: DataRoot = None, quiet: Quiet = False) -> None:
+def resume(run: RunName, workers: Workers = None, data_root: DataRoot = None, quiet: Quiet = False) -> None:
     """Continue a run after Ctrl-C, a crash or a power cut: the result is the same to the bit.
 
     A finished run says so and is left as it is.
@@ -47,7 +47,7 @@ def resume(run: RunName, data_root: DataRoot = None, quiet: Quiet = False) -> No
     train(
         path,
         config.federation.rounds,
-        lambda observers: go_on(path, observers, data_root),
+        lambda observers: go_on(path, observers, data_root, workers),
         before=before,
         quiet=quiet,
     )

@@ -14,6 +14,7 @@ from proxyfl.cli.common import (
     Quiet,
     Runs,
     Settings,
+    Workers,
     command,
     examples,
     load_settings,
@@ -70,7 +71,11 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 or mps.", rich_help_panel=MACHINE)
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32 or bf16.", rich_help_panel=MACHINE)] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.", rich_help_panel=MACHINE),
+    ] = None,
+    workers: Workers = None,
     name: Annotated[
         str | None,
         typer.Option(help="The run's name; made from its settings otherwise.", rich_help_panel=MACHINE),
@@ -114,7 +119,12 @@ def run(
         console = out()
         console.print(settings_tree(config, path.name, console))
     experiment = Experiment(config=config, data_root=data_root)
-    train(path, config.federation.rounds, lambda observers: experiment.run(path, observers), quiet=quiet)
+    train(
+        path,
+        config.federation.rounds,
+        lambda observers: experiment.run(path, observers, workers),
+        quiet=quiet,
+    )
 
 
 def _checked_name(name: str) -> str:

@@ -153,7 +153,11 @@ class ComputeSettings:
     """Where and how it is computed. Part of the config because it decides the last bits."""
 
     device: str = setting("cpu", "torch device: cpu, cuda, cuda:1, mps")
-    dtype: str = setting("fp32", "fp32, or bf16 autocast", choices=("fp32", "bf16"))
+    dtype: str = setting(
+        "auto",
+        "fp32, or bf16 autocast; auto is settled once: bf16 where the machine computes in it, else fp32",
+        choices=("auto", "fp32", "bf16"),
+    )
     threads: int = setting(1, "intra-op threads of a client; one makes all engines agree to the bit", low=1)
     eval_batch: int = setting(0, "test images in a batch; 0 chooses for the machine", low=0)
 

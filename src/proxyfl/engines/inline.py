@@ -29,6 +29,9 @@ class InlineEngine:
             for task in tasks:
                 yield self._train(task)
 
+    def close(self) -> None:
+        """Nothing to end."""
+
     def _train(self, task: Task) -> Update | Failure:
         try:
             return self.trainer.train(task, self.data(task.client), self.truth)

@@ -30,6 +30,8 @@ class Engine(Protocol):
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass
 class RoundReport:

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,13 @@ from safetensors.torch import load_file
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import sha256, write_bytes, write_tensors
-from proxyfl.core.state import ServerState
 from proxyfl.data import sources
 from proxyfl.data.files import data_root
 from proxyfl.data.partition import Partition
-from proxyfl.engines.inline import InlineEngine
-from proxyfl.federation.client import ClientTrainer, autocast, numerics
-from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
-from proxyfl.federation.loop import Federation, Observer, run_rounds
-from proxyfl.federation.shelf import Shelf
-from proxyfl.methods import registry
+from proxyfl.federation.client import numerics
+from proxyfl.federation.loop import Observer, run_rounds
 from proxyfl.runs import checkpoint
+from proxyfl.runs.assembly import assemble, model_card
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.export import ModelCard, save_model
@@ -61,8 +58,17 @@ class Experiment:
         name = sources.absolute(config.data.name, self.data_root)
         self.config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
 
-    def run(self, directory: str | Path | None = None, observers: Iterable[Observer] = ()) -> Run:
-        """Create the run's directory and train to the end."""
+    def run(
+        self,
+        directory: str | Path | None = None,
+        observers: Iterable[Observer] = (),
+        workers: int | None = None,
+    ) -> Run:
+        """Create the run's directory and train to the end.
+
+        ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
+        process. The result is the same to the bit.
+        """
         run = RunDirectory(directory or Path("runs") / default_name(self.config))
         if run.path.exists():
             raise RunError(
@@ -73,11 +79,14 @@ class Experiment:
             labels = f"{simulation.per_class} labels per class"
             print(f"note: {self.config.data.name}: {simulation.dataset.partial}; {labels}", file=sys.stderr)
         run.create(lambda aside: _furnish(aside, self.config, simulation, self.data_root))
-        return _continue(run, simulation, observers)
+        return _continue(run, simulation, observers, workers)
 
 
 def resume(
-    directory: str | Path, observers: Iterable[Observer] = (), data_root: str | Path | None = None
+    directory: str | Path,
+    observers: Iterable[Observer] = (),
+    data_root: str | Path | None = None,
+    workers: int | None = None,
 ) -> Run:
     """Go on with a run that was stopped, however it was stopped. A finished run is left as it is."""
     run = RunDirectory(directory)
@@ -85,7 +94,9 @@ def resume(
     aside = RunDirectory(run.aside)
     if not run.path.exists() and aside.config.is_file():
         config = resolve("", load_toml(aside.config))
-        return Experiment(config=config, data_root=root or _recorded_root(aside)).run(directory, observers)
+        return Experiment(config=config, data_root=root or _recorded_root(aside)).run(
+            directory, observers, workers
+        )
     run.require()
     saved, _ = checkpoint.load_newest(run)
     if run.config.read_bytes() != saved.config:
@@ -101,7 +112,7 @@ def resume(
         raise RunError(
             f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root"
         )
-    return _continue(run, simulation, observers)
+    return _continue(run, simulation, observers, workers)
 
 
 def load_config(preset: str | Path, overrides: dict[str, Any], method: str | None = None) -> Config:
@@ -131,7 +142,7 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: 
     write_tensors(aside.partition, simulation.partition.to_tensors())
     for file in (aside.metrics, aside.timing, aside.events):
         file.touch()
-    federation, trainer = _federation(aside, config, simulation)
+    federation, trainer = assemble(aside, config, simulation)
     state = federation.start(trainer.initial_weights())
     files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
     files["data"] = simulation.fingerprint()
@@ -139,7 +150,9 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: 
     aside.event("created")
 
 
-def _continue(run: RunDirectory, simulation: Simulation, observers: Iterable[Observer]) -> Run:
+def _continue(
+    run: RunDirectory, simulation: Simulation, observers: Iterable[Observer], workers: int | None
+) -> Run:
     with run.locked():
         saved, warnings = checkpoint.load_newest(run)
         config = resolve("", load_toml(run.config))
@@ -152,10 +165,10 @@ def _continue(run: RunDirectory, simulation: Simulation, observers: Iterable[Obs
             run.event("warning", text=warning)
             print(f"warning: {warning}", file=sys.stderr)
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
-        federation, _ = _federation(run, config, simulation)
+        federation, _ = assemble(run, config, simulation, workers)
         card = model_card(config, simulation, federation)
         recorder = Recorder(run, config, federation.method, card, saved)
-        with numerics(config.compute):
+        with closing(federation.engine), numerics(config.compute):
             run_rounds(federation, saved.state, [recorder, *observers])
         run.event("finished", round=config.federation.rounds)
     return Run(run.path)
@@ -174,60 +187,11 @@ def _mend_model(run: RunDirectory, config: Config, simulation: Simulation, saved
     path = run.models / "last.safetensors"
     if path.is_file():
         return
-    federation, _ = _federation(run, config, simulation)
+    federation, _ = assemble(run, config, simulation)
     accuracy = json.loads(saved.metrics.splitlines()[-1])["accuracy"]
     card = model_card(config, simulation, federation)
     weights = federation.method.model(saved.state.weights)
     save_model(path, weights, ModelCard(**card, round=saved.state.round, accuracy=accuracy))
-
-
-def _federation(
-    run: RunDirectory, config: Config, simulation: Simulation
-) -> tuple[Federation, ClientTrainer]:
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
-    dataset = simulation.dataset
-    # A damaged checkpoint sends a run back to the oldest one kept: clients' states must reach back as far.
-    versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
-    shelf, store = Shelf(run.clients, versions), Shelf(run.server, versions)
-    trainer = ClientTrainer(
-        config, method, simulation.train_views, len(dataset.classes), dataset.channels, shelf
-    )
-    engine = InlineEngine(trainer, lambda k: simulation.client(k, oracle=method.oracle), simulation.truth)
-    network = trainer.placed(trainer.new_network())
-    batch = eval_batch(config.compute.eval_batch, dataset.image_size, trainer.device)
-
-    def test(state: ServerState) -> Evaluation:
-        network.load_state_dict(method.model(state.weights), strict=not method.all_private)
-        views = simulation.test_views
-        return evaluate(
-            network,
-            dataset.test,
-            views.mean,
-            views.std,
-            batch=batch,
-            autocast=lambda: autocast(config.compute, trainer.device),
-        )
-
-    federation = Federation(
-        config, method, simulation.population, engine, test, len(dataset.classes), store, run.path
-    )
-    return federation, trainer
-
-
-def model_card(config: Config, simulation: Simulation, federation: Federation) -> dict[str, Any]:
-    """What a saved model says about itself, but for the round."""
-    dataset = simulation.dataset
-    return {
-        "network": config.model.name,
-        "width": config.model.width,
-        "heads": federation.method.needs_heads and not federation.method.all_private,
-        "channels": dataset.channels,
-        "image_size": dataset.image_size,
-        "classes": dataset.classes,
-        "mean": simulation.test_views.mean,
-        "std": simulation.test_views.std,
-        "method": config.method.name,
-    }
 
 
 def describe_machine(config: Config, simulation: Simulation, root: Path | None) -> dict[str, Any]:

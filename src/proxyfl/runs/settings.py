@@ -84,7 +84,19 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     name, parameters = registry.resolve(method, config.method.parameters, fidelity, lenient=suggested)
     config = dataclasses.replace(config, method=MethodSettings(name, parameters))
     check(config)
+    if config.compute.dtype == "auto":
+        compute = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))
+        config = dataclasses.replace(config, compute=compute)
     return config
+
+
+def native_dtype(device: torch.device) -> str:
+    """What ``auto`` means on this machine: bf16 where there are instructions for it."""
+    if device.type == "cuda":
+        fast = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bf16" if fast else "fp32"
 
 
 def _other_data(base: Tree, tree: Tree) -> bool:

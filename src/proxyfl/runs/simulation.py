@@ -6,16 +6,14 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.data import sources
 from proxyfl.data.dataset import Dataset
+from proxyfl.data.holdings import Holdings
 from proxyfl.data.partition import Partition, federate
-from proxyfl.data.stream import ClientData, ViewSettings
+from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.sampling import Population
 
 RELEASE_MEAN, RELEASE_STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
@@ -36,18 +34,9 @@ class Simulation:
     def population(self) -> Population:
         return Population(self.partition.labelled.sizes, self.partition.unlabelled.sizes)
 
-    def client(self, client: int, *, oracle: bool = False) -> ClientData:
-        """What a client holds. Only a declared oracle gets the labels of unlabelled images."""
-        train = self.dataset.train
-        labelled = torch.from_numpy(self.partition.labelled[client])
-        unlabelled = torch.from_numpy(self.partition.unlabelled[client])
-        if oracle:
-            labelled, unlabelled = torch.cat([labelled, unlabelled]), unlabelled[:0]
-        return ClientData(train.images, labelled, train.labels[labelled], unlabelled)
-
-    def truth(self, index: Tensor) -> Tensor:
-        """True labels, for comparing a method's decisions with after it has made them."""
-        return self.dataset.train.labels[index]
+    @property
+    def holdings(self) -> Holdings:
+        return Holdings(self.dataset.train.images, self.dataset.train.labels, self.partition)
 
     def fingerprint(self) -> str:
         """A hash of labels, shapes and a sample of the images: is this the data that the run began with?"""

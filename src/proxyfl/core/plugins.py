@@ -14,6 +14,12 @@ from proxyfl.core.errors import ConfigError
 
 VARIABLE = "PROXYFL_PLUGINS"
 
+FILE_PREFIX = "proxyfl_plugin_"
+"""How the module names of plug-ins that are files begin."""
+
+loaded: list[str] = []
+"""What was imported so, as worker processes must be told it: module names and whole paths."""
+
 
 def load_plugins(named: Sequence[str]) -> None:
     """Import every plug-in of the environment, then those that were named, each once."""
@@ -26,10 +32,13 @@ def load_plugins(named: Sequence[str]) -> None:
 def load_plugin(name: str) -> None:
     """Import a module by name, or a file that ends in .py; what it registers is known afterwards."""
     if name.endswith(".py"):
-        _load_file(Path(name).expanduser())
+        path = Path(name).expanduser()
+        _load_file(path)
+        _remember(str(path.absolute()))
         return
     try:
         importlib.import_module(name)
+        _remember(name)
     except ModuleNotFoundError as error:
         # A module that is there but imports something that is not keeps its traceback.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
@@ -39,11 +48,16 @@ def load_plugin(name: str) -> None:
         raise ConfigError(f"'{name}' does not name a module; give MODULE or FILE.py") from error
 
 
+def _remember(name: str) -> None:
+    if name not in loaded:
+        loaded.append(name)
+
+
 def _load_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"plug-in {path} does not exist")
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
-    name = f"proxyfl_plugin_{path.stem}_{digest[:8]}"
+    name = f"{FILE_PREFIX}{path.stem}_{digest[:8]}"
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)

@@ -1,0 +1,40 @@
+"""All clients of a simulation: one store of training images, and who holds which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proxyfl.data.partition import Partition
+from proxyfl.data.stream import ClientData
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Images, their labels, and the index lists of every client."""
+
+    images: Tensor
+    labels: Tensor
+    partition: Partition
+
+    def client(self, client: int, *, oracle: bool = False) -> ClientData:
+        """What a client holds. Only a declared oracle gets the labels of unlabelled images."""
+        labelled = torch.from_numpy(self.partition.labelled[client])
+        unlabelled = torch.from_numpy(self.partition.unlabelled[client])
+        if oracle:
+            labelled, unlabelled = torch.cat([labelled, unlabelled]), unlabelled[:0]
+        return ClientData(self.images, labelled, self.labels[labelled], unlabelled)
+
+    def truth(self, index: Tensor) -> Tensor:
+        """True labels, for comparing a method's decisions with after it has made them."""
+        return self.labels[index]
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        return {"images": self.images, "labels": self.labels, **self.partition.to_tensors()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Holdings:
+        return cls(tensors["images"], tensors["labels"], Partition.from_tensors(tensors))

@@ -1,0 +1,249 @@
+"""The pool engine: clients trained by long-lived worker processes, one client and one thread each.
+
+Images, partition and the round's broadcast lie in memory that all workers see; only what is for one client
+alone, and its answer, cross a pipe. Answers come in the order of the tasks, so one worker or many give the
+same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+
+import torch
+
+from proxyfl import models
+from proxyfl.core import errors, plugins
+from proxyfl.core.config import Config
+from proxyfl.core.errors import RunError
+from proxyfl.core.state import Failure, Task, Tensors, Update, within
+from proxyfl.data.holdings import Holdings
+from proxyfl.engines.shared import Layout, SharedTensors
+from proxyfl.engines.wire import Header, pack_task, unpack_answer
+from proxyfl.engines.worker import receive, send
+from proxyfl.federation.client import ClientTrainer
+
+SLACK = 2
+"""Answers that may wait for an earlier one, beyond one per worker."""
+
+TRIES = 2
+"""How often a client is given to a worker before a death counts as the client's failure."""
+
+TUNABLES = "GLIBC_TUNABLES"
+ALLOCATOR = {
+    "glibc.malloc.hugetlb": "1",
+    "glibc.malloc.mmap_threshold": str(4 << 30),
+    "glibc.malloc.trim_threshold": str(16 << 30),
+}
+"""Large blocks are kept and used again instead of being mapped anew: page faults cost a third of the time."""
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def default_workers(config: Config) -> int:
+    """One per core on a CPU, two per device on GPUs; never more than clients in a round."""
+    device = torch.device(config.compute.device)
+    count = usable_cores()
+    if device.type != "cpu":
+        count = min(count, 2 * len(devices(config.compute.device)))
+    return max(1, min(count // config.compute.threads, config.federation.per_round))
+
+
+def devices(name: str) -> list[str]:
+    """The devices that workers take turns on: ``cuda`` means all of them, ``cuda:1`` that one."""
+    count = torch.cuda.device_count() if name == "cuda" else 0
+    return [f"cuda:{index}" for index in range(count)] or [name]
+
+
+def tuned_environment() -> dict[str, str]:
+    """This process's environment with the allocator's settings, but for those the user has set."""
+    given = dict(word.partition("=")[::2] for word in os.environ.get(TUNABLES, "").split(":") if word)
+    tunables = ":".join(f"{name}={value}" for name, value in {**ALLOCATOR, **given}.items())
+    return {**os.environ, TUNABLES: tunables}
+
+
+def foreign_modules(trainer: ClientTrainer) -> list[str]:
+    """Modules outside this package that the method and the network come from: workers import them, too."""
+    method = trainer.method
+    parts = [type(method), *map(type, method.addons), models.require(trainer.config.model.name)]
+    names = dict.fromkeys(part.__module__ for part in parts)
+    return [name for name in names if not name.startswith(("proxyfl.", plugins.FILE_PREFIX))]
+
+
+@dataclasses.dataclass
+class _Job:
+    """A task on its way; ``answer`` is there when its turn may come."""
+
+    task: Task
+    tries: int = 0
+    answer: Update | Failure | None = None
+
+
+class _Worker:
+    """A worker process, as its parent sees it."""
+
+    def __init__(self, slot: int, setup: Header, store: int, broadcast: int) -> None:
+        self.slot = slot
+        ours, theirs = socket.socketpair()
+        life_read, self.lifeline = os.pipe()
+        given = (theirs.fileno(), life_read, store, broadcast)
+        path = os.pathsep.join(place for place in sys.path if place)
+        threads = str(setup["config"]["compute"]["threads"])
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "proxyfl.engines.worker", *map(str, given)],
+            pass_fds=given,
+            stdin=subprocess.DEVNULL,
+            env={**tuned_environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": threads},
+        )
+        theirs.close()
+        os.close(life_read)
+        self.connection = Connection(ours.detach())
+        self.job: _Job | None = None
+        self.ready = False
+        send(self.connection, setup, {})
+
+    def end(self) -> int:
+        """Its exit code; negative is a signal."""
+        self.process.kill()
+        self.connection.close()
+        os.close(self.lifeline)
+        return self.process.wait()
+
+
+class PoolEngine:
+    """``workers`` processes, started with the first task and ended by :meth:`close`."""
+
+    def __init__(self, trainer: ClientTrainer, holdings: Holdings, workers: int) -> None:
+        self.trainer, self.holdings, self.count = trainer, holdings, workers
+        self.workers: list[_Worker] = []
+        self.store, self.broadcast = SharedTensors(), SharedTensors()
+        self._setup: Header = {}
+        self._sent: tuple[Tensors, Tensors] | None = None
+        self._layout: Layout = {}
+        self._retry: deque[_Job] = deque()
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
+        """Answers in the order of the tasks. At most ``workers + SLACK`` are under way or waiting."""
+        waiting, queue = iter(tasks), deque[_Job]()
+        more = True
+        while True:
+            for worker in [worker for worker in self._staff() if worker.job is None]:
+                if self._retry:
+                    self._give(worker, self._retry.popleft())
+                elif more and len(queue) < self.count + SLACK:
+                    task = next(waiting, None)
+                    more = task is not None
+                    if task is not None:
+                        queue.append(_Job(task))
+                        self._give(worker, queue[-1])
+            if not queue:
+                return
+            if queue[0].answer is None:
+                self._listen()
+            while queue and (answer := queue[0].answer) is not None:
+                queue.popleft()
+                yield answer
+
+    def close(self) -> None:
+        """End the workers, whatever they are doing."""
+        for worker in self.workers:
+            worker.end()
+        self.workers.clear()
+        self._retry.clear()
+        self.store.close()
+        self.broadcast.close()
+        self._setup, self._sent = {}, None
+
+    def _staff(self) -> list[_Worker]:
+        """All workers; those that are missing are started."""
+        if not self._setup:
+            self._setup = self._describe()
+        names, config = devices(self.trainer.config.compute.device), self._setup["config"]
+        for slot in sorted(set(range(self.count)) - {worker.slot for worker in self.workers}):
+            compute = {**config["compute"], "device": names[slot % len(names)]}
+            setup = {**self._setup, "config": {**config, "compute": compute}}
+            self.workers.append(_Worker(slot, setup, self.store.fd, self.broadcast.fd))
+        return self.workers
+
+    def _describe(self) -> Header:
+        trainer = self.trainer
+        layout = self.store.write(self.holdings.to_tensors())
+        self.broadcast.write({})
+        return {
+            "config": trainer.config.to_tree(),
+            "plugins": [*plugins.loaded, *foreign_modules(trainer)],
+            "store": layout,
+            "views": dataclasses.asdict(trainer.views),
+            "classes": trainer.classes,
+            "shelf": str(trainer.shelf.folder.absolute()),
+            "versions": trainer.shelf.versions,
+        }
+
+    def _give(self, worker: _Worker, job: _Job) -> None:
+        task = job.task
+        if self._sent is None or self._sent[0] is not task.weights or self._sent[1] is not task.extras:
+            self._layout = self.broadcast.write(
+                within("weights", task.weights) | within("extras", task.extras)
+            )
+            self._sent = (task.weights, task.extras)
+        worker.job, job.tries = job, job.tries + 1
+        header, tensors = pack_task(task)
+        try:
+            send(worker.connection, {**header, "broadcast": self._layout}, tensors)
+        except OSError:
+            self._bury(worker)
+
+    def _listen(self) -> None:
+        """Wait until a worker says something or dies."""
+        known = {worker.connection: worker for worker in self.workers}
+        for connection in wait([*known]):
+            worker = known[connection]  # type: ignore[index]
+            try:
+                header, tensors = receive(worker.connection)
+            except (EOFError, OSError):
+                self._bury(worker)
+                continue
+            if header["kind"] == "ready":
+                worker.ready = True
+            elif header["kind"] == "trouble":
+                raise _raised(header)
+            elif worker.job is not None:
+                worker.job.answer = unpack_answer(header, tensors)
+                worker.job = None
+
+    def _bury(self, worker: _Worker) -> None:
+        """A worker died: another takes its place, and its client is tried once more."""
+        self.workers.remove(worker)
+        code, job = worker.end(), worker.job
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if not worker.ready:
+            raise RunError(f"a worker process ended before it was ready ({how}); try with --workers 0")
+        if job is None:
+            return
+        if job.tries < TRIES:
+            self._retry.append(job)
+            return
+        cure = f"is there enough memory for --workers {self.count}?"
+        reason = f"its worker process died {TRIES} times ({how}); {cure}"
+        job.answer = Failure(job.task.round, job.task.client, reason)
+
+
+def _raised(trouble: Header) -> Exception:
+    """The error of a worker, as the class it was where the program treats that class specially."""
+    name = trouble["class"]
+    known = getattr(errors, name, None)
+    if known is not None:
+        return known(trouble["text"])  # type: ignore[no-any-return]
+    if name:
+        return OSError(*trouble["os"])
+    return RuntimeError(f"a worker failed:\n{trouble['detail']}")

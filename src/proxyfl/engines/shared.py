@@ -1,0 +1,82 @@
+"""Named tensors in memory that several processes see. The memory has no name in any file system, so it needs
+no room in ``/dev/shm`` and nothing of it is left when the last process is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxyfl.core.state import Tensors
+
+Layout = dict[str, Any]
+"""Where each tensor lies: JSON, for the other side."""
+
+ALIGNED = 64
+"""Bytes at whose multiples tensors begin: a cache line."""
+
+LARGE = 0.25
+"""Share of the machine's memory from which tensors go to a nameless file on disk instead: such pages can be
+dropped and read again, the others cannot.
+"""
+
+
+class SharedTensors:
+    """One block of memory, written by its owner and read by those who are given ``fd``."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+
+    def write(self, tensors: Mapping[str, Tensor]) -> Layout:
+        """Replace the content. No reader may still be using what was there."""
+        layout = _plan(tensors)
+        if self.fd < 0:
+            self.fd = _nameless(layout["size"])
+        os.ftruncate(self.fd, max(layout["size"], os.fstat(self.fd).st_size))
+        with mmap.mmap(self.fd, layout["size"]) as memory:
+            for name, value in _view(memory, layout).items():
+                value.copy_(tensors[name])
+                del value  # the memory cannot be let go while a tensor looks at it
+        return layout
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def read(fd: int, layout: Layout) -> Tensors:
+    """The tensors without a copy. What is written to them stays private to this process."""
+    return _view(mmap.mmap(fd, layout["size"], access=mmap.ACCESS_COPY), layout)
+
+
+def _view(memory: mmap.mmap, layout: Layout) -> Tensors:
+    tensors = {}
+    for name, kind, shape, start in layout["tensors"]:
+        dtype, count = getattr(torch, kind), math.prod(shape)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start) if count else None
+        tensors[name] = torch.empty(shape, dtype=dtype) if flat is None else flat.reshape(shape)
+    return tensors
+
+
+def _plan(tensors: Mapping[str, Tensor]) -> Layout:
+    places, end = [], 0
+    for name, value in tensors.items():
+        places.append([name, str(value.dtype).removeprefix("torch."), list(value.shape), end])
+        end += -(-value.numel() * value.element_size() // ALIGNED) * ALIGNED
+    return {"size": max(end, ALIGNED), "tensors": places}
+
+
+def _nameless(size: int) -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size < LARGE * memory and hasattr(os, "memfd_create"):
+        return os.memfd_create("proxyfl")
+    with tempfile.TemporaryFile(prefix="proxyfl-") as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,52 @@
+"""Tasks and answers as a small JSON header and named tensors: what crosses from one process to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxyfl.core.state import Failure, Task, Tensors, Update, namespace, within
+
+Header = dict[str, Any]
+
+
+def pack_task(task: Task) -> tuple[Header, Tensors]:
+    """What is for this client alone; the broadcast (weights and extras) goes its own way."""
+    header = {"kind": "task", "round": task.round, "client": task.client, "version": task.version}
+    return header, within("personal", task.personal) | within("carry", task.carry)
+
+
+def unpack_task(header: Header, tensors: Tensors, weights: Tensors, extras: Tensors) -> Task:
+    return Task(
+        round=header["round"],
+        client=header["client"],
+        weights=weights,
+        extras=extras,
+        personal=namespace(tensors, "personal"),
+        version=header["version"],
+        carry=namespace(tensors, "carry"),
+    )
+
+
+def pack_answer(answer: Update | Failure) -> tuple[Header, Tensors]:
+    header: Header = {"round": answer.round, "client": answer.client}
+    if isinstance(answer, Failure):
+        return {**header, "kind": "failure", "reason": answer.reason, "detail": answer.detail}, {}
+    header |= {"kind": "update", "samples": answer.samples, "metrics": answer.metrics}
+    tensors = within("weights", answer.weights) | within("extras", answer.extras)
+    return {**header, "seconds": answer.seconds}, tensors | within("carry", answer.carry)
+
+
+def unpack_answer(header: Header, tensors: Tensors) -> Update | Failure:
+    round, client = header["round"], header["client"]
+    if header["kind"] == "failure":
+        return Failure(round, client, header["reason"], header["detail"])
+    return Update(
+        round=round,
+        client=client,
+        samples=header["samples"],
+        weights=namespace(tensors, "weights"),
+        extras=namespace(tensors, "extras"),
+        metrics=header["metrics"],
+        carry=namespace(tensors, "carry"),
+        seconds=header["seconds"],
+    )

@@ -1,0 +1,227 @@
+"""Worker processes: the same bits as one process, and nothing is lost when one of them dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxyfl.core import plugins
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.state import Failure, Task, Update
+from proxyfl.engines import pool
+from proxyfl.engines.pool import PoolEngine, default_workers, tuned_environment
+from proxyfl.runs.assembly import assemble
+from proxyfl.runs.directory import RunDirectory
+from toybox import Told, make_simulation, play, same_bits, same_state, tiny_config
+
+SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
+
+
+@pytest.fixture(autouse=True)
+def own_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import every plug-in of this process; other tests' may be gone by now."""
+    monkeypatch.setattr(plugins, "loaded", [])
+
+
+def engine_of(folder: Path, workers: int, method: str = "proxyfl", **settings: object) -> PoolEngine:
+    config = tiny_config(method, **settings)
+    federation, _ = assemble(RunDirectory(folder), config, SIMULATION, workers)
+    assert isinstance(federation.engine, PoolEngine)
+    return federation.engine
+
+
+@pytest.fixture
+def tasks() -> list[Task]:
+    trainer = assemble(RunDirectory("unused"), tiny_config("fedavg"), SIMULATION, 0)[1]
+    weights, extras = trainer.initial_weights(), {}  # type: ignore[var-annotated]
+    return [Task(1, client, weights, extras) for client in (1, 0, 3, 2)]
+
+
+def pids(engine: PoolEngine) -> list[int]:
+    return [worker.process.pid for worker in engine.workers]
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended (a zombie has)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+@pytest.mark.parametrize("method", ["proxyfl", "fedloke", "fedmatch", "feddb"])
+def test_one_worker_two_workers_and_none_agree_to_the_bit(tmp_path: Path, method: str) -> None:
+    config = tiny_config(method, rounds=3, per_round=3)
+    here = play(config, SIMULATION, tmp_path / "inline")
+    for workers in (1, 2):
+        federation, trainer = assemble(RunDirectory(tmp_path / str(workers)), config, SIMULATION, workers)
+        with closing(federation.engine):
+            told = Told()
+            there = play(config, SIMULATION, tmp_path / str(workers), observers=[told],
+                         engine=lambda _, engine=federation.engine: engine)  # fmt: skip
+        assert same_state(here, there)
+        assert trainer.method.keeps_state == (tmp_path / str(workers) / "clients").exists()
+
+
+def test_answers_come_in_the_order_of_the_tasks(tmp_path: Path, tasks: list[Task]) -> None:
+    with closing(engine_of(tmp_path, 2, "fedavg")) as engine:
+        assert [answer.client for answer in engine.run(tasks)] == [1, 0, 3, 2]
+        first = pids(engine)
+        assert [answer.client for answer in engine.run(tasks[:1])] == [1]
+        assert pids(engine) == first, "workers live on from round to round"
+    assert all(gone(pid) for pid in first)
+
+
+def test_tasks_are_drawn_only_as_the_window_allows(tmp_path: Path, tasks: list[Task]) -> None:
+    drawn: list[int] = []
+
+    def counted() -> Iterator[Task]:
+        for task in tasks * 3:
+            drawn.append(task.client)
+            yield task
+
+    with closing(engine_of(tmp_path, 1, "fedavg")) as engine:
+        for count, _ in enumerate(engine.run(counted()), 1):
+            assert len(drawn) <= count + 1 + pool.SLACK
+    assert len(drawn) == 12
+
+
+def test_a_killed_worker_is_replaced_and_its_client_tried_again(tmp_path: Path, tasks: list[Task]) -> None:
+    with closing(engine_of(tmp_path, 2, "fedavg")) as engine:
+        wanted = list(engine.run(tasks))
+        before = pids(engine)
+        answers = engine.run(tasks)
+        got = [next(answers)]
+        os.kill(before[0], signal.SIGKILL)
+        os.kill(before[1], signal.SIGKILL)
+        got += list(answers)
+        assert not set(pids(engine)) & set(before)
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert isinstance(ours, Update)
+        assert isinstance(theirs, Update)
+        assert same_bits(ours.weights, theirs.weights)
+
+
+def test_a_client_whose_worker_dies_twice_is_reported_as_failed(tmp_path: Path, tasks: list[Task]) -> None:
+    """A method in a plug-in ends its process for one client, as the out-of-memory killer would."""
+    plugin = tmp_path / "deadly.py"
+    plugin.write_text(
+        "import os, signal\n"
+        "from proxyfl.methods.fedavg import FedAvg\n"
+        "from proxyfl.methods.registry import Recipe, register\n"
+        "class Deadly(FedAvg):\n"
+        "    name = 'deadly'\n"
+        "    def begin(self, ctx):\n"
+        "        if ctx.task.client == 0:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "register(Recipe('deadly', 'kills its process', Deadly))\n",
+        encoding="utf-8",
+    )
+    plugins.load_plugin(str(plugin))
+    with closing(engine_of(tmp_path, 2, "deadly")) as engine:
+        answers = list(engine.run(tasks))
+    assert [isinstance(answer, Failure) for answer in answers] == [False, True, False, False]
+    assert "died 2 times (signal 9)" in answers[1].reason  # type: ignore[union-attr]
+
+
+def test_what_is_no_clients_fault_is_raised_here(tmp_path: Path, tasks: list[Task]) -> None:
+    missing = [Task(2, 1, tasks[0].weights, {}, version=1)]
+    with closing(engine_of(tmp_path, 1, "fedloke")) as engine, pytest.raises(RunError, match="is gone"):
+        list(engine.run(missing))
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path, tasks: list[Task]) -> None:
+    with closing(engine_of(tmp_path, 1, "fedavg")) as engine:
+        engine._setup = engine._describe()
+        engine._setup["config"]["method"]["name"] = "fedavg+nothing"
+        with pytest.raises(ConfigError, match="unknown add-on"):
+            list(engine.run(tasks))
+
+
+def test_momentum_that_leaks_keeps_clients_in_one_process(tmp_path: Path) -> None:
+    config = tiny_config("fedavg", train__leak_momentum=True)
+    federation, _ = assemble(RunDirectory(tmp_path), config, SIMULATION, 2)
+    assert not isinstance(federation.engine, PoolEngine)
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "usable_cores", lambda: 8)
+    assert default_workers(tiny_config("fedavg", per_round=3)) == 3
+    assert default_workers(tiny_config("fedavg", clients=20, per_round=20)) == 8
+    assert default_workers(tiny_config("fedavg", clients=20, per_round=20, compute__threads=4)) == 2
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert default_workers(tiny_config("fedavg", clients=20, per_round=20, device="cuda")) == 4
+    assert pool.devices("cuda") == ["cuda:0", "cuda:1"]
+    assert pool.devices("cuda:1") == ["cuda:1"]
+
+
+def test_the_users_allocator_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0:glibc.malloc.arena_max=1")
+    words = tuned_environment()["GLIBC_TUNABLES"].split(":")
+    assert "glibc.malloc.hugetlb=0" in words
+    assert "glibc.malloc.arena_max=1" in words
+    assert f"glibc.malloc.mmap_threshold={4 << 30}" in words
+
+
+SCRIPT = """
+from proxyfl import Experiment
+Experiment("fedavg", "digits", rounds=400, clients=6, per_round=4).run("run", workers=2)
+"""
+
+
+def started(folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A script without any main guard, training with two workers."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    before = {path.name for path in Path("/dev/shm").iterdir()} if Path("/dev/shm").is_dir() else set()
+    process = subprocess.Popen([sys.executable, str(script)], cwd=folder, stderr=subprocess.DEVNULL)
+    metrics = folder / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    if Path("/dev/shm").is_dir():
+        ours = {p.name for p in Path("/dev/shm").iterdir() if "proxyfl" in p.name or "torch" in p.name}
+        assert ours <= before
+    return process, [int(pid) for pid in children]
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+
+
+@linux
+def test_workers_end_by_themselves_when_the_parent_is_killed(tmp_path: Path) -> None:
+    process, children = started(tmp_path)
+    assert len(children) == 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 5
+    while not all(gone(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(gone(pid) for pid in children)
+
+
+@linux
+def test_ctrl_c_stops_everything_within_two_seconds(tmp_path: Path) -> None:
+    process, children = started(tmp_path)
+    timer = threading.Timer(10, process.kill)
+    timer.start()
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    took = time.monotonic() - begun
+    timer.cancel()
+    assert all(gone(pid) for pid in children)
+    assert took < 2

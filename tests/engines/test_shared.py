@@ -1,0 +1,76 @@
+"""Tensors in memory that several processes see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from proxyfl.core.state import Failure, Task, Update
+from proxyfl.engines import shared
+from proxyfl.engines.shared import SharedTensors
+from proxyfl.engines.wire import pack_answer, pack_task, unpack_answer, unpack_task
+from toybox import same_bits
+
+TENSORS = {
+    "images": torch.arange(2 * 3 * 5, dtype=torch.uint8).reshape(2, 3, 5),
+    "strided": torch.arange(12.0).reshape(3, 4).T,
+    "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "truth": torch.tensor([True, False]),
+    "scalar": torch.tensor(7),
+    "none": torch.empty(0, 4),
+}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_written_is_read(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    if large:
+        monkeypatch.setattr(shared, "LARGE", 0.0)
+    block = SharedTensors()
+    layout = block.write(TENSORS)
+    assert all(start % shared.ALIGNED == 0 for *_, start in layout["tensors"])
+    assert same_bits(shared.read(block.fd, layout), TENSORS)
+    block.close()
+    block.close()
+
+
+def test_a_reader_cannot_change_it_and_a_larger_content_fits() -> None:
+    block = SharedTensors()
+    layout = block.write({"a": torch.zeros(3)})
+    shared.read(block.fd, layout)["a"].fill_(5)
+    assert shared.read(block.fd, layout)["a"].tolist() == [0, 0, 0]
+    longer = {"a": torch.arange(100_000.0), "b": torch.ones(2)}
+    assert same_bits(shared.read(block.fd, block.write(longer)), longer)
+    block.close()
+
+
+def test_another_process_sees_it_and_it_has_no_name() -> None:
+    block = SharedTensors()
+    layout = block.write({"a": torch.tensor([1.25, 2.5])})
+    code = f"from proxyfl.engines import shared; print(shared.read({block.fd}, {layout!r})['a'].tolist())"
+    done = subprocess.run([sys.executable, "-c", code], pass_fds=[block.fd], capture_output=True, text=True)
+    assert done.stdout == "[1.25, 2.5]\n"
+    assert os.fstat(block.fd).st_nlink == 0
+    block.close()
+
+
+def test_tasks_and_answers_survive_the_wire() -> None:
+    weights, extras = {"w": torch.ones(2)}, {"prior/p": torch.zeros(1)}
+    task = Task(3, 5, weights, extras, {"h": torch.arange(3)}, 2, {"m": torch.ones(1)})
+    there = unpack_task(*pack_task(task), weights, extras)
+    assert vars(there).keys() == vars(task).keys()
+    assert (there.round, there.client, there.version) == (3, 5, 2)
+    assert same_bits(there.personal, task.personal)
+    assert same_bits(there.carry, task.carry)
+    update = Update(3, 5, 40, weights, extras, {"steps": 2.0, "loss/x": 0.1 + 0.2}, {"m": torch.ones(1)}, 1.5)
+    back = unpack_answer(*pack_answer(update))
+    assert isinstance(back, Update)
+    assert (back.round, back.client, back.samples, back.seconds) == (3, 5, 40, 1.5)
+    assert back.metrics == update.metrics
+    for field in ("weights", "extras", "carry"):
+        assert same_bits(getattr(back, field), getattr(update, field))
+    failure = Failure(3, 5, "no", "detail")
+    assert unpack_answer(*pack_answer(failure)) == failure
