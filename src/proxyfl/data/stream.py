@@ -141,5 +141,8 @@ class Stream:
         return Batch(**views, y=self.data.labels[drawn].to(self.device), u_index=positions.to(self.device))
 
     def _view(self, view: View, index: Tensor) -> Tensor:
-        images = self.data.images[index].to(self.device, non_blocking=True)
+        images = self.data.images[index]
+        if self.device.type == "cuda":  # only from pinned memory does a transfer run beside the computation
+            images = images.pin_memory()
+        images = images.to(self.device, non_blocking=True)
         return normalise(view(images, self.generator, flip=self.views.flip), self.views.mean, self.views.std)
