@@ -15,13 +15,16 @@ import subprocess
 from pathlib import Path
 
 from proxyfl.cli.common import load_settings
-from proxyfl.cli.demo import Bars, Job, train_all, usable_cores
+from proxyfl.cli.sweep import train_missing
 from proxyfl.methods import recipes
+from proxyfl.runs.batch import Job
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = ("fedlabel+proxyfl", "sage+proxyfl")
+VARIANTS = {"fixmatch-gpl (mask either)": ("fixmatch-gpl", ["method.mask=either"])}
+"""Methods with settings, by the name they have in the results: here ProxyFL's mask without the rest of it."""
 
 
 def main() -> None:
@@ -31,16 +34,17 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "digits-learning.csv")
     options = parser.parse_args()
-    names = options.methods.split(",") if options.methods else [r.name for r in recipes()] + list(PLUGINS)
+    every = [*(recipe.name for recipe in recipes()), *PLUGINS, *VARIANTS]
+    names = options.methods.split(",") if options.methods else every
     jobs = []
     for name in names:
+        method, settings = VARIANTS.get(name, (name, []))
         for seed in range(1, options.seeds + 1):
-            config = load_settings("digits", name, {"seed": seed}, [])
+            config = load_settings("digits", method, {"seed": seed}, settings)
             jobs.append(Job(name, config, options.runs / default_name(config)))
-    missing = [job for job in jobs if not (job.path.exists() and Run(job.path).finished)]
-    if missing:
-        with Bars(jobs) as bars:
-            train_all(missing, min(usable_cores(), len(missing)), bars.look)
+    failed = train_missing(jobs)
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(jobs)} runs failed; nothing was written")
     write(jobs, options.out)
 
 
@@ -55,17 +59,17 @@ def write(jobs: list[Job], out: Path) -> None:
             row = [found.mean_last, found.last, found.best, found.megabytes]
             table.writerow(
                 [
-                    job.method,
+                    job.name,
                     job.config.seed,
                     found.rounds,
                     *(f"{value:.6g}" for value in row),
                     commit.stdout.strip(),
                 ]
             )
-    for name in dict.fromkeys(job.method for job in jobs):
-        accuracy = [100 * Run(job.path).summary.mean_last for job in jobs if job.method == name]
+    for name in dict.fromkeys(job.name for job in jobs):
+        accuracy = [100 * Run(job.path).summary.mean_last for job in jobs if job.name == name]
         spread = statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0
-        print(f"{name:20} {statistics.mean(accuracy):5.1f} ± {spread:.1f} %")
+        print(f"{name:26} {statistics.mean(accuracy):5.1f} ± {spread:.1f} %")
 
 
 if __name__ == "__main__":

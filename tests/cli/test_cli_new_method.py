@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+import proxyfl
 from proxyfl.cli.new_method import can_be_parent, with_import
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
 
 ROOT = Path(__file__).parents[2]
+SOURCE = Path(proxyfl.__file__).parents[1]
+"""Where the package under test was imported from: child processes must import the same one."""
+
 TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120", "--set", "train.epochs=1"]
 LONGEST = "a-name-of-just-40-letters-is-the-longest"
 PACKAGE_FILE = "src/proxyfl/methods/__init__.py"
@@ -128,6 +132,9 @@ def test_what_is_written_is_tidy_whatever_the_name_and_the_parent(call, tmp_path
 
 
 def test_in_a_checkout_it_joins_the_methods_there(call, checkout):
+    (checkout / "results").mkdir()
+    rows = "method,seed,mean_last,last,best\nfixmatch-lpl,1,0.9,0.8,0.95\n"
+    (checkout / "results" / "digits-learning.csv").write_text(rows)
     result = call("new-method", "swift-lead")
     assert result.exit_code == 0
     assert result.stdout == (
@@ -147,8 +154,14 @@ def test_in_a_checkout_it_joins_the_methods_there(call, checkout):
     ).replace('"fixmatch"]', '"fixmatch", "swift_lead"]')
     assert "from proxyfl.methods.swift_lead import lead\n" in found["tests/methods/test_swift_lead.py"]
     page = found["docs/methods/swift-lead.md"]
-    assert "<!-- parameters swift-lead -->\n<!-- /parameters -->\n" in page
-    assert page.endswith("\n<!-- results swift-lead fixmatch-lpl -->\n<!-- /results -->\n")
+    assert re.search(
+        r"<!-- parameters swift-lead -->\n## Parameters\n(.*\n)+\| `lead` \| 0.8 \| ≥ 0, ≤ 1 \| .*\n<!-- /pa",
+        page,
+    )
+    assert "\n<!-- results swift-lead fixmatch-lpl -->\nPreset `digits`" in page
+    assert page.endswith(
+        "\n| `fixmatch-lpl` | 90.0 ± 0.0 % | 80.0 ± 0.0 % | 95.0 ± 0.0 % | 1 |\n<!-- /results -->\n"
+    )
     assert_tidy_by_its_own_rules(checkout, "tests", "src/proxyfl/methods/swift_lead.py", PACKAGE_FILE)
 
 
@@ -293,18 +306,16 @@ def test_the_contract_holds_in_a_checkout(tmp_path):
     python("mypy", "--strict", *files, cwd=tmp_path)
     assert "3 passed" in python("pytest", "-p", "no:cacheprovider", test, cwd=tmp_path, **source)
     assert contract("swift-lead", cwd=tmp_path, **source) >= 10
-    before = (tmp_path / "docs/methods/swift-lead.md").read_text()
-    line = [sys.executable, "docs/refresh.py"]
+    line = [sys.executable, "docs/refresh.py", "--check"]
     subprocess.run(line, cwd=tmp_path, env={**os.environ, **source}, check=True)
     page = (tmp_path / "docs/methods/swift-lead.md").read_text()
-    assert page != before
     assert "| `lead` | 0.8 | ≥ 0, ≤ 1 | lead over the second class" in page
 
 
 @pytest.mark.timeout(1200)
 def test_the_contract_holds_for_a_plugin(call, tmp_path):
     call("new-method", "swift-lead")
-    path = {"PYTHONPATH": str(tmp_path)}
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(SOURCE)])}
     assert contract("swift-lead", "-p", "swift_lead", cwd=ROOT, **path) >= 10
 
 

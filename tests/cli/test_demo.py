@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -17,11 +16,10 @@ from typer.testing import CliRunner
 
 from proxyfl import Experiment, Run
 from proxyfl.cli import app
-from proxyfl.cli.demo import METHODS, Bars, claim, plan
+from proxyfl.cli.demo import METHODS, claim, plan
 from proxyfl.core.errors import RunError
-from proxyfl.engines.pool import usable_cores
 from proxyfl.runs import batch
-from proxyfl.runs.batch import Job, train_all
+from proxyfl.runs.batch import Job
 from proxyfl.runs.directory import RunDirectory
 
 TINY = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1"]
@@ -69,13 +67,13 @@ def test_progress_goes_to_stderr_a_line_per_run_without_a_terminal(shown):
     folder, result = shown
     lines = result.stderr.splitlines()
     assert lines[0].startswith("3 of 3 runs to train")
-    ends = {job.path.name: 100 * Run(job.path).summary.last for job in jobs_of(folder)}
-    assert set(lines[1:]) == {f"{name} finished: accuracy {value:.2f} %" for name, value in ends.items()}
+    ends = {job.name: 100 * Run(job.path).summary.last for job in jobs_of(folder)}
+    assert set(lines[1:]) == {f"{name}: finished, accuracy {value:.2f} %" for name, value in ends.items()}
 
 
 def test_parallel_runs_have_the_bits_of_sequential_ones(shown, tmp_path):
     for job in jobs_of(shown[0]):
-        alone = Experiment(config=job.config).run(tmp_path / job.method)
+        alone = Experiment(config=job.config).run(tmp_path / job.config.method.name)
         assert (alone.path / "metrics.jsonl").read_bytes() == (job.path / "metrics.jsonl").read_bytes()
         model = Path("models") / "last.safetensors"
         assert (alone.path / model).read_bytes() == (job.path / model).read_bytes()
@@ -110,7 +108,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(folder):
         Experiment(config=job.config).run(job.path, [Stop()])
     assert len(Run(job.path).metrics) == 1
     result = demo(folder)
-    assert result.stderr.startswith("1 of 3 runs to train, 1 at a time")
+    assert result.stderr.startswith("1 of 3 runs to train")
     assert (job.path / "metrics.jsonl").read_bytes() == whole
 
 
@@ -171,55 +169,6 @@ def test_without_matplotlib_nothing_is_trained(tmp_path, monkeypatch):
     assert result.exit_code == 2
     assert "proxyfl[plot]" in result.stderr
     assert not (tmp_path / "demo").exists()
-
-
-def test_what_a_child_cannot_do_is_told_and_ends_the_others(tmp_path):
-    good, bad = jobs_of(tmp_path, rounds=500)[:2]
-    RunDirectory(bad.path).checkpoints.mkdir(parents=True)
-    (bad.path / "config.toml").write_text("")
-    with pytest.raises(RunError, match=f"{bad.path.name}: .* has no intact checkpoint"):
-        train_all([good, bad], 2, lambda: None)
-    assert multiprocessing.active_children() == []
-
-
-def test_a_child_that_is_killed_is_an_error_not_a_hang(tmp_path):
-    def kill():
-        for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGKILL)
-
-    with pytest.raises(RunError, match="ended with code -9; the same command goes on"):
-        train_all(jobs_of(tmp_path)[:1], 1, kill)
-
-
-def test_no_more_children_than_workers(tmp_path, monkeypatch):
-    most = []
-    monkeypatch.setattr(batch, "PAUSE", 0.02)
-    jobs = jobs_of(tmp_path, rounds=1)[:2]
-    train_all(jobs, 1, lambda: most.append(len(multiprocessing.active_children())))
-    assert max(most) == 1
-    assert all(Run(job.path).finished for job in jobs)
-
-
-def test_cores_are_counted_where_affinity_is_unknown(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert usable_cores() == 3
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert usable_cores() == 1
-
-
-def test_bars_show_rounds_and_the_mean_accuracy_of_all_seeds(folder):
-    jobs = jobs_of(folder)
-    later = plan(folder, [2], 2, TINY)
-    bars = Bars([*jobs, *later])
-    first = Run(jobs[0].path).summary.last
-    assert bars._state("fedavg") == (2, f"accuracy {100 * first:.2f} %")
-    metrics = RunDirectory(later[0].path).metrics
-    metrics.parent.mkdir()
-    metrics.write_text(json.dumps({"round": 1, "accuracy": first + 0.1}) + '\n{"round": 2, "accu')
-    bars.look()
-    assert bars._state("fedavg") == (3, f"accuracy {100 * (first + 0.05):.2f} %")
-    assert bars.progress.tasks[0].total == 4
 
 
 @pytest.fixture

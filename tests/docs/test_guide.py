@@ -17,10 +17,13 @@ from typer.testing import CliRunner
 
 import proxyfl
 from proxyfl.cli import app
-from proxyfl.cli.plugins import load_plugin
+from proxyfl.core.plugins import load_plugin
 from proxyfl.methods import registry
 
 ROOT = Path(__file__).parents[2]
+SOURCE = Path(proxyfl.__file__).parents[1]
+"""Where the package under test was imported from: child processes must import the same one."""
+
 GUIDE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
 SMALL = "--rounds 2 --clients 4 --per-round 2 --subset 120 --set train.epochs=1 --set train.batch=8".split()
 TINY: dict[str, Any] = {"clients": 4, "per_round": 4, "subset": 120, "train__epochs": 1, "train__batch": 8}
@@ -140,6 +143,7 @@ def test_the_method_keeps_the_contract(place: Path) -> None:
     command = next(
         block.split() for block in blocks("console") if block.startswith("PYTHONPATH=. pytest -p softmatch ")
     )
-    told = run(*command[1:], "-p", "no:cacheprovider", cwd=ROOT, PYTHONPATH=str(place), PROXYFL_PLUGINS="")
+    path = os.pathsep.join([str(place), str(SOURCE)])
+    told = run(*command[1:], "-p", "no:cacheprovider", cwd=ROOT, PYTHONPATH=path, PROXYFL_PLUGINS="")
     assert int(re.search(r"(\d+) passed", told)[1]) >= 10  # type: ignore[index]
     assert "skipped" not in told

@@ -39,7 +39,9 @@ from proxyfl.runs.simulation import Simulation
 from toybox import make_simulation, play, tiny_config
 
 NAMES = [recipe.name for recipe in recipes()]
-COMPOSITIONS = ["sage+proxyfl", "fedlabel+proxyfl", "fixmatch-lpl+prox"]
+PARENTS = list({recipe.method: recipe.name for recipe in reversed(recipes())}.values())
+"""A method for each class of methods."""
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("proxyfl", {"fidelity": "paper", "train__epochs": 2}),
     ("proxyfl", {"method__icpl__keep_heads": True, "train__leak_momentum": True}),
@@ -171,10 +173,35 @@ def steps_on_device(
     return device.steps
 
 
-@pytest.mark.parametrize("name", NAMES + COMPOSITIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_method_trains_on_any_device(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert steps_on_device(name, tmp_path, monkeypatch, {}) >= 4
+
+
+def with_addons(name: str) -> list[str]:
+    """The method with each add-on that it accepts and does not carry by itself."""
+    found = []
+    for addon in registry.addons():
+        full = registry.find(f"{name}+{addon}").name
+        with contextlib.suppress(MethodError):
+            registry.create(full)
+            found.append(full)
+    return [full for full in dict.fromkeys(found) if full not in NAMES]
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_every_class_of_methods_trains_with_all_it_can_carry(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addons = [full.removeprefix(f"{name}+") for full in with_addons(name)]
+    assert steps_on_device("+".join([name, *addons]), tmp_path, monkeypatch, {}) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [full for name in NAMES for full in with_addons(name)])
+def test_every_pair_trains_on_any_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps_on_device(name, tmp_path, monkeypatch, {}) >= 4
 
 

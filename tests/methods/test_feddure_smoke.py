@@ -10,20 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from feddure_steps import regulator_gradient, weighted_step
 from torch import Tensor, nn
 
 from proxyfl.core.config import Config
 from proxyfl.data.stream import Batch
 from proxyfl.methods import feddure
 from proxyfl.methods.context import ClientContext, Outputs
-from proxyfl.methods.feddure import (
-    FedDure,
-    labelled_loss,
-    new_regulator,
-    regulator_gradient,
-    trusted,
-    weighted_step,
-)
+from proxyfl.methods.feddure import FedDure, labelled_loss, new_regulator, trusted
 from proxyfl.runs.simulation import Simulation, prepare
 from toybox import Told, make_simulation, play, same_bits, same_state, tiny_config
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from feddure_steps import regulator_gradient, weighted_step
 from torch import Tensor, nn
 
 from proxyfl.methods import feddure
@@ -142,16 +143,14 @@ def test_labelled_loss(seed: int, classes: int) -> None:
 @pytest.mark.parametrize(("seed", "classes"), CASES)
 def test_weighted_step(seed: int, classes: int, lr: float) -> None:
     case = Case(seed, classes)
-    found = feddure.weighted_step(
-        case.model, case.phi, case.buffers, case.strong, case.labels, case.weights, lr
-    )
+    found = weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, case.weights, lr)
     expected = moved(arrays(case.phi), case.per_image(), case.weights.numpy(), lr)
     close(found, expected, 1e-8)
 
 
 def test_weightless_images_move_nothing() -> None:
     case = Case(0, 3)
-    found = feddure.weighted_step(
+    found = weighted_step(
         case.model, case.phi, case.buffers, case.strong, case.labels, torch.zeros(6).double(), 0.1
     )
     close(found, arrays(case.phi), 1e-15)
@@ -160,11 +159,11 @@ def test_weightless_images_move_nothing() -> None:
 def test_the_step_is_a_mean_over_all_images_and_not_over_their_weights() -> None:
     case = Case(1, 3)
     half = torch.full((6,), 0.5).double()
-    whole = feddure.weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, 2 * half, 0.1)
-    found = feddure.weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, half, 0.2)
+    whole = weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, 2 * half, 0.1)
+    found = weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, half, 0.2)
     close(found, arrays(whole), 1e-12)
     first = half * torch.tensor([2.0, 0, 0, 0, 0, 0])
-    found = feddure.weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, first, 0.1)
+    found = weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, first, 0.1)
     expected = {name: value.numpy() - 0.1 / 6 * case.per_image()[name][0] for name, value in case.phi.items()}
     close(found, expected, 1e-8)
 
@@ -182,7 +181,7 @@ def test_gradient_of_the_regulator(seed: int, classes: int, lr: float) -> None:
 
     expected = slopes(loss_after_the_step, arrays(dict(case.regulator.named_parameters())))
     assert max(np.abs(value).max() for value in expected.values()) > 1e-4
-    found = feddure.regulator_gradient(
+    found = regulator_gradient(
         case.model, case.phi, case.buffers, case.regulator, case.strong, case.labels, case.x, case.y, lr
     )
     close(found, expected, 1e-8)
@@ -190,7 +189,7 @@ def test_gradient_of_the_regulator(seed: int, classes: int, lr: float) -> None:
 
 def test_gradient_vanishes_without_a_step() -> None:
     case = Case(0, 3)
-    found = feddure.regulator_gradient(
+    found = regulator_gradient(
         case.model, case.phi, case.buffers, case.regulator, case.strong, case.labels, case.x, case.y, 0.0
     )
     close(found, {name: np.zeros(p.shape) for name, p in case.regulator.named_parameters()}, 1e-15)
@@ -204,13 +203,11 @@ def test_following_the_gradient_lowers_the_labelled_loss_after_the_step(seed: in
         with torch.no_grad():
             logits = torch.from_numpy(slow_logits(arrays(case.phi), case.strong.numpy()))
             weights = case.regulator(logits.softmax(1))[:, 0]
-        after = feddure.weighted_step(
-            case.model, case.phi, case.buffers, case.strong, case.labels, weights, 0.5
-        )
+        after = weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, weights, 0.5)
         return float(feddure.labelled_loss(case.model, after, case.buffers, case.x, case.y))
 
     before = loss_after_the_step()
-    slope = feddure.regulator_gradient(
+    slope = regulator_gradient(
         case.model, case.phi, case.buffers, case.regulator, case.strong, case.labels, case.x, case.y, 0.5
     )
     with torch.no_grad():
@@ -224,8 +221,8 @@ def test_nothing_that_was_given_changes() -> None:
     case = Case(0, 3)
     before = [value.clone() for value in case.everything()]
     feddure.labelled_loss(case.model, case.phi, case.buffers, case.x, case.y)
-    feddure.weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, case.weights, 0.1)
-    feddure.regulator_gradient(
+    weighted_step(case.model, case.phi, case.buffers, case.strong, case.labels, case.weights, 0.1)
+    regulator_gradient(
         case.model, case.phi, case.buffers, case.regulator, case.strong, case.labels, case.x, case.y, 0.1
     )
     for old, new in zip(before, case.everything(), strict=True):
@@ -251,7 +248,7 @@ def test_literal_numbers_of_a_network_that_is_all_bias() -> None:
     # probabilities 1/2: the bias has slope (1/2 - label) x weight; weights 1, 1/2 on class 0, 1/4 on class 1
     images, labels = case.strong[:3], torch.tensor([0, 0, 1])
     weights = torch.tensor([1.0, 0.5, 0.25]).double()
-    after = feddure.weighted_step(case.model, phi, case.buffers, images, labels, weights, 1.2)
+    after = weighted_step(case.model, phi, case.buffers, images, labels, weights, 1.2)
     # 1.2 / 3 x (1/2 + 1/4 - 1/8)
     assert after["classifier.bias"].tolist() == pytest.approx([0.25, -0.25], abs=1e-12)
     assert after["conv.weight"].tolist() == phi["conv.weight"].tolist()
@@ -266,9 +263,7 @@ def test_literal_numbers_of_a_network_that_is_all_bias() -> None:
     for parameter in case.regulator.parameters():
         parameter.data.zero_()
     case.regulator[0].bias.data = torch.tensor([1.0, 2.0, 3.0, 0.0]).double()
-    found = feddure.regulator_gradient(
-        case.model, phi, case.buffers, case.regulator, images, labels, x, y, 1.2
-    )
+    found = regulator_gradient(case.model, phi, case.buffers, case.regulator, images, labels, x, y, 1.2)
     assert found["2.bias"].tolist() == pytest.approx([-0.045017], abs=1e-6)
     assert found["2.weight"].flatten().tolist() == pytest.approx(
         [-0.045017, -0.090033, -0.135050, 0.0], abs=1e-6

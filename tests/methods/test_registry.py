@@ -9,7 +9,7 @@ import pytest
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.methods import create, find, recipes, registry, resolve
 from proxyfl.methods.base import Addon, Method
-from proxyfl.methods.fedavg import FedAvg
+from proxyfl.methods.fedavg import FedAvg, FedAvgSL
 from proxyfl.methods.fixmatch import FixMatch
 from proxyfl.methods.proxyfl import ProxyFL
 from proxyfl.methods.registry import Recipe
@@ -52,15 +52,14 @@ def test_aliases(alias: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "name", "cls", "addons"),
     [
-        ("fedavg+prox", "fedavg+prox", FedAvg, ("prox",)),
+        ("fedavg-sl+prox", "fedavg-sl+prox", FedAvgSL, ("prox",)),
         ("fixmatch-gpl+gpt", "fixmatch-gpl+gpt", FixMatch, ("gpt",)),
         ("fixmatch-gpl+icpl+gpt", "fixmatch-gpl+icpl+gpt", FixMatch, ("icpl", "gpt")),
         ("fixmatch-gpl+gpt+icpl", "fixmatch-gpl+gpt+icpl", FixMatch, ("gpt", "icpl")),
         ("fixmatch-gpl+proxyfl", "fixmatch-gpl+proxyfl", FixMatch, ("icpl", "gpt")),
         ("fixmatch+gpt", "fixmatch-lpl+gpt", FixMatch, ("gpt",)),
         ("proxyfl+prox", "proxyfl+prox", ProxyFL, ("icpl", "gpt", "prox")),
-        ("icpl-prior+gpt", "icpl-only+gpt", ProxyFL, ("icpl", "gpt")),
-        ("icpl-only+proxyfl", "icpl-only+proxyfl", ProxyFL, ("icpl", "gpt")),
+        ("icpl-top1+gpt", "icpl-top1+gpt", ProxyFL, ("icpl", "gpt")),
         ("fixmatch-gpl+prior+icpl", "fixmatch-gpl+prior+icpl", FixMatch, ("prior", "icpl")),
         # names with a plus of their own can be added to as well
         ("fedprox+fixmatch", "fedprox+fixmatch", FixMatch, ("prox",)),
@@ -72,6 +71,17 @@ def test_aliases(alias: str, name: str) -> None:
         ("proxyfl+proxyfl", "proxyfl", ProxyFL, ("icpl", "gpt")),
         ("fedprox+prox", "fedprox", FedAvg, ("prox",)),
         ("fixmatch-gpl+gpt+gpt", "fixmatch-gpl+gpt", FixMatch, ("gpt",)),
+        ("proxyfl+prior", "proxyfl", ProxyFL, ("icpl", "gpt")),
+        # what is exactly a method with a name of its own has that name
+        ("fedavg+prox", "fedprox", FedAvg, ("prox",)),
+        ("fedavg+prox+gpt", "fedavg+prox+gpt", FedAvg, ("prox", "gpt")),
+        ("gpt-only+icpl", "proxyfl", ProxyFL, ("icpl", "gpt")),
+        ("icpl-only+gpt", "proxyfl", ProxyFL, ("icpl", "gpt")),
+        ("icpl-prior+proxyfl", "proxyfl", ProxyFL, ("icpl", "gpt")),
+        ("fixmatch-gpl+proto", "proto", FixMatch, ("proto",)),
+        # FixMatch's own loss and local teacher, with ProxyFL's add-ons: not ProxyFL, as fixmatch+proxyfl is
+        ("fixmatch-lpl+proxyfl", "fixmatch-lpl+proxyfl", FixMatch, ("icpl", "gpt")),
+        ("fixmatch-lpl+proto", "fixmatch-lpl+proto", FixMatch, ("proto",)),
     ],
 )
 def test_grammar(given: str, name: str, cls: type[Method], addons: tuple[str, ...]) -> None:
@@ -93,8 +103,7 @@ def test_what_an_addon_needs_is_attached_before_it() -> None:
 def test_every_addon_parses_for_every_method(addon: str) -> None:
     for recipe in recipes():
         found = find(f"{recipe.name}+{addon}")
-        assert set(registry.BUNDLES.get(addon, (addon,))) <= set(found.addons)
-        resolve(found.name, {})
+        assert set(registry.BUNDLES.get(addon, (addon,))) <= set(resolve(found.name, {})[1])
 
 
 @pytest.mark.parametrize(
@@ -217,9 +226,25 @@ def test_resolved_parameters_resolve_to_themselves() -> None:
 
 def test_an_oracle_refuses_what_needs_unlabelled_images() -> None:
     for addon in ("icpl", "prior", "proxyfl"):
-        with pytest.raises(MethodError, match=r"fedavg-sl cannot carry \+prior: it has no unlabelled images"):
+        message = rf"fedavg-sl cannot carry \+{addon}: it has no unlabelled images"
+        with pytest.raises(MethodError, match=message):
             create(f"fedavg-sl+{addon}")
     assert create("fedavg-sl+gpt+prox").oracle
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("fedmatch+proxyfl", "proxyfl"),
+        ("fedmatch+icpl", "icpl"),
+        ("fedmatch+gpt+icpl", "gpt"),
+        ("fedmatch+prior+proxyfl", "prior"),
+        ("fedavg-sl+gpt+proxyfl", "proxyfl"),
+    ],
+)
+def test_a_refusal_names_the_word_that_was_given(name: str, word: str) -> None:
+    with pytest.raises(MethodError, match=rf"^\S+ cannot carry \+{word}: "):
+        create(name)
 
 
 def test_oracles_are_declared() -> None:

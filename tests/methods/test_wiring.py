@@ -3,84 +3,35 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import MethodError
-from proxyfl.core.state import Task, Update
-from proxyfl.data.stream import Batch
+from proxyfl.core.state import Update
 from proxyfl.federation.watch import watch
 from proxyfl.methods import create
 from proxyfl.methods.addons import tune_proxies
 from proxyfl.methods.base import Method
-from proxyfl.methods.context import ClientContext, Outputs, ServerContext
-from proxyfl.models import attach_heads
+from proxyfl.methods.context import ClientContext, ServerContext
 from toybox import Told, make_simulation, play, tiny_config
-
-CPU = torch.device("cpu")
-CLASSES, FEATURES, LABELLED, UNLABELLED = 4, 5, 3, 6
-
-
-class Toy(nn.Module):
-    """Nine pixels through a fixed map and a bent line to five features, and a classifier."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.mix = nn.Parameter(torch.randn(9, FEATURES, generator=generator))
-        self.classifier = nn.Linear(FEATURES, CLASSES)
-        self.classifier.weight.data = torch.randn(CLASSES, FEATURES, generator=generator)
-        self.classifier.bias.data = torch.randn(CLASSES, generator=generator) / 4
-
-    def features(self, x: Tensor) -> Tensor:
-        return (x.flatten(1) @ self.mix).tanh()
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
-
-
-def network(seed: int, heads: bool) -> nn.Module:
-    if not heads:
-        return Toy(seed)
-    with torch.random.fork_rng():
-        torch.random.manual_seed(seed)
-        return attach_heads(Toy(seed), "toy")
-
-
-def batch(labelled: int = LABELLED, unlabelled: int = UNLABELLED) -> Batch:
-    generator = torch.Generator().manual_seed(1)
-    x, weak, strong = (
-        torch.randn(n, 1, 3, 3, generator=generator) for n in (labelled, unlabelled, unlabelled)
-    )
-    return Batch(x, torch.arange(labelled) % CLASSES, x[:0], weak, strong, torch.arange(unlabelled))
-
-
-PRIOR = torch.tensor([0.4, 0.3, 0.2, 0.1])
-
-
-def context(method: Method, *, epochs: int = 1) -> ClientContext:
-    """A client that received network 1 and has trained on to network 2."""
-    received = network(1, method.needs_heads).state_dict()
-    return ClientContext(
-        method=method,
-        model=network(2, method.needs_heads),
-        stream=None,  # type: ignore[arg-type]
-        task=Task(1, 0, received, {"prior/classes": PRIOR}),
-        settings=TrainSettings(epochs=epochs),
-        classes=CLASSES,
-        rounds=1,
-        seed=1,
-        device=CPU,
-        autocast=nullcontext,
-        initial=dict,
-    )
+from toyclient import (
+    CLASSES,
+    CPU,
+    LABELLED,
+    PRIOR,
+    UNLABELLED,
+    Toy,
+    batch,
+    context,
+    network,
+    slow_logits,
+    softmax,
+    step,
+)
 
 
 def watched(ctx: ClientContext, truth: Tensor | None = None) -> dict[str, float]:
@@ -89,26 +40,8 @@ def watched(ctx: ClientContext, truth: Tensor | None = None) -> dict[str, float]
     return watch(ctx.decisions, pool, None if truth is None else lambda index: truth[index])
 
 
-def step(ctx: ClientContext, given: Batch | None = None) -> Outputs:
-    """A forward pass and what the method makes of it, without the descent."""
-    outputs = ctx.forward(given or batch())
-    ctx.method.decide(outputs, ctx)
-    return outputs
-
-
 def addon(method: Method, name: str) -> Any:
     return next(part for part in method.addons if part.name == name)
-
-
-def softmax(rows: Any) -> np.ndarray:
-    powers = np.exp(rows - rows.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
-
-
-def slow_logits(seed: int, images: Tensor) -> np.ndarray:
-    toy = Toy(seed)
-    mix, w, b = (t.detach().double().numpy() for t in (toy.mix, toy.classifier.weight, toy.classifier.bias))
-    return np.tanh(images.double().flatten(1).numpy() @ mix) @ w.T + b
 
 
 def test_probabilities_come_from_the_right_model_and_view() -> None:
@@ -452,11 +385,11 @@ def test_steps_taken_in_a_round(tmp_path: Any) -> None:
 def test_the_upper_bound_sees_every_label_once_an_epoch() -> None:
     simulation = make_simulation((4, 0), (28, 20))
     for client, count in ((0, 32), (1, 20)):
-        data = simulation.client(client, oracle=True)
+        data = simulation.holdings.client(client, oracle=True)
         assert len(data.labelled) == count
         assert len(data.unlabelled) == 0
         assert torch.equal(data.labels, simulation.dataset.train.labels[data.labelled])
-        plain = simulation.client(client)
+        plain = simulation.holdings.client(client)
         assert set(data.labelled.tolist()) == set(plain.labelled.tolist()) | set(plain.unlabelled.tolist())
         assert len(plain.labels) == len(plain.labelled) == (4, 0)[client]
     assert create("fedavg-sl").walks_labelled

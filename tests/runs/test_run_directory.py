@@ -110,7 +110,9 @@ def test_every_quantity_is_in_the_metrics(run: Run) -> None:
         assert set(line["proxy_loss"]) == {"margin", "before", "after"}
         ways = ("up", "down", "down_once")
         units = {f"{unit}_{way}" for unit in ("bytes", "numbers") for way in ways}
-        assert set(line["traffic"]) == {*ways, *units}
+        assert set(line["traffic"]) == {*ways, *units, "numbers"}
+        for way in ways:
+            assert sum(line["traffic"]["numbers"][way].values()) == line["traffic"][f"numbers_{way}"]
         assert len(line["clients"]) == 2
     seen = set().union(*(line["pseudo"] for line in run.metrics))
     assert {"selected_accuracy", "low_accuracy", "set_recall", "set_size"} <= seen

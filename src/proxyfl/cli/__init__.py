@@ -25,8 +25,11 @@ from proxyfl.cli import (
     models,
     new_method,
     predict,
+    profile,
     resume,
     run,
+    sweep,
+    table,
     validate,
 )
 from proxyfl.cli.common import Verbs, examples
@@ -79,8 +82,11 @@ def proxyfl(
 app.command(rich_help_panel=TRAIN, epilog=demo.EXAMPLES)(demo.demo)
 app.command(rich_help_panel=TRAIN, epilog=run.EXAMPLES)(run.run)
 app.command(rich_help_panel=TRAIN, epilog=resume.EXAMPLES)(resume.resume)
+app.command(rich_help_panel=TRAIN, epilog=sweep.COMPARE_EXAMPLES)(sweep.compare)
+app.command(rich_help_panel=TRAIN, epilog=sweep.SWEEP_EXAMPLES)(sweep.sweep)
 app.command(rich_help_panel=LOOK, epilog=ls.LS_EXAMPLES)(ls.ls)
 app.command(rich_help_panel=LOOK, epilog=ls.SHOW_EXAMPLES)(ls.show)
+app.command(rich_help_panel=LOOK, epilog=table.EXAMPLES)(table.table)
 app.command(rich_help_panel=LOOK, epilog=validate.EXAMPLES)(validate.validate)
 app.command("eval", rich_help_panel=USE, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(rich_help_panel=USE, epilog=predict.EXAMPLES)(predict.predict)
@@ -88,6 +94,7 @@ app.add_typer(methods.app, name="methods", rich_help_panel=KNOW)
 app.command("new-method", rich_help_panel=KNOW, epilog=new_method.EXAMPLES)(new_method.new_method)
 app.command(rich_help_panel=KNOW, epilog=models.EXAMPLES)(models.models)
 app.command(rich_help_panel=KNOW, epilog=comm.EXAMPLES)(comm.comm)
+app.command(rich_help_panel=KNOW, epilog=profile.EXAMPLES)(profile.profile)
 app.add_typer(data.app, name="data", rich_help_panel=KNOW)
 app.add_typer(config.app, name="config", rich_help_panel=KNOW, help="Presets: list, show, copy to edit.")
 

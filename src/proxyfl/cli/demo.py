@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import INTERRUPTED, command, err, examples, load_settings, out, runs_folder
-from proxyfl.cli.present import percent
+from proxyfl.cli.common import command, examples, load_settings, out, runs_folder
+from proxyfl.cli.sweep import train_missing
 from proxyfl.core.errors import RunError
 
 if TYPE_CHECKING:
     from proxyfl.runs.batch import Job
 
 METHODS = ("fedavg", "fixmatch-gpl", "proxyfl")
-"""From the quickest to the slowest; they are started the other way round, so that no core waits for long."""
+"""From the quickest to the slowest."""
 
 LEDGER = "demo.json"
 """The names of the runs that the demo made in its folder: what ``--fresh`` may delete."""
@@ -59,11 +58,11 @@ def demo(
     folder = runs or runs_folder() / "demo"
     jobs = plan(folder, range(first_seed, first_seed + seeds), rounds, settings or [])
     claim(folder, jobs, fresh=fresh)
-    try:
-        _train(jobs)
-    except KeyboardInterrupt as interrupt:
-        typer.echo("stopped; what is done is kept, the same command goes on from there", err=True)
-        raise typer.Exit(INTERRUPTED) from interrupt
+    if not all(job.finished for job in jobs):
+        # The slowest first, so that no core waits for long.
+        failed = train_missing(jobs[::-1])
+        for path, reason in failed.items():
+            raise RunError(f"{path}: {reason.strip().splitlines()[-1]}")
     words: list[object] = ["demo", "--seeds", seeds, "--first-seed", first_seed]
     words += ["--rounds", rounds] if rounds else []
     words += [word for assignment in settings or [] for word in ("--set", assignment)]
@@ -79,7 +78,7 @@ def plan(folder: Path, seeds: Iterable[int], rounds: int | None, assignments: Se
     for seed in seeds:
         for method in METHODS:
             config = load_settings("digits", method, {"seed": seed, "rounds": rounds}, assignments)
-            jobs.append(Job(method, config, folder / default_name(config)))
+            jobs.append(Job(f"{method} · seed {seed}", config, folder / default_name(config)))
     return jobs
 
 
@@ -113,86 +112,6 @@ def _read_ledger(path: Path) -> set[str]:
         raise RunError(f"{path} is damaged; delete it, or choose another folder with --runs") from None
 
 
-def _train(jobs: Sequence[Job]) -> None:
-    from proxyfl.engines.pool import usable_cores
-    from proxyfl.runs.batch import train_all
-    from proxyfl.runs.run import Run
-
-    missing = [job for job in reversed(jobs) if not (job.path.exists() and Run(job.path).finished)]
-    if missing:
-        workers = min(usable_cores(), len(missing))
-        err().print(f"{len(missing)} of {len(jobs)} runs to train, {workers} at a time")
-        with Bars(jobs) as bars:
-            train_all(missing, workers, bars.look)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """How far a run was when it was last looked at; ``size`` is that of its metrics file."""
-
-    size: int = 0
-    rounds: int = 0
-    accuracy: float = 0.0
-
-
-class Bars:
-    """A bar per method, moved by what its runs have written; where there is no terminal, a line per run."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.jobs = jobs
-        self.seen = {job.path: _look_at(job.path, Seen()) for job in jobs}
-        self.console = err()
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
-            TextColumn("[green]{task.fields[state]}"), TimeRemainingColumn(),
-            console=self.console, speed_estimate_period=120, disable=not self.console.is_terminal,
-        )  # fmt: skip
-        totals = {method: sum(job.rounds for job in jobs if job.method == method) for method in METHODS}
-        self.tasks = {
-            method: self.progress.add_task(method, total=total, state="", completed=self._state(method)[0])
-            for method, total in totals.items()
-        }
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def look(self) -> None:
-        """Read what is new."""
-        for job in self.jobs:
-            before, now = self.seen[job.path], _look_at(job.path, self.seen[job.path])
-            self.seen[job.path] = now
-            if self.progress.disable and before.rounds < now.rounds == job.rounds:
-                self.console.print(f"{job.path.name} finished: accuracy {percent(now.accuracy)}")
-        for method, task in self.tasks.items():
-            rounds, state = self._state(method)
-            self.progress.update(task, completed=rounds, state=state)
-
-    def _state(self, method: str) -> tuple[int, str]:
-        """Rounds played, and the accuracy now: the mean over the seeds that have begun."""
-        seen = [self.seen[job.path] for job in self.jobs if job.method == method]
-        begun = [each.accuracy for each in seen if each.rounds]
-        state = f"accuracy {percent(sum(begun) / len(begun))}" if begun else "waiting"
-        return sum(each.rounds for each in seen), state
-
-
-def _look_at(path: Path, before: Seen) -> Seen:
-    from proxyfl.runs.directory import RunDirectory, read_json_lines
-
-    metrics = RunDirectory(path).metrics
-    size = metrics.stat().st_size if metrics.exists() else 0
-    if size == before.size:
-        return before
-    lines = read_json_lines(metrics)
-    return Seen(size, len(lines), lines[-1]["accuracy"] if lines else 0.0)
-
-
 def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str) -> None:
     """The table, the pictures, and where things are."""
     from proxyfl.report.bubbles import partition_bubbles
@@ -201,7 +120,7 @@ def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str
     from proxyfl.report.tables import caption, summary_rows, to_markdown, to_rich
     from proxyfl.runs.run import Run
 
-    runs = {method: [Run(job.path) for job in jobs if job.method == method] for method in METHODS}
+    runs = {method: [Run(job.path) for job in jobs if job.config.method.name == method] for method in METHODS}
     rows = summary_rows(runs)
     config = jobs[0].config
     title = (

@@ -112,6 +112,8 @@ def show(
         console.print()
         _print_curve([line["accuracy"] for line in lines], console)
         console.print(_last_rounds(lines[-rounds:]))
+        console.print()
+        console.print(_last_traffic(lines[-1]))
         _print_failures(lines, console)
     if found.directory.is_locked():
         console.print(f"\nrunning: {len(lines)} of {total} rounds done")
@@ -149,6 +151,23 @@ def _last_rounds(lines: list[dict[str, Any]]) -> Table:
             _share(pseudo.get("selected_accuracy")),
             in_words(traffic["bytes_up"] + traffic["bytes_down"]),
         )
+    return table
+
+
+def _last_traffic(line: dict[str, Any]) -> Table:
+    """What the last round sent, by part of the model."""
+    from proxyfl.data.files import in_words
+
+    traffic = line["traffic"]
+    numbers = traffic.get("numbers", {})  # runs of earlier versions have bytes alone
+    heads = [f"round {line['round']}", "numbers up", "bytes up", "numbers down", "bytes down"]
+    table = plain_table(*heads, right=heads[1:], keep=heads)
+    for part in traffic["down"]:
+        cells = [part]
+        for way in ("up", "down"):
+            count = numbers.get(way, {}).get(part)
+            cells += ["–" if count is None else f"{count:,}", in_words(traffic[way].get(part, 0))]
+        table.add_row(*cells)
     return table
 
 

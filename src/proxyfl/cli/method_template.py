@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -201,14 +202,20 @@ class Draft:
         theirs = "import proxyfl\nimport torch\nfrom proxyfl.methods import create"
         return TEST.substitute(self._names, imports=f"{theirs}\n\nfrom {self.module} import lead")
 
-    def page(self) -> str:
+    def page(self, measured: Path) -> str:
+        """With its tables as ``docs/refresh.py`` fills them from a checkout's results in ``measured``."""
+        from proxyfl.report import pages
+
         call = "proxyfl" if self.checkout else f"proxyfl --plugin {self.module}.py"
-        results = f"\n{_generated('results', f'{self.name} {self.parent.name}')}\n"
+        names = f"{self.name} {self.parent.name}"
+        lead = pages.parameter_row("lead", LEAD, "≥ 0, ≤ 1", MEANING)
+        table = pages.block("parameters", self.name, pages.parameters(self.parent.name, [lead]))
+        results = f"\n{pages.block('results', names, pages.results(names, measured))}\n"
         return PAGE.substitute(
             self._names,
             idea=_filled(IDEA.substitute(parent=f"`{self.parent.name}`", tau="τ"), PROSE),
             run=f"{call} run digits --method {self.name}",
-            parameters=_generated("parameters", self.name) if self.checkout else self._table(call),
+            parameters=table if self.checkout else self._table(call, lead),
             results=results if self.checkout else "",
         )
 
@@ -240,13 +247,13 @@ class Draft:
         arguments = "\n".join(f"{part}," for part in parts)
         return f"register(\n    Recipe(\n{textwrap.indent(arguments, ' ' * 8)}\n    )\n)"
 
-    def _table(self, call: str) -> str:
+    def _table(self, call: str, lead: str) -> str:
         lines = [
             "## Parameters",
             "",
             "| parameter | default | range | meaning |",
             "|---|---|---|---|",
-            f"| `lead` | {LEAD} | ≥ 0, ≤ 1 | {MEANING} |",
+            lead,
             "",
             f"The others are those of `{self.parent.name}`; `{call} methods show {self.name}` prints all.",
         ]
@@ -255,11 +262,6 @@ class Draft:
 
 def _filled(text: str, width: int) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
-
-
-def _generated(kind: str, names: str) -> str:
-    """The marks between which ``docs/refresh.py`` writes."""
-    return f"<!-- {kind} {names} -->\n<!-- /{kind} -->"
 
 
 def _tall(table: Mapping[str, Any]) -> str:

@@ -105,7 +105,10 @@ def show(
         str, typer.Argument(metavar="NAME", help="A method, or parent+addon.", show_default=False)
     ],
 ) -> None:
-    """Parameters of a method and its add-ons: default, what other fidelities make of it, range, meaning."""
+    """A method and its add-ons: citation, equations, deviations, and every parameter.
+
+    A parameter has its default, what other fidelities make of it, its range and its meaning.
+    """
     from rich.markup import escape
     from rich.padding import Padding
 
@@ -115,20 +118,21 @@ def show(
     console = out()
     oracle = " [yellow](oracle)[/]" if method.oracle else ""
     console.print(f"[bold]{escape(recipe.name)}[/]{oracle}: {escape(recipe.summary)}")
-    about = _about(recipe)
-    if about:
-        console.print(Padding(about, (1, 0, 0, 2)), markup=False)
-    for part in method.parts:
+    modules = [type(part).__module__ for part in method.parts]
+    for place, part in enumerate(method.parts):
         title = "method" if part is method else f"method.{part.name}"
         console.print(f"\n[bold]\\[{title}][/]  [dim]{escape(_facts(part))}[/]")
+        about = _about(modules[place]) if modules[place] not in modules[:place] else ""
+        if about:
+            console.print(Padding(about, (1, 0, 1, 2)), markup=False)
         console.print(_parameters(recipe.name, part, method))
     console.print("\n[dim]code, paper: where that fidelity has another value; presets may set others[/]")
     console.print(_example(recipe, method), markup=False, soft_wrap=True)
 
 
-def _about(recipe: Recipe) -> str:
-    """What the method's module says: the citation and the equations."""
-    module = sys.modules.get(recipe.method.__module__)
+def _about(name: str) -> str:
+    """What a part's module says: the citation, the idea, the equations and the deviations."""
+    module = sys.modules.get(name)
     text = (inspect.getdoc(module) if module is not None else None) or ""
     paragraphs = text.replace("``", "").replace("::\n", ":\n").split("\n\n")
     return "\n\n".join(part if part.startswith(" ") else " ".join(part.split()) for part in paragraphs)

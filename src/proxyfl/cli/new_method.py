@@ -59,7 +59,8 @@ def new_method(
     changed = {}
     if place.checkout:
         changed[place.package] = with_import(place.package.read_text(encoding="utf-8"), draft.module)
-    _write(dict(zip(files, (draft.method(), draft.test(), draft.page()), strict=True)), changed)
+    texts = draft.method(), draft.test(), draft.page(place.measured)
+    _write(dict(zip(files, texts, strict=True)), changed)
     for line in [f"wrote {file}" for file in files] + [f"added {draft.module} to {file}" for file in changed]:
         typer.echo(line)
     typer.echo("\nnext")
@@ -85,6 +86,11 @@ class Place:
     @property
     def package(self) -> Path:
         return self.folder / "src" / "proxyfl" / "methods" / "__init__.py"
+
+    @property
+    def measured(self) -> Path:
+        """Where a checkout has the results that its pages show."""
+        return self.folder / "results" / "digits-learning.csv"
 
     def files(self, name: str) -> tuple[Path, Path, Path]:
         """The method, its test and its page."""

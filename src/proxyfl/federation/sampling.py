@@ -31,6 +31,33 @@ class Population:
         """The clients that hold any image."""
         return np.flatnonzero(self.sizes)
 
+    @cached_property
+    def legacy_draws(self) -> LegacyDraws:
+        return LegacyDraws(self.holders)
+
+
+class LegacyDraws:
+    """The released program's one stream of samples, whose every draw shuffles all clients.
+
+    The stream stays where the last round left it, so that a round does not repeat all draws before it.
+    """
+
+    def __init__(self, holders: npt.NDArray[np.int64]) -> None:
+        self.holders = holders
+        self._restart(0)
+
+    def sample(self, round: int, count: int) -> list[int]:
+        """The ``count`` clients of a round; another count or an earlier round begins the stream again."""
+        if count != self.count or round <= self.round:
+            self._restart(count)
+        while self.round < round:
+            drawn = self.stream.choice(self.holders, count, replace=False)
+            self.round += 1
+        return [int(client) for client in drawn]
+
+    def _restart(self, count: int) -> None:
+        self.stream, self.round, self.count = np.random.RandomState(LEGACY_SEED), 0, count
+
 
 def sample_clients(config: Config, round: int, population: Population) -> list[int]:
     """``per_round`` clients without replacement among those that hold images, in the order of their work.
@@ -41,9 +68,6 @@ def sample_clients(config: Config, round: int, population: Population) -> list[i
     holders = population.holders
     count = min(config.federation.per_round, len(holders))
     if config.federation.sampling == "legacy":
-        stream = np.random.RandomState(LEGACY_SEED)
-        for _ in range(round - 1):
-            stream.choice(holders, count, replace=False)
-        return [int(client) for client in stream.choice(holders, count, replace=False)]
+        return population.legacy_draws.sample(round, count)
     chosen = numpy_rng(config.seed, round, SERVER, "sample").choice(holders, count, replace=False)
     return sorted((int(client) for client in chosen), key=lambda client: (-population.sizes[client], client))

@@ -15,6 +15,7 @@ from torch import Tensor
 from proxyfl.core.state import Task, Update
 
 PARTS = ("trunk", "classifier", "heads", "extras")
+WAYS = ("up", "down", "down_once")
 
 
 def by_part(weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> dict[str, int]:
@@ -43,27 +44,26 @@ def _sizes(
 class Traffic:
     """Numbers and bytes of one round, summed over clients."""
 
-    up: Counter[str] = field(default_factory=Counter)
-    down: Counter[str] = field(default_factory=Counter)
-    down_once: Counter[str] = field(default_factory=Counter)
-    numbers: Counter[str] = field(default_factory=Counter)
+    bytes: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
+    numbers: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
 
     def sent(self, task: Task) -> None:
-        everyone = not self.down
-        self.down.update(by_part(task.weights, task.extras, task.personal))
-        self.numbers["down"] += sum(numbers_by_part(task.weights, task.extras, task.personal).values())
-        broadcast = (task.weights, task.extras) if everyone else ({}, {})
-        self.down_once.update(by_part(*broadcast, task.personal))
-        self.numbers["down_once"] += sum(numbers_by_part(*broadcast, task.personal).values())
+        broadcast = (task.weights, task.extras) if not self.bytes["down"] else ({}, {})
+        self._add("down", task.weights, task.extras, task.personal)
+        self._add("down_once", *broadcast, task.personal)
 
     def received(self, update: Update) -> None:
-        self.up.update(by_part(update.weights, update.extras))
-        self.numbers["up"] += sum(numbers_by_part(update.weights, update.extras).values())
+        self._add("up", update.weights, update.extras)
+
+    def _add(self, way: str, weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> None:
+        self.bytes[way].update(by_part(weights, *extras))
+        self.numbers[way].update(numbers_by_part(weights, *extras))
 
     def record(self) -> dict[str, object]:
-        ways = {"up": self.up, "down": self.down, "down_once": self.down_once}
+        """Totals of both, the bytes of each way by part, and below ``numbers`` the numbers by part."""
         return {
-            **{f"bytes_{way}": sum(sizes.values()) for way, sizes in ways.items()},
-            **{f"numbers_{way}": self.numbers[way] for way in ways},
-            **{way: dict(sizes) for way, sizes in ways.items()},
+            **{f"bytes_{way}": sum(sizes.values()) for way, sizes in self.bytes.items()},
+            **{f"numbers_{way}": sum(sizes.values()) for way, sizes in self.numbers.items()},
+            **{way: dict(sizes) for way, sizes in self.bytes.items()},
+            "numbers": {way: dict(sizes) for way, sizes in self.numbers.items()},
         }

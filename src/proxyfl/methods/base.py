@@ -39,7 +39,7 @@ class Part:
     private: tuple[str, ...] = ()
     """Weights whose names begin so stay on the client, kept between its rounds, instead of being sent."""
     sends: ClassVar[str] = ""
-    """What travels beside the weights, in words."""
+    """What travels beside the weights, in words: what goes up, what down, what both ways."""
     keeps: str = ""
     """What a client keeps between rounds, in words; empty: nothing."""
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -87,6 +87,8 @@ class Addon(Part):
 
     needs: ClassVar[tuple[str, ...]] = ()
     """Other add-ons it works with; they are attached as well."""
+    asked_as: str = ""
+    """The word that brought it: a bundle's or another add-on's name, or its own."""
 
     def term(self, outputs: Outputs, ctx: ClientContext) -> Tensor | None:
         """A loss to add to each step."""
@@ -125,7 +127,7 @@ class Method(Part):
         for addon in addons:
             reason = self.refuses(addon)
             if reason:
-                raise MethodError(f"{self.name} cannot carry +{addon.name}: {reason}")
+                raise MethodError(f"{self.name} cannot carry +{addon.asked_as or addon.name}: {reason}")
         self.all_wants = frozenset().union(*(part.wants for part in self.parts))
         self.needs_heads = any(part.heads for part in self.parts)
         self.all_private = tuple(prefix for part in self.parts for prefix in part.private)

@@ -6,6 +6,8 @@ server replaces those by the mean of the clients' weights, weighted by how much 
     Ls    = mean over labelled images of H(y, p(weak(x)))
     Theta = sum_k gamma_k Theta_k,   gamma_k proportional to the size of client k
 
+Deviations: none from the paper; buffers (batch-norm statistics) are averaged like weights.
+
 The paper under comparison does not say how many steps the labelled-only baseline takes. By default it
 takes as many as the semi-supervised methods (``steps = "matched"``); ``steps = "labelled"`` walks over the
 labelled images instead. ``fedavg-sl`` is an oracle: it sees the true labels of all images.

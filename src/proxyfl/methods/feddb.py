@@ -12,7 +12,9 @@ uniform::
     w      = argmin over the simplex of mean_c (sum_k w_k a_k(c) - 1/C)^2
 
 ``solver = "release"`` repeats the released procedure, whose softmax keeps weights near uniform;
-``"simplex_qp"`` solves the problem. Deviations: the shared optimiser protocol instead of the original's
+``"simplex_qp"`` solves the problem.
+
+Deviations: the shared optimiser protocol instead of the original's
 (lr 0.03, Nesterov, cosine, gradient clipping, full-batch steps, batch norm without statistics);
 ``server_momentum`` (0.5 in the release) is off by default.
 """

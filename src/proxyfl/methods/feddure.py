@@ -213,29 +213,6 @@ def labelled_loss(model: nn.Module, phi: Named, buffers: Named, x: Tensor, y: Te
     return _pass(model, phi, buffers, x, y)[0].mean()
 
 
-def weighted_step(
-    model: nn.Module, phi: Named, buffers: Named, images: Tensor, labels: Tensor, weights: Tensor, lr: float
-) -> Tensors:
-    """phi - lr * grad mean_i weights_i H(labels_i, p_phi(images_i)): steps (a) and (c)."""
-    leaves = _leaves(phi)
-    return _moved(leaves, _pass(model, leaves, buffers, images, labels)[0], weights, lr)
-
-
-def regulator_gradient(
-    model: nn.Module,
-    phi: Named,
-    buffers: Named,
-    regulator: nn.Module,
-    strong: Tensor,
-    labels: Tensor,
-    x: Tensor,
-    y: Tensor,
-    lr: float,
-) -> Tensors:
-    """The gradient of step (b), by the names of the regulator's parameters."""
-    return _judge(model, _leaves(phi), buffers, regulator, lr, strong, labels, x, y)[0]
-
-
 def _judge(
     model: nn.Module, phi: Tensors, buffers: Named, regulator: nn.Module, lr: float, *images: Tensor
 ) -> tuple[Tensors, Tensor, Tensor]:
@@ -279,6 +256,7 @@ def _gradient(loss: Tensor, parameters: Named) -> Tensors:
 
 
 def _moved(phi: Tensors, losses: Tensor, weights: Tensor, lr: float) -> Tensors:
+    """phi - lr * grad mean_i weights_i losses_i: steps (a) and (c)."""
     gradient = _gradient((weights * losses).mean(), phi)
     return {name: value.detach() - lr * gradient[name] for name, value in phi.items()}
 

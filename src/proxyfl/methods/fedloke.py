@@ -10,9 +10,12 @@ and G on strongly augmented labelled images::
     q = stopped predictions on weak views of the models being trained,   r_t = min(1, t / ramp)
 
 A client's first private model is the federation's initial one, rebuilt from the seed, so nothing is stored
-for clients that were never chosen. Deviations: the optimiser is the shared protocol's instead of the
-original's (lr 0.01, plain, element-wise clipping at 0.1, one epoch); ``clip`` brings the clipping back.
-Add-ons act on the shared model, which is the one that is sent and evaluated.
+for clients that were never chosen. Add-ons act on the shared model, which is the one that is sent and
+evaluated.
+
+Deviations: the optimiser is the shared protocol's instead of the original's (lr 0.01, plain, element-wise
+clipping at 0.1, one epoch); ``clip`` brings the clipping back. The release averages clients uniformly; here
+the mean is weighted as for every method (``federation.weighting``).
 """
 
 from __future__ import annotations

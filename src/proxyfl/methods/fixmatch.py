@@ -8,7 +8,11 @@ teacher is the local model being trained (LPL) or the frozen global model of the
 
 ``mask`` may look at another model than the teacher: ``either`` trusts an image when the local or the
 global model is confident, as ProxyFL's released program does; ``all`` trusts every image (the paper's
-GPL-ALL and LPL-ALL). The local teacher predicts in the same training-mode pass (``teacher_mode``).
+GPL-ALL and LPL-ALL).
+
+Deviations: none from the method but for the federated setting; optimiser and batches are the shared
+protocol's. The local teacher predicts in the same training-mode pass; ``teacher_mode = "eval"`` gives it a
+pass of its own.
 """
 
 from __future__ import annotations

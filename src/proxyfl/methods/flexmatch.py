@@ -10,6 +10,9 @@ the last class it trusted for each image; the counts over that memory decide the
 
 Thresholds come from the memory before the step's own update. They begin near zero, so early rounds accept
 almost everything; the paper under comparison reports a collapse on SVHN, which this can reproduce.
+
+Deviations: none known from the published code but for the federated setting: every client has a memory and
+thresholds of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ProxyFL (CVPR 2026): classifier rows as class proxies, tuned on the server, taught from on the clients.
+"""ProxyFL (Chen and Wang, CVPR 2026): classifier rows as class proxies, for server and clients.
 
 A client learns from confident images as FixMatch does, with the global model as teacher, and from *all*
 images through ICPL: each is pulled to the proxies of the categories it may belong to and pushed from images
@@ -10,10 +10,11 @@ that share none of them. The server tunes the averaged proxies against the clien
     loss = Ls + weight * Lu + icpl.weight * Licpl           (addons/icpl.py, addons/prior.py)
     W_G <- tune(mean_k W_k ; all W_k)                       (addons/gpt.py)
 
-Where the printed paper and the released program differ, ``fidelity = "paper"`` takes the printed text:
-only the global model's confidence counts, strictly above tau, and Lu is divided by the confident images.
-The printed KL has its arguments exchanged, which is infinite for one-hot labels; both readings use
-KL(label || prediction).
+Deviations: where the printed paper and the released program differ, the default is the program without its
+accidents (momentum leaks from client to client, test images are normalised unlike training ones). ``fidelity
+= "paper"`` takes the printed text: only the global model's confidence counts, strictly above tau, and Lu is
+divided by the confident images. The printed KL has its arguments exchanged, which is infinite for one-hot
+labels; every reading uses KL(label || prediction).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def find(name: str) -> Recipe:
     name = _aliases.get(name, name)
     if name in _recipes:
         return _recipes[name]
-    parent, extra = _parent(name)
+    parent, extra = _split(name)
     words, wanted = [parent.name], [*parent.addons]
     for word in extra:
         added = [addon for addon in BUNDLES.get(word, (word,)) if addon not in wanted]
@@ -83,10 +83,18 @@ def find(name: str) -> Recipe:
                 raise ConfigError(f"unknown add-on '+{addon}' in '{name}'; {nearest(addon, known)}")
         words += [word] if added else []
         wanted += added
-    return dataclasses.replace(parent, name="+".join(words), addons=tuple(wanted))
+    composed = dataclasses.replace(parent, name="+".join(words), addons=tuple(wanted))
+    return next((known for known in (parent, *_recipes.values()) if _same(known, composed)), composed)
 
 
-def _parent(name: str) -> tuple[Recipe, list[str]]:
+def _same(known: Recipe, composed: Recipe) -> bool:
+    """Whether two recipes train alike: the same method, add-ons and defaults, whatever their names."""
+    if (known.method, known.defaults, known.paper) != (composed.method, composed.defaults, composed.paper):
+        return False
+    return set(_with_needs(known.addons)) == set(_with_needs(composed.addons))
+
+
+def _split(name: str) -> tuple[Recipe, list[str]]:
     """The longest known method that ``name`` begins with (some have a plus of their own), and the rest."""
     words = name.split("+")
     for count in range(len(words), 0, -1):
@@ -144,11 +152,22 @@ def create(name: str, parameters: Mapping[str, Any] | None = None, fidelity: str
     """A method ready to train."""
     recipe = find(name)
     _, tree = resolve(name, parameters or {}, fidelity)
-    attached = []
+    attached, asked = [], _asked(name)
     for addon in _with_needs(recipe.addons):
         cls = _addons[addon]
-        attached.append(cls(read_section(cls.Parameters, tree.pop(addon), fidelity, f"method.{addon}.")))
+        section = read_section(cls.Parameters, tree.pop(addon), fidelity, f"method.{addon}.")
+        attached.append(cls(section))
+        attached[-1].asked_as = asked.get(addon, addon)
     return recipe.method(read_section(recipe.method.Parameters, tree, fidelity, "method."), attached)
+
+
+def _asked(name: str) -> dict[str, str]:
+    """By which word of a name each add-on came: a bundle's or another add-on's, or its own."""
+    asked: dict[str, str] = {}
+    for word in _split(_aliases.get(name, name))[1]:
+        for addon in _with_needs(BUNDLES.get(word, (word,))):
+            asked.setdefault(addon, word)
+    return asked
 
 
 def _has(parameters: type[Any], key: str) -> bool:

@@ -17,12 +17,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from proxyfl.core import plugins
 from proxyfl.core.config import Config
-from proxyfl.core.errors import ProxyFLError, RunError
+from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import Failure, Update
-from proxyfl.engines.pool import TUNABLES, tuned_environment
+from proxyfl.engines.pool import TUNABLES, tuned_environment, usable_cores
 from proxyfl.federation.loop import RoundReport
 from proxyfl.runs.experiment import Experiment, resume
+from proxyfl.runs.run import Run
 
 PAUSE = 0.25
 """Seconds between two looks at the runs."""
@@ -30,43 +32,60 @@ PAUSE = 0.25
 
 @dataclass(frozen=True)
 class Job:
-    """One run to make."""
+    """One run to make, and what to call it."""
 
-    method: str
+    name: str
     config: Config
     path: Path
+    data_root: Path | None = None
 
     @property
     def rounds(self) -> int:
         return self.config.federation.rounds
 
+    @property
+    def finished(self) -> bool:
+        return self.path.exists() and Run(self.path).finished
 
-def train_all(jobs: Sequence[Job], workers: int, look: Callable[[], None]) -> None:
-    """``workers`` runs at a time; ``look`` is called now and then. No child outlives this function."""
+
+def train_all(
+    jobs: Sequence[Job], side_by_side: int = 0, look: Callable[[dict[Path, str]], None] = lambda failed: None
+) -> dict[Path, str]:
+    """Make or finish the runs, so many at a time (0: one per core). What could not be made, and why.
+
+    A failed run does not stop the others. ``look`` is told now and then who has failed so far. Where there
+    are fewer runs than cores, each run gets worker processes. No child outlives this function.
+    """
     waiting = deque(jobs)
-    running: list[Child] = []
+    together = min(side_by_side or usable_cores(), len(jobs))
+    workers = usable_cores() // together if together and not side_by_side else 1
+    running: list[_Child] = []
+    failed: dict[Path, str] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < workers:
-                running.append(Child(waiting.popleft()))
+            while waiting and len(running) < together:
+                running.append(_Child(waiting.popleft(), workers if workers > 1 else 0))
             wait([child.process.sentinel for child in running], timeout=PAUSE)
             for child in [child for child in running if not child.process.is_alive()]:
                 running.remove(child)
-                child.check()
-            look()
+                if trouble := child.trouble():
+                    failed[child.job.path] = trouble
+            look(failed)
     finally:
         for child in running:
             child.end()
+    return failed
 
 
-class Child:
+class _Child:
     """A process that makes one run."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.job = job
         self.answer, theirs = context.Pipe(duplex=False)
-        self.process: BaseProcess = context.Process(target=make_run, args=(job, theirs), daemon=True)
+        arguments = (job, workers, list(plugins.loaded), theirs)
+        self.process: BaseProcess = context.Process(target=make_run, args=arguments, daemon=True)
         before = os.environ.get(TUNABLES)
         os.environ[TUNABLES] = tuned_environment()[TUNABLES]  # read by the allocator when a program starts
         try:
@@ -77,16 +96,13 @@ class Child:
                 os.environ[TUNABLES] = before
         theirs.close()
 
-    def check(self) -> None:
-        """Raise what the child could not do."""
+    def trouble(self) -> str:
+        """What the child could not do; empty when all is well."""
         try:
-            mendable, text = self.answer.recv()
+            return str(self.answer.recv())
         except EOFError:
-            if self.process.exitcode:
-                reason = f"the process ended with code {self.process.exitcode}"
-                raise RunError(f"{self.job.path}: {reason}; the same command goes on from there") from None
-            return
-        raise (RunError if mendable else RuntimeError)(f"{self.job.path}: {text}")
+            code = self.process.exitcode
+            return f"the process ended with code {code}; the same command goes on from there" if code else ""
 
     def end(self) -> None:
         self.process.terminate()
@@ -96,21 +112,23 @@ class Child:
             self.process.join()
 
 
-def make_run(job: Job, answer: Connection) -> None:
+def make_run(job: Job, workers: int, modules: list[str], answer: Connection) -> None:
     """What a child does: the run from its start, or from where it was stopped."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
     try:
+        for module in modules:
+            plugins.load_plugin(module)
         if job.path.exists():
-            resume(job.path, [WithParent()], workers=0)
+            resume(job.path, [_WithParent()], job.data_root, workers)
         else:
-            Experiment(config=job.config).run(job.path, [WithParent()], workers=0)
+            Experiment(config=job.config, data_root=job.data_root).run(job.path, [_WithParent()], workers)
     except ProxyFLError as error:
-        answer.send((True, str(error)))
+        answer.send(str(error))
     except Exception:
-        answer.send((False, traceback.format_exc()))
+        answer.send(traceback.format_exc())
 
 
-class WithParent:
+class _WithParent:
     """An observer that ends a child whose parent is gone, however it went."""
 
     def round_started(self, round: int, clients: list[int]) -> None:

@@ -1,8 +1,22 @@
-"""Global proxy tuning (GPT): the server moves the averaged classifier rows to where the clients' rows
-of the same class are near and those of other classes are far.
+"""Global proxy tuning (GPT), the server's half of ProxyFL (Chen and Wang, CVPR 2026).
+
+The rows of a classifier stand for its classes: they are proxies. Plain averaging lets outlier clients pull a
+proxy away from its class. So the server moves the averaged rows to where the clients' rows of the same class
+are near and those of other classes are far. Omega starts at the mean of the M clients' rows w_m,c; Q epochs
+of plain gradient descent lower, with r_c = sqrt(||w - Omega_c||^2 + 1e-12)::
+
+    margin = min(max_c min_c' ||Omega_c - Omega_c'||, 100)  over c' other than c, at the start
+    l(w, y) = -log [ e^-(r_y + margin) / (e^-(r_y + margin) + sum of e^-r_c over c other than y) ]
+    Lgpt    = mean over the rows (w, y) of a mini-batch of l(w, y)                   ``anchor = "local"``
+    Lgpt    = sum_m sum_c -log [ e^-||Omega_c - w_m,c|| / sum_c' e^-||Omega_c - w_m,c'|| ]    "global"
 
 The gradient is written out, and in numpy: thousands of tiny steps a round are then spent on arithmetic
-instead of autograd, dispatch and threads.
+instead of autograd, dispatch and threads. The classifier's bias stays the plain average.
+
+Deviations: the default is the released program, each client's row against the proxies, with a margin and in
+mini-batches of 4. The printed text has each proxy against one client's rows, no margin and one sum over all,
+and leaves the distance open; ``fidelity = "paper"`` takes that, with the Euclidean distance. Epochs are a
+parameter of their own; the release derives them from a total per data set.
 """
 
 from __future__ import annotations

@@ -1,8 +1,23 @@
-"""Indecisive-categories proxy learning (ICPL): a contrastive loss in which unsure images take part too.
+"""Indecisive-categories proxy learning (ICPL), the clients' half of ProxyFL (Chen and Wang, CVPR 2026).
 
-An image the global model is sure of belongs to one class; any other belongs to the set ξ of classes it
-finds likelier than the class prior. Every anchor is drawn to the proxies of its set and pushed from
-images whose sets are disjoint from its own.
+A contrastive loss in which unsure images take part too. An image the global model is sure of belongs to one
+class; any other belongs to the set xi of classes it finds likelier than the class prior P. Every anchor is
+drawn to the proxies (classifier rows w_c) of its set and pushed from images whose sets share no class with
+its own. Rows r are labelled images, weak and strong views; z_r is a feature, F and R are learned heads::
+
+    f_r = F(z_r) / |F(z_r)|,   v_c = R(w_c) / |R(w_c)|
+    xi_r  = {lab(pG_r)} if sure_r else {c : pG_r(c) > P(c)},   {lab(pG_r)} where that is empty
+    pos_r = <f_r, v_lab(pG_r)> if sure_r else <f_r, sum of pG_r(c) v_c over c in xi_r>
+    N_r   = {q : xi_q and xi_r disjoint, <f_r, f_q> >= 1e-6}
+    Licpl = mean over anchors r of -log [ e^pos_r / (e^pos_r + sum of e^<f_r, f_q> over q in N_r) ]
+
+Anchors are the unlabelled rows; labelled ones serve as negatives. A strong view has pG and sure of its weak
+view. Gradients flow into the network, the heads and the classifier rows (``train_proxies``).
+
+Deviations: the default is the released program. The printed text has neither heads nor the filter on the
+cosine, true classes for labelled images, the local model's scores in pos, weak views only and two means,
+of sure and of unsure anchors; ``fidelity = "paper"`` takes that. Its raw dot products explode, so features
+and proxies have unit length in every reading (``normalise``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The class prior: how often each class is met over the federation, as the clients count it.
+"""The class prior of ProxyFL (Chen and Wang, CVPR 2026): how often each class is met, as clients count it.
 
 In the last local epoch a client counts the true class of every labelled image it visits and the global
 model's label of every confident unlabelled one. The server turns the counts into shares and follows them
@@ -8,6 +8,9 @@ slowly (released program), or takes the mean of the clients' shares of this roun
     paper:  P <- mean_k (n_k / |n_k|)
 
 A client without counts is skipped; without any counts the prior stays. It starts uniform.
+
+Deviations: the default is the released program. The printed text counts predictions on labelled images, too,
+and replaces the prior each round by the mean of the clients' shares; ``fidelity = "paper"`` does so.
 """
 
 from __future__ import annotations

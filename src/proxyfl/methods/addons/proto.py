@@ -1,4 +1,4 @@
-"""Class prototypes (FedProto; Tan et al., AAAI 2022) beside a semi-supervised method.
+"""Class prototypes after FedProto (Tan et al., AAAI 2022), beside a semi-supervised method.
 
 A prototype is the mean feature of a class. Clients are pulled to the federation's prototypes and send their
 own back; the server averages them over the clients that have the class::
@@ -10,6 +10,9 @@ own back; the server averages them over the clients that have the class::
 Which images belong to a class is ``assign``: ``confident`` (labelled ones and trusted pseudo-labels),
 ``all`` (every image, by the global model's label) or ``labelled``. The loss acts on the same images that make
 the prototypes: labelled and weak views. A class that no client met keeps its prototype.
+
+Deviations: FedProto trains with labels only and sends prototypes instead of weights; here weights are sent
+and averaged too. The paper under comparison does not say which images the term acts on.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class ProtoParameters:
 class Proto(Addon):
     name = "proto"
     wants = frozenset({"x", "u_weak"})
-    sends = "prototypes both ways (C × d numbers), class counts up"
+    sends = "prototypes both ways (C × d numbers), class counts up, flags of known classes down (C each)"
     Parameters = ProtoParameters
 
     def start(self, ctx: ServerContext) -> Tensors:

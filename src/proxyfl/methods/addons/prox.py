@@ -1,10 +1,11 @@
 """The proximal term of FedProx (Li et al., MLSys 2020): local weights stay near the global ones.
 
-::
+Clients with unusual data would drag the average away; a quadratic term holds them back::
 
     Lprox = weight / 2 * sum over trainable parameters ||Theta_k - Theta_G||^2
 
-Buffers (batch-norm statistics) are not penalised. The factor one half is the FedProx paper's.
+Deviations: none from FedProx, whose factor one half this is; whether the comparison's lambda includes it is
+unknown. Buffers (batch-norm statistics) are not penalised. Clients take full local epochs, no partial ones.
 """
 
 from __future__ import annotations

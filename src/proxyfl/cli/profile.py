@@ -1,0 +1,195 @@
+"""``proxyfl profile``: one client's round taken apart, as a table with bars and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxyfl.cli.common import (
+    DataRoot,
+    Method,
+    Settings,
+    err,
+    examples,
+    load_settings,
+    out,
+    plain_table,
+    require_device,
+)
+from proxyfl.cli.present import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from proxyfl.runs.profile import Phase, Profile
+
+EXAMPLES = examples(
+    "proxyfl profile",
+    "proxyfl profile cifar10 --method sage --width 1",
+    "proxyfl profile cifar10 --dtype fp32 --steps 5 --out pictures/step",
+)
+BAR, EIGHTHS = 24, " ▏▎▍▌▋▊▉"
+COLOURS = {"network": "blue", "views": "yellow", "losses": "red", "other": "bright_black"}
+BUSY = 0.85
+"""Below this share of a core, other programs have slowed the measurement down."""
+
+
+def profile(
+    preset: Annotated[
+        str, typer.Argument(metavar="[PRESET|FILE.toml]", help="A name from `proxyfl config ls`, or a file.")
+    ] = "digits",
+    method: Method = None,
+    set_: Settings = None,
+    width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side in pixels; 0 is the native size.")] = None,
+    subset: Annotated[
+        float | None, typer.Option(help="Training images: a share up to 1, or a count.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to time.", show_default="about 10 s of them")
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Whose round.", show_default="the largest of round 1")
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="PICTURE", help="Draw it, too: PNG, SVG and CSV.", show_default=False),
+    ] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Take one client's round apart: views, teacher, forward, backward, each loss, optimiser, server.
+
+    Trains for a few steps under the conditions of a run, and keeps nothing. The speed of the network stands
+    beside that of a plain matrix product on this machine.
+    """
+    flags = {
+        "width": width, "image_size": image_size, "subset": subset, "device": device, "dtype": dtype,
+    }  # fmt: skip
+    config = load_settings(preset, method, flags, set_)
+    require_device(config)
+    if picture is not None:
+        from proxyfl.report import style
+
+        style.new_figure(1, 1)  # finds out now, not after measuring, whether pictures can be drawn
+
+    from proxyfl.runs.apart import profile_apart
+
+    with _progress() as tell:
+        found = profile_apart(config, data_root, steps=steps, client=client, tell=tell)
+    _show(found, out())
+    if picture is not None:
+        from proxyfl.report.phases import phase_bars
+
+        files = phase_bars(found, picture)
+        typer.echo(f"\npicture    {', '.join(map(str, files))}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar that is gone when all is measured; none where there is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = err()
+    columns = (TextColumn("measuring"), BarColumn(30), TextColumn("[dim]{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("", total=1.0)
+        yield lambda words, share: bars.update(bar, description=words, completed=share)
+
+
+def _show(found: Profile, console: Console) -> None:
+    threads = f"{found.threads} thread{'s' * (found.threads > 1)}"
+    console.print(
+        f"A step of {found.method} on {found.data}: {found.step_ms:,.1f} ms", style="bold", markup=False
+    )
+    console.print(
+        f"{found.network}, {found.dtype}, {threads} on {found.device}; client {found.client_id} of round 1: "
+        f"{found.images:,} images, mean of {found.steps} of {found.steps_per_round} steps\n",
+        style="dim",
+        markup=False,
+    )
+    console.print(_step_table(found))
+    console.print()
+    console.print(_once_table(found))
+    console.print()
+    for name, text in _facts(found):
+        console.print(f"{name:11}{text}", markup=False, soft_wrap=True)
+    if found.device == "cpu" and found.threads == 1 and found.cores < BUSY:
+        alone = found.network_phase.gflops / found.cores
+        console.print(
+            f"\nother programs are running: this one had {100 * found.cores:.0f} % of a core, so times are "
+            f"longer than on an idle machine; in CPU time the network does about {alone:,.0f} GFLOP/s",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _step_table(found: Profile) -> Table:
+    from rich.markup import escape
+
+    from proxyfl.report.phases import kind_of
+
+    right = ("ms", "share", "GFLOP/s")
+    table = plain_table("one step", *right, "", right=right, keep=("one step", *right, ""))
+    longest = max(phase.ms for phase in found.step)
+    for phase in found.step:
+        speed = f"{phase.gflops:,.0f}" if phase.gflop > 0.01 * found.network_phase.gflop else ""
+        bar = f"[{COLOURS[kind_of(phase.name)]}]{_bar(phase.ms / longest)}[/]"
+        share = f"{100 * found.share(phase):.1f} %"
+        table.add_row(escape(phase.name), f"{phase.ms:,.1f}", share, speed, bar)
+    table.add_row("[bold]together[/]", f"[bold]{found.step_ms:,.1f}[/]", "100.0 %")
+    return table
+
+
+def _once_table(found: Profile) -> Table:
+    table = plain_table("once a round", "ms", "", right=("ms",), keep=("once a round", "ms"))
+    rows: list[tuple[Phase, str]] = [(phase, "client") for phase in found.client]
+    some, every = found.test_images
+    notes = {
+        "check and fold updates": f"server, {found.updates} updates like this one",
+        "evaluation": "server" if some == every else f"server, projected from {some:,} of {every:,} images",
+    }
+    rows += [(phase, notes.get(phase.name, "server")) for phase in found.server]
+    for phase, where in rows:
+        table.add_row(phase.name, f"{phase.ms:,.1f}", f"[dim]{where}[/]")
+    return table
+
+
+def _facts(found: Profile) -> list[tuple[str, str]]:
+    from proxyfl.data.files import in_words
+
+    network, forward, backward = found.network_phase, found.conv_forward, found.conv_backward
+    return [
+        (
+            "network",
+            f"{network.gflop:,.2f} GFLOP a step (teacher, forward, backward) at {network.gflops:,.0f} "
+            f"GFLOP/s: {100 * network.gflops / found.peak:.0f} % of a plain matrix product here "
+            f"({found.peak:,.0f} in {found.dtype})",
+        ),
+        (
+            "in kernels",
+            f"convolutions are {100 * (forward + backward):.0f} % of step time: "
+            f"{100 * forward:.0f} % forward, {100 * backward:.0f} % backward",
+        ),
+        ("round", f"{found.steps_per_round} steps take this client {duration(found.round_seconds)}"),
+        ("memory", f"{in_words(found.memory)} at most, {_whose(found)}"),
+    ]
+
+
+def _whose(found: Profile) -> str:
+    return (
+        "for tensors on the device" if found.device.startswith("cuda") else "by the process, images included"
+    )
+
+
+def _bar(share: float) -> str:
+    full, eighths = divmod(round(share * BAR * 8), 8)
+    return "█" * full + EIGHTHS[eighths].strip()

@@ -1,0 +1,155 @@
+"""``proxyfl sweep`` and ``proxyfl compare``: many experiments, whatever of them is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxyfl.cli.board import Board
+from proxyfl.cli.common import (
+    INTERRUPTED,
+    DataRoot,
+    Runs,
+    Settings,
+    command,
+    err,
+    examples,
+    out,
+    require_device,
+)
+from proxyfl.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from proxyfl.runs.batch import Job
+    from proxyfl.runs.sweep import Grid
+
+SWEEP_EXAMPLES = examples("proxyfl sweep alpha.toml", "proxyfl sweep alpha.toml --runs runs/alpha --dry-run")
+COMPARE_EXAMPLES = examples(
+    "proxyfl compare fedavg,fixmatch-gpl,sage,proxyfl --data digits --alpha 0.1,1 --seeds 3",
+    "proxyfl compare proxyfl --vary method.tau=0.8,0.9,0.95 --seeds 11,12,13",
+)
+
+SideBySide = Annotated[
+    int, typer.Option("--side-by-side", min=0, help="Runs at the same time.", show_default="one per core")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")]
+
+
+def sweep(
+    grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="What to run; see below.")],
+    runs: Runs = Path("runs"),
+    data_root: DataRoot = None,
+    side_by_side: SideBySide = 0,
+    dry_run: DryRun = False,
+) -> None:
+    """Make every run of a grid that is not there yet, on all cores.
+
+    A grid names methods, data, seeds and the values of any setting:
+
+    [bold]methods = \\["fedavg", "proxyfl"][/], [bold]data = "digits"[/], [bold]seeds = 3[/] (or a list),
+    [bold]\\[vary][/] partition.alpha = \\[0.1, 1], [bold]\\[set][/] federation.rounds = 10.
+
+    Stopped? The same command goes on. A run that fails is told and does not stop the others.
+    """
+    from proxyfl.runs.sweep import read_grid
+
+    work(read_grid(grid), runs, data_root, side_by_side, dry_run)
+
+
+def compare(
+    methods: Annotated[str, typer.Argument(metavar="METHODS", help="Names, with commas between them.")],
+    data: Annotated[str, typer.Option("--data", help="Presets.", metavar="NAME,NAME")] = "digits",
+    alpha: Annotated[str, typer.Option("--alpha", metavar="A,B", help="Dirichlet concentrations.")] = "",
+    label_ratio: Annotated[
+        str, typer.Option("--label-ratio", metavar="A,B", help="Shares of images with a label.")
+    ] = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="How many, or which: 11,12,13.")] = "1",
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds.", show_default=False)] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option("--vary", metavar="KEY=A,B", help="Any setting's values.", show_default=False),
+    ] = None,
+    set_: Settings = None,
+    runs: Runs = Path("runs"),
+    data_root: DataRoot = None,
+    side_by_side: SideBySide = 0,
+    dry_run: DryRun = False,
+) -> None:
+    """Methods side by side, over several seeds and settings: a sweep without a file.
+
+    Runs what is missing, skips what is done. `proxyfl table` shows the result.
+    """
+    from proxyfl.core.config import merge, nested, parse_assignment
+    from proxyfl.runs.sweep import Grid
+
+    settings = {"partition.alpha": alpha, "labels.ratio": label_ratio}
+    varied = {key: _listed(key, values) for key, values in settings.items() if values}
+    for assignment in vary or []:
+        key, equals, values = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--vary '{assignment}' must be like method.tau=0.9,0.95")
+        varied[key.strip()] = _listed(key.strip(), values)
+    common = merge(*(parse_assignment(text) for text in set_ or []))
+    if rounds:
+        common = merge(common, nested({"federation.rounds": rounds}))
+    grid = Grid(_words(methods), _words(data), _seeds(seeds), varied, common)
+    work(grid, runs, data_root, side_by_side, dry_run)
+
+
+def work(grid: Grid, runs: Path, data_root: Path | None, side_by_side: int, dry_run: bool) -> None:
+    """Make what is missing and say how to look at it."""
+    from proxyfl.runs.sweep import jobs_of
+
+    jobs = jobs_of(grid, runs, data_root)
+    missing = [job for job in jobs if not job.finished]
+    if dry_run:
+        for job in jobs:
+            state = "to do" if job in missing else "done "
+            out().print(f"{state}  {job.name}  {job.path}", markup=False, soft_wrap=True)
+        return
+    for job in missing:
+        require_device(job.config)
+    failed = train_missing(jobs, side_by_side)
+    out().print(f"table      {command('table', runs)}", markup=False, soft_wrap=True)
+    if failed:
+        raise RunError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
+
+
+def train_missing(jobs: list[Job], side_by_side: int = 0) -> dict[Path, str]:
+    """Train what is not finished, with a live table. Ctrl-C keeps what is done."""
+    from proxyfl.runs.batch import train_all
+
+    missing = [job for job in jobs if not job.finished]
+    err().print(f"{len(missing)} of {len(jobs)} runs to train")
+    try:
+        with Board(jobs) as board:
+            failed = train_all(missing, side_by_side, board.look) if missing else {}
+            board.look(failed)
+    except KeyboardInterrupt as interrupt:
+        typer.echo("stopped; what is done is kept, the same command goes on from there", err=True)
+        raise typer.Exit(INTERRUPTED) from interrupt
+    return failed
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise ConfigError(f"'{text}' names nothing; write names with commas between them")
+    return words
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    words = _words(text)
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--seeds {text} must be how many, or which: 11,12,13")
+    numbers = [int(word) for word in words]
+    return tuple(range(1, numbers[0] + 1)) if len(numbers) == 1 else tuple(numbers)
+
+
+def _listed(key: str, text: str) -> list[Any]:
+    """The values of a setting, as TOML reads them; bare words are text."""
+    from proxyfl.core.config import parse_assignment
+
+    return [parse_assignment(f"value={word}")["value"] for word in _words(text)]

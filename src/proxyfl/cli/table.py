@@ -1,0 +1,210 @@
+"""``proxyfl table``: many runs as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxyfl.cli.common import command, err, examples, find_run, is_run, out, runs_folder
+from proxyfl.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from proxyfl.report.compare import Comparison
+    from proxyfl.report.panels import Panel, Question
+    from proxyfl.runs.run import Run
+
+EXAMPLES = examples(
+    "proxyfl table",
+    "proxyfl table runs/demo --against fedavg",
+    "proxyfl table --where alpha=0.1 --where method=fedavg --where method=proxyfl",
+    "proxyfl table --out table.tex",
+    "proxyfl table --format csv --each --out runs.csv",
+)
+DEPTH = 2
+"""Folders below the one that is named in which runs are looked for."""
+
+FILE_WIDTH = 80
+"""Columns of a table for a terminal that goes to a file."""
+
+
+class Metric(StrEnum):
+    mean_last = "mean-last"
+    last = "last"
+    best = "best"
+
+
+class Format(StrEnum):
+    terminal = "terminal"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+SUFFIXES = {".md": Format.markdown, ".tex": Format.latex, ".csv": Format.csv}
+
+
+def table(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DIR|RUN]...",
+            help="Runs, or folders to search, two levels deep. Default: $PROXYFL_RUNS, else runs.",
+            show_default=False,
+        ),
+    ] = None,
+    metric: Annotated[
+        Metric,
+        typer.Option(metavar="METRIC", help="The accuracy to compare by: mean-last, last or best (round)."),
+    ] = Metric.mean_last,
+    against: Annotated[
+        str,
+        typer.Option(metavar="METHOD", help="Show paired differences from this method.", show_default=False),
+    ] = "",
+    target: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Count the rounds to this accuracy.", show_default="90 % of the best mean"
+        ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Only runs with this setting. Repeatable; a key given twice may have either value.",
+            show_default=False,
+        ),
+    ] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Take in runs that are not finished.")] = False,
+    form: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="terminal, markdown, latex or csv.",
+            show_default="by the file's name, else terminal",
+        ),
+    ] = None,
+    each: Annotated[bool, typer.Option("--each", help="CSV with a row per run, not per cell.")] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write it to this file.", show_default=False),
+    ] = None,
+) -> None:
+    """Many runs as one table: mean ± std over seeds, rounds to an accuracy, and which differences are noise.
+
+    Runs that differ in the seed alone make a cell. Where one setting varies, its values are the columns.
+    """
+    from proxyfl.report.compare import compare
+    from proxyfl.report.panels import panels, question
+
+    form = form or SUFFIXES.get(file.suffix if file else "", Format.terminal)
+    if each and form is not Format.csv:
+        raise ConfigError(f"--each is for CSV, not {form}; add --format csv")
+    comparison = compare(find_runs(places or ()), partial=partial, where=_conditions(where or ()))
+    asked = question(comparison, metric, target, against)
+    for note in comparison.notes:
+        err().print(f"note: {note}", markup=False, soft_wrap=True)
+    made = panels(comparison, asked)
+    if form is Format.terminal and file is None:
+        _show(made)
+        return
+    text = _text(form, comparison, asked, made, each=each)
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        from proxyfl.report.style import write
+
+        out().print(f"table      {write(file, text.encode())}", markup=False, soft_wrap=True)
+
+
+def find_runs(places: Sequence[str]) -> list[Run]:
+    """The runs at the places named: each a run, a run's name, or a folder in which to look for some."""
+    from proxyfl.runs.run import Run
+
+    if not places:
+        folder = runs_folder()
+        found = [Run(path) for path in _below(folder, DEPTH)]
+        if not found:
+            raise RunError(f"no runs in {folder}; start some with 'proxyfl compare', or name their folder")
+        return found
+    runs: list[Run] = []
+    for place in places:
+        path = Path(place).expanduser()
+        if path.is_dir() and not is_run(path):
+            inside = [Run(each) for each in _below(path, DEPTH)]
+            if not inside:
+                raise RunError(f"no runs in {path}, nor in the folders in it; name a folder with runs")
+            runs += inside
+        else:
+            runs.append(Run(find_run(place)))
+    return runs
+
+
+def _below(folder: Path, depth: int) -> Iterable[Path]:
+    """Runs in a folder, by name. Nothing is looked for inside a run."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        if is_run(path):
+            yield path
+        elif depth > 1:
+            yield from _below(path, depth - 1)
+
+
+def _conditions(texts: Iterable[str]) -> list[tuple[str, Any]]:
+    from proxyfl.core.config import parse_assignment
+    from proxyfl.report.keys import leaves
+
+    return [pair for text in texts for pair in leaves(parse_assignment(text)).items()]
+
+
+def _show(made: Sequence[Panel]) -> None:
+    from proxyfl.report.formats import to_rich
+
+    console = out()
+    console.print(to_rich(made, console.width))
+
+
+def _text(form: Format, comparison: Comparison, asked: Question, made: Sequence[Panel], *, each: bool) -> str:
+    from proxyfl.report import formats
+
+    made_by = _made_by()
+    if form is Format.csv:
+        return formats.each_run_to_csv(comparison, asked) if each else formats.to_csv(comparison, asked)
+    if form is Format.markdown:
+        return formats.to_markdown(made, made_by)
+    if form is Format.latex:
+        return formats.to_latex(made, made_by)
+    return _plain(made)
+
+
+def _plain(made: Sequence[Panel]) -> str:
+    import io
+
+    from rich.console import Console
+
+    from proxyfl.report.formats import to_rich
+
+    text = io.StringIO()
+    Console(file=text, width=FILE_WIDTH, highlight=False, color_system=None).print(to_rich(made, FILE_WIDTH))
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def _made_by() -> str:
+    """The command that makes this table again."""
+    import click
+
+    given = click.get_current_context().params
+    words: list[Any] = ["table", *(given["places"] or ())]
+    for name, flag in (("metric", "--metric"), ("against", "--against"), ("target", "--target")):
+        if given[name] not in (None, "", Metric.mean_last):
+            words += [flag, given[name]]
+    words += [word for text in given["where"] or () for word in ("--where", text)]
+    words += ["--partial"] if given["partial"] else []
+    return command(*words)

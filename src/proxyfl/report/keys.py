@@ -1,0 +1,57 @@
+"""Settings of runs by dotted key: flat, sortable, and as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Settings = Mapping[str, Any]
+"""Every setting of a run by its dotted key."""
+
+
+def leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys, in order; lists become tuples."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= leaves(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = hashable(value)
+    return flat
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Keys without their section where that says enough and no two become the same."""
+    short = {key: _short(key) for key in keys}
+    words = list(short.values())
+    return {key: word if words.count(word) == 1 else key for key, word in short.items()}
+
+
+def _short(key: str) -> str:
+    section, _, last = key.rpartition(".")
+    if key.startswith("method."):
+        return key.removeprefix("method.")
+    if key == "labels.ratio":
+        return "label ratio"
+    return {"name": section, "seed": key}.get(last, last)
+
+
+def plain(value: Any) -> str:
+    """A setting's value as it is printed."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return "[" + ",".join(map(plain, value)) + "]" if isinstance(value, tuple) else str(value)
+
+
+def order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by size, before words."""
+    number = isinstance(value, int | float)
+    return (not number, value if number else 0.0, "" if number else str(value))
+
+
+def hashable(value: Any) -> Any:
+    """A value with its lists as tuples."""
+    return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value

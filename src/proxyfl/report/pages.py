@@ -1,0 +1,84 @@
+"""The generated parts of the method pages: tables of parameters from the code, of results from a file."""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from proxyfl.core.config import describe
+from proxyfl.methods import registry
+
+BLOCK = re.compile(r"<!-- (parameters|results) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
+MEASURED = ("mean_last", "last", "best")
+
+
+def block(kind: str, names: str, body: str) -> str:
+    """A generated part between the marks by which it is found again."""
+    return f"<!-- {kind} {names} -->\n{body}\n<!-- /{kind} -->"
+
+
+def refreshed(text: str, measured: Path) -> str:
+    """A page with its generated parts as code and results have them now."""
+
+    def fill(found: re.Match[str]) -> str:
+        kind, names = found[1], found[2]
+        return block(kind, names, parameters(names) if kind == "parameters" else results(names, measured))
+
+    return BLOCK.sub(fill, text)
+
+
+def parameters(name: str, more: Sequence[str] = ()) -> str:
+    """A table of every parameter of a method and its add-ons; ``more`` are rows after the method's own."""
+    recipe = registry.find(name)
+    _, values = registry.resolve(name, {})
+    rows = _rows(recipe.method.Parameters, values, "")
+    rows += more
+    for addon, cls in registry.addons().items():
+        if addon in values:
+            rows += _rows(cls.Parameters, values[addon], f"{addon}.")
+    head = ["| parameter | default | range | meaning |", "|---|---|---|---|"]
+    return "\n".join(["## Parameters", "", *head, *rows])
+
+
+def parameter_row(name: str, value: Any, span: str, meaning: str) -> str:
+    plain = str(value).lower() if isinstance(value, bool) else f"{value}"
+    return f"| `{name}` | {plain} | {span.replace('|', chr(92) + '|')} | {meaning} |"
+
+
+def results(names: str, measured: Path) -> str:
+    """Accuracy on digits per method, mean ± std over seeds.
+
+    ``names`` are parted by blanks; one may have settings behind it, in parentheses.
+    """
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    if measured.exists():
+        with measured.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                found[row["method"]].append({key: float(row[key]) for key in MEASURED})
+    lines = ["| method | accuracy, mean of last rounds | last | best | seeds |", "|---|---|---|---|---|"]
+    for name in re.findall(r"[^\s()]+(?: \([^)]*\))?", names):
+        method, _, settings = name.partition(" ")
+        shown, rows = f"`{method}` {settings}".strip(), found.get(name)
+        if rows:
+            cells = [_spread([row[key] for row in rows]) for key in MEASURED]
+            lines.append(f"| {shown} | {' | '.join(cells)} | {len(rows)} |")
+        else:
+            lines.append(f"| {shown} | not measured yet | | | |")
+    return "\n".join(["Preset `digits`, as `python benchmarks/learning.py` measures it:", "", *lines])
+
+
+def _rows(section: type[Any], chosen: dict[str, Any], prefix: str) -> list[str]:
+    return [
+        parameter_row(f"{prefix}{key}", chosen[key], span, meaning)
+        for key, _, span, meaning in describe(section)
+    ]
+
+
+def _spread(values: list[float]) -> str:
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{100 * statistics.mean(values):.1f} ± {100 * spread:.1f} %"

@@ -1,0 +1,73 @@
+"""Is a difference between two methods more than noise? A bootstrap over the seeds that both have run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+SEED = 20_240_611
+"""Of the resampling, so that a table comes out the same each time."""
+
+FEWEST = 3
+"""Pairs below which no interval is claimed."""
+
+ENOUGH = 6
+"""Pairs from which chance alone gives all differences one sign in less than 5 % of cases."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference over pairs; ``low`` and ``high`` bound the interval where one is claimed."""
+
+    mean: float
+    pairs: int
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """``noise`` where the interval contains 0; what rests on few pairs says so."""
+        if self.low is None or self.high is None:
+            return "too few seeds"
+        if self.low <= 0 <= self.high:
+            return "noise"
+        word = "better" if self.mean > 0 else "worse"
+        return word if self.pairs >= ENOUGH else f"{word}, few seeds"
+
+
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Ours minus theirs over the seeds that both have; None where there is no such seed."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return None
+    differences = [ours[seed] - theirs[seed] for seed in seeds]
+    mean = statistics.fmean(differences)
+    if len(seeds) < FEWEST:
+        return Difference(mean, len(seeds))
+    return Difference(mean, len(seeds), *bootstrap_interval(differences))
+
+
+def bootstrap_interval(
+    values: Sequence[float], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = SEED
+) -> tuple[float, float]:
+    """The percentile interval of the mean: its quantiles over resamples drawn with replacement."""
+    drawn = np.random.default_rng(seed).integers(0, len(values), size=(resamples, len(values)))
+    means = np.asarray(values, dtype=np.float64)[drawn].mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def warning(pairs: int) -> str:
+    """What an interval over so few pairs is worth; empty where there are enough."""
+    if not FEWEST <= pairs < ENOUGH:
+        return ""
+    by_chance = 100 * 2.0 ** (1 - pairs)
+    return (
+        f"{pairs} pairs are few: without any real difference all {pairs} would have the same sign, and the "
+        f"interval miss 0, in {by_chance:.0f} % of cases or more"
+    )

@@ -1,0 +1,313 @@
+"""A comparison laid out: which rows and columns a table has and what stands in them, in no format yet.
+
+Where one setting varies, methods are rows and its values columns; else every cell has a row of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from proxyfl.report.compare import METRICS, Cell, Comparison, Contender, Group
+from proxyfl.report.keys import plain
+from proxyfl.report.paired import LEVEL, Difference, warning
+from proxyfl.report.tables import Spread
+
+NONE, MINUS = "–", "−"
+RANKS = 2
+"""How many of a group are marked: the best and the second best."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a table is to tell: by which accuracy, rounds to which, and differences from whom."""
+
+    metric: str
+    target: float
+    baseline: Contender
+    against: Contender | None = None
+
+
+def question(
+    comparison: Comparison, metric: str = "mean-last", target: float | None = None, against: str = ""
+) -> Question:
+    """A question with its defaults filled in."""
+    named = comparison.contender(against) if against else None
+    aim = comparison.default_target() if target is None else target
+    return Question(metric, aim, named or comparison.baseline(), named)
+
+
+@dataclass(frozen=True)
+class Field:
+    """What stands at one place. ``rank``: 1 the best of its group, 2 the second best, 0 no matter."""
+
+    text: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A table. The first ``keys`` columns say what a row is about; ``breaks`` are rows that begin a group."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    keys: int
+    rows: tuple[tuple[Field, ...], ...]
+    caption: tuple[str, ...]
+    breaks: frozenset[int] = frozenset()
+
+
+def panels(comparison: Comparison, asked: Question) -> list[Panel]:
+    """Accuracy and rounds first; then differences from the method asked for, and the gain of the best."""
+    grid = len(comparison.settings) == 1
+    first = [_accuracy_grid, _rounds_grid] if grid else [_listing]
+    made = [make(comparison, asked) for make in first]
+    made += [_differences(comparison, asked, asked.against)] if asked.against else []
+    made.append(_gains(comparison, asked))
+    return [panel for panel in made if panel.rows]
+
+
+def ranks(cells: Sequence[Cell], metric: str) -> dict[Contender, int]:
+    """1 and 2 for the best and second best of a group, as printed: equal numbers are equally good."""
+    if len(cells) < RANKS:
+        return {}
+    shown = {cell.contender: round(100 * cell.spread(metric).mean, 2) for cell in cells}
+    steps = sorted(set(shown.values()), reverse=True)[:RANKS]
+    return {who: steps.index(value) + 1 for who, value in shown.items() if value in steps}
+
+
+def speed_up(comparison: Comparison, cell: Cell, asked: Question) -> float | None:
+    """How many times fewer rounds to the target than the baseline of the same group needs."""
+    base = comparison.cells.get((asked.baseline, cell.group))
+    ours, theirs = cell.rounds_to(asked.target), base.rounds_to(asked.target) if base else None
+    return theirs / ours if ours and theirs else None
+
+
+def _accuracy_grid(comparison: Comparison, asked: Question) -> Panel:
+    marks = {group: ranks(comparison.in_group(group), asked.metric) for group in comparison.groups}
+
+    def show(cell: Cell) -> Field:
+        return Field(cell.spread(asked.metric).percent(), marks[cell.group].get(cell.contender, 0))
+
+    caption = [_accuracy_caption(comparison, _metric_in_words(comparison, asked.metric))]
+    return _grid(
+        comparison,
+        "accuracy",
+        "Test accuracy (%)",
+        show,
+        [*caption, *_remarks(comparison, best=asked.metric == "best")],
+    )
+
+
+def _rounds_grid(comparison: Comparison, asked: Question) -> Panel:
+    def show(cell: Cell) -> Field:
+        rounds, times = _rounds(cell, asked), speed_up(comparison, cell, asked)
+        return Field(rounds if times is None else f"{rounds} ({_times(times)})")
+
+    title = f"Rounds to {_percent(asked.target)} accuracy (speed-up over {asked.baseline})"
+    return _grid(comparison, "rounds", title, show, [_rounds_caption()])
+
+
+def _grid(
+    comparison: Comparison, name: str, title: str, show: Callable[[Cell], Field], caption: Iterable[str]
+) -> Panel:
+    rows = []
+    for contender in comparison.contenders:
+        found = (comparison.cells.get((contender, group)) for group in comparison.groups)
+        rows.append((Field(str(contender)), *(show(cell) if cell else Field(NONE) for cell in found)))
+    columns = [Column("method", left=True), *(Column(comparison.describe(g)) for g in comparison.groups)]
+    return Panel(name, title, tuple(columns), 1, tuple(rows), tuple(caption))
+
+
+def _listing(comparison: Comparison, asked: Question) -> Panel:
+    """Every cell with all that is known of it, group by group."""
+    metrics = sorted(METRICS, key=lambda metric: metric != asked.metric)
+    headings = [_heading(comparison, metric) for metric in metrics]
+    columns = [
+        *_key_columns(comparison), Column("seeds"), *map(Column, headings),
+        Column(f"rounds to {_percent(asked.target)}"), Column("speed-up"),
+    ]  # fmt: skip
+
+    def show(cell: Cell) -> list[Field]:
+        mates, times = comparison.in_group(cell.group), speed_up(comparison, cell, asked)
+        accuracy = [
+            Field(cell.spread(metric).percent(), ranks(mates, metric).get(cell.contender, 0))
+            for metric in metrics
+        ]
+        end = [_rounds(cell, asked), NONE if times is None else _times(times)]
+        return [Field(str(len(cell.seeds))), *accuracy, *map(Field, end)]
+
+    caption = [
+        _accuracy_caption(comparison, ""),
+        f"{_rounds_caption()} Speed-up over {asked.baseline}.",
+        *_remarks(comparison, best=True),
+    ]
+    listed = [comparison.in_group(group) for group in comparison.groups]
+    return _list(comparison, "accuracy", "Test accuracy (%)", columns, listed, show, caption)
+
+
+def _differences(comparison: Comparison, asked: Question, other: Contender) -> Panel:
+    columns = [*_key_columns(comparison), *_difference_columns("difference")]
+    pairs: dict[tuple[Contender, Group], Difference | None] = {}
+    listed: list[list[Cell]] = []
+    for group in comparison.groups:
+        base = comparison.cells.get((other, group))
+        rivals = [cell for cell in comparison.in_group(group) if base and cell.contender != other]
+        pairs |= {(cell.contender, group): cell.against(base, asked.metric) for cell in rivals if base}
+        listed += [rivals] if rivals else []
+
+    def show(cell: Cell) -> list[Field]:
+        found = pairs[cell.contender, cell.group]
+        return _difference_fields(found.mean if found else None, found)
+
+    title = f"Difference from {other} (points)"
+    caption = _difference_caption(comparison, asked, pairs.values())
+    return _list(comparison, "differences", title, columns, listed, show, caption)
+
+
+def _gains(comparison: Comparison, asked: Question) -> Panel:
+    """The best of each group against the second best."""
+    columns = [
+        *(Column(comparison.names[key], left=True) for key in comparison.settings),
+        Column("best", left=True), Column("second best", left=True), *_difference_columns("gain"),
+    ]  # fmt: skip
+    rows: list[tuple[Field, ...]] = []
+    found: list[Difference | None] = []
+    for group in comparison.groups:
+        gain = comparison.gain(group, asked.metric)
+        if gain is not None:
+            names = [*map(plain, group), str(gain.best), str(gain.second)]
+            rows.append((*map(Field, names), *_difference_fields(gain.mean, gain.paired)))
+            found.append(gain.paired)
+    caption = [
+        "Gain: over the seeds that both have. Who is best was chosen on the same runs, so gains lean high.",
+        *_difference_caption(comparison, asked, found),
+    ]
+    title = "Best against second best (points)"
+    return Panel("gain", title, tuple(columns), len(comparison.settings) + 2, tuple(rows), tuple(caption))
+
+
+def _list(
+    comparison: Comparison,
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    listed: Iterable[Sequence[Cell]],
+    show: Callable[[Cell], list[Field]],
+    caption: Iterable[str],
+) -> Panel:
+    rows: list[tuple[Field, ...]] = []
+    breaks = set()
+    for cells in listed:
+        breaks |= {len(rows)} if rows else set()
+        for cell in cells:
+            about = [str(cell.contender), *map(plain, cell.group)]
+            rows.append((*map(Field, about), *show(cell)))
+    keys = 1 + len(comparison.settings)
+    return Panel(name, title, tuple(columns), keys, tuple(rows), tuple(caption), frozenset(breaks))
+
+
+def _key_columns(comparison: Comparison) -> list[Column]:
+    return [Column("method", left=True), *(Column(comparison.names[key]) for key in comparison.settings)]
+
+
+def _difference_columns(what: str) -> list[Column]:
+    return [
+        Column(what),
+        Column(f"{100 * LEVEL:.0f} % interval"),
+        Column("pairs"),
+        Column("verdict", left=True),
+    ]
+
+
+def _difference_fields(mean: float | None, found: Difference | None) -> list[Field]:
+    shown = NONE if mean is None else _points(mean)
+    if found is None:
+        return [*map(Field, (shown, NONE, "0", "no common seed"))]
+    bounds = NONE
+    if found.low is not None and found.high is not None:
+        bounds = f"{_points(found.low)} to {_points(found.high)}"
+    return [*map(Field, (shown, bounds, str(found.pairs), found.verdict))]
+
+
+def _difference_caption(
+    comparison: Comparison, asked: Question, found: Iterable[Difference | None]
+) -> list[str]:
+    fewest = min((each.pairs for each in found if each and warning(each.pairs)), default=0)
+    lines = [
+        f"{_metric_in_words(comparison, asked.metric).capitalize()}, paired by seed; interval: percentile "
+        "bootstrap over seeds, for each row by itself; noise: it contains 0."
+    ]
+    return [*lines, f"{warning(fewest)}."] if fewest else lines
+
+
+def _accuracy_caption(comparison: Comparison, metric: str) -> str:
+    counts = sorted({len(cell.seeds) for cell in comparison.cells.values()})
+    if counts == [1]:
+        spread = "one seed"
+    else:
+        over = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        spread = f"mean ± standard deviation over {over} seeds"
+    return f"{metric.capitalize()}; {spread}." if metric else f"{spread.capitalize()}."
+
+
+def _remarks(comparison: Comparison, *, best: bool) -> list[str]:
+    """What a reader has to know before believing the numbers."""
+    lines = []
+    if best:
+        lines.append("Best round: chosen on the test data, so it is too high.")
+    if comparison.follow:
+        leading = " and ".join(comparison.names[key] for key in comparison.settings)
+        lines.append(f"Settings that change along with {leading}: {', '.join(comparison.follow)}.")
+    if len(comparison.seed_sets) > 1:
+        lines.append("Not every cell has the same seeds: trust paired differences more than means.")
+    if len(comparison.tails) > 1:
+        low, *_, high = comparison.tails
+        lines.append(f"The last rounds are {low} to {high}, as keep.last_rounds of each run says.")
+    unfinished = sum(not outcome.finished for cell in comparison.cells.values() for outcome in cell.outcomes)
+    if unfinished:
+        lines.append(f"{unfinished} of the runs {'is' if unfinished == 1 else 'are'} not finished.")
+    return lines
+
+
+def _metric_in_words(comparison: Comparison, metric: str) -> str:
+    if metric != "mean-last":
+        return f"{metric} round"
+    return f"mean of the {_tail(comparison)} rounds"
+
+
+def _heading(comparison: Comparison, metric: str) -> str:
+    return f"mean {_tail(comparison)}" if metric == "mean-last" else metric
+
+
+def _tail(comparison: Comparison) -> str:
+    return f"last {comparison.tails[0]}" if len(comparison.tails) == 1 else "last"
+
+
+def _rounds_caption() -> str:
+    return f"Rounds: median over seeds of the first round that gets there; {NONE}: not every seed does."
+
+
+def _rounds(cell: Cell, asked: Question) -> str:
+    rounds = cell.rounds_to(asked.target)
+    return NONE if rounds is None else f"{rounds:g}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×"
+
+
+def _points(share: float) -> str:
+    """A difference in percentage points, with its sign."""
+    return f"{100 * share:+.2f}".replace("-", MINUS)
+
+
+def _percent(share: float) -> str:
+    return f"{Spread(share).percent().rstrip('0').rstrip('.')} %"

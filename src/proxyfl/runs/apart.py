@@ -1,0 +1,107 @@
+"""A profile taken in a process of its own, with the memory allocator that worker processes have.
+
+The allocator reads its settings when a program starts, and without them a step takes up to half as long
+again: a profile of the process that the user started would not be that of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from proxyfl.core import errors, plugins
+from proxyfl.core.config import Config, read_config
+from proxyfl.engines.pool import tuned_environment
+from proxyfl.runs.assembly import WORKERS
+from proxyfl.runs.profile import Profile, Tell, profile
+
+
+def profile_apart(
+    config: Config, data_root: Path | None, *, steps: int | None, client: int | None, tell: Tell
+) -> Profile:
+    """As :func:`proxyfl.runs.profile.profile`, under the conditions of a worker process. Where a run would
+    have none, in this process.
+    """
+    if os.environ.get(WORKERS) == "0" or config.train.leak_momentum:
+        return profile(config, data_root, steps=steps, client=client, tell=tell)
+    request = {
+        "config": config.to_tree(),
+        "plugins": plugins.loaded,
+        "data_root": str(data_root) if data_root else None,
+        "steps": steps,
+        "client": client,
+    }
+    path = os.pathsep.join(place for place in sys.path if place)
+    threads = str(config.compute.threads)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**tuned_environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": threads},
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+        for line in process.stdout:
+            message = json.loads(line)
+            if "words" in message:
+                tell(message["words"], message["share"])
+            elif "profile" in message:
+                return Profile.from_tree(message["profile"])
+            else:
+                raise _trouble(message)
+    finally:
+        process.kill()
+        process.stdout.close()
+        code = process.wait()
+    raise errors.RunError(f"the process that took the profile ended with code {code}; is memory short?")
+
+
+def _trouble(message: dict[str, Any]) -> Exception:
+    known: type[Exception] | None = getattr(errors, message["class"], None)
+    return known(message["text"]) if known else RuntimeError(message["detail"])
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this one
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a plug-in prints must not get among the answers
+    try:
+        _send(answers, profile=dataclasses.asdict(_take(json.load(sys.stdin), answers)))
+    except BrokenPipeError:
+        return
+    except Exception as error:
+        detail = traceback.format_exc()
+        _send(answers, **{"class": type(error).__name__, "text": str(error), "detail": detail})
+
+
+def _take(request: dict[str, Any], answers: TextIO) -> Profile:
+    for plugin in request["plugins"]:
+        plugins.load_plugin(plugin)
+    config = read_config(request["config"], request["config"]["fidelity"])
+    return profile(
+        config,
+        request["data_root"],
+        steps=request["steps"],
+        client=request["client"],
+        tell=lambda words, share: _send(answers, words=words, share=share),
+    )
+
+
+def _send(answers: TextIO, **message: Any) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

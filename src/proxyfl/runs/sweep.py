@@ -1,0 +1,108 @@
+"""A grid of experiments: methods × data × seeds × any setting, as a TOML file or a command line says it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxyfl.core.config import Tree, merge, nested
+from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.runs.batch import Job
+from proxyfl.runs.experiment import load_config
+from proxyfl.runs.settings import COMMON, default_name, load_toml
+
+KEYS = ("data", "methods", "seeds", "vary", "set")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What to run. ``vary`` gives each setting its values; ``common`` holds for every run."""
+
+    methods: tuple[str, ...]
+    data: tuple[str, ...] = ("digits",)
+    seeds: tuple[int, ...] = (1,)
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    common: Tree = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        combinations = [len(values) for values in self.vary.values()]
+        total = len(self.methods) * len(self.data) * len(self.seeds)
+        for count in combinations:
+            total *= count
+        return total
+
+
+def read_grid(path: Path) -> Grid:
+    """A grid from a TOML file; see ``proxyfl sweep --help`` for its form."""
+    table = load_toml(path)
+    for key in table:
+        if key not in KEYS:
+            raise ConfigError(f"{path}: unknown key '{key}'; {nearest(key, KEYS)}")
+    if "methods" not in table:
+        raise ConfigError(f'{path}: methods is missing; write methods = ["fedavg", "proxyfl"]')
+    return Grid(
+        methods=_names(table["methods"], "methods"),
+        data=_names(table.get("data", "digits"), "data"),
+        seeds=_seeds(table.get("seeds", 1)),
+        vary={key: _values(key, values) for key, values in _leaves(_table(table, "vary"))},
+        common=nested(dict(_leaves(_table(table, "set")))),
+    )
+
+
+def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job]:
+    """A job for every point of the grid. A run's folder holds a hash of its settings, so none is made twice;
+    points that come to the same settings are one job.
+    """
+    jobs: dict[Path, Job] = {}
+    names, choices = list(grid.vary), list(grid.vary.values())
+    for data, point, method, seed in itertools.product(
+        grid.data, itertools.product(*choices), grid.methods, grid.seeds
+    ):
+        varied = {COMMON.get(name, name): value for name, value in zip(names, point, strict=True)}
+        overrides = merge(grid.common, nested(varied), {"seed": seed})
+        config = load_config(data, overrides, method)
+        words = [method, data if len(grid.data) > 1 else ""]
+        words += [f"{name.rpartition('.')[2]} {value}" for name, value in zip(names, point, strict=True)]
+        words.append(f"seed {seed}")
+        job = Job(" · ".join(filter(None, words)), config, folder / default_name(config), data_root)
+        jobs.setdefault(job.path, job)
+    return list(jobs.values())
+
+
+def _leaves(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{where}{key}.")
+        else:
+            yield f"{where}{key}", value
+
+
+def _table(tree: Tree, key: str) -> Mapping[str, Any]:
+    found = tree.get(key, {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{key} must be a table; write [{key}] and a setting a line")
+    return found
+
+
+def _names(value: Any, key: str) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{key} must be a name or a list of names, not {value!r}")
+    return tuple(names)
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    """A count (seeds 1 to n) or a list."""
+    seeds = list(range(1, value + 1)) if type(value) is int else value
+    if not isinstance(seeds, list) or not seeds or not all(type(s) is int and s >= 0 for s in seeds):
+        raise ConfigError(f"seeds must be how many, or a list like [11, 12, 13], not {value!r}")
+    return tuple(dict.fromkeys(seeds))
+
+
+def _values(key: str, values: Any) -> list[Any]:
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"vary.{key} must be a list of values, not {values!r}")
+    return values

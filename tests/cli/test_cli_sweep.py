@@ -1,0 +1,99 @@
+"""``proxyfl sweep`` and ``proxyfl compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from proxyfl import Run
+from proxyfl.cli import app
+from proxyfl.cli.board import Board
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.sweep import Grid, jobs_of
+
+TINY = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1"]
+FLAGS = [word for assignment in TINY for word in ("--set", assignment)]
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def compare(folder: Path, *flags: object) -> Result:
+    return call("compare", "fedavg,fedprox", "--runs", folder, "--rounds", 2, *FLAGS, *flags)
+
+
+def test_compare_makes_what_is_missing_and_skips_what_is_done(tmp_path: Path) -> None:
+    result = compare(tmp_path, "--alpha", "0.1,1")
+    assert result.exit_code == 0, result.output
+    assert "4 of 4 runs to train" in result.stderr
+    assert "fedprox · alpha 1 · seed 1: finished, accuracy" in result.stderr
+    assert f"proxyfl table {tmp_path}" in result.stdout
+    runs = [path for path in tmp_path.iterdir() if path.is_dir()]
+    times = {path: (path / "metrics.jsonl").stat().st_mtime_ns for path in runs}
+    assert len(runs) == 4
+    again = compare(tmp_path, "--alpha", "0.1,1", "--seeds", "2,1")
+    assert "4 of 8 runs to train" in again.stderr
+    assert {path: (path / "metrics.jsonl").stat().st_mtime_ns for path in runs} == times
+
+
+def test_a_failing_run_is_told_and_the_rest_is_made(tmp_path: Path) -> None:
+    result = compare(tmp_path, "--vary", "train.lr=0.05,1e30")
+    assert result.exit_code == 2
+    assert "2 of 4 runs failed; the same command tries them again" in result.stderr
+    assert "lr 1e+30 · seed 1: failed: " in result.stderr
+    assert sum(Run(path).finished for path in tmp_path.iterdir()) == 2
+
+
+def test_sweep_reads_a_grid_and_lists_it(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text("methods = 'fedavg'\nseeds = 2\n[vary]\nlabel_ratio = [0.1, 0.2]\n", encoding="utf-8")
+    result = call("sweep", grid, "--runs", tmp_path / "runs", "--dry-run")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert len(lines) == 4
+    assert lines[1].startswith("to do  fedavg · label_ratio 0.1 · seed 2  ")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compare", "fedavg", "--seeds", "x"], "--seeds x must be how many"),
+        (["compare", ","], "names nothing"),
+        (["compare", "fedavg,fedavgg"], "unknown method 'fedavgg'; did you mean"),
+        (["compare", "fedavg", "--vary", "tau"], "must be like method.tau=0.9,0.95"),
+        (["compare", "fedavg", "--vary", "train.lrr=1"], "unknown setting 'train.lrr'"),
+        (["sweep", "none.toml"], "none.toml does not exist"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_board_counts_rounds_and_tells_the_time_left(tmp_path: Path) -> None:
+    first, second = jobs_of(Grid(("fedavg", "fedprox"), common={"federation": {"rounds": 4}}), tmp_path)
+    board = Board([first, second])
+    metrics = RunDirectory(first.path).metrics
+    metrics.parent.mkdir()
+    metrics.write_text(json.dumps({"round": 1, "accuracy": 0.25}) + '\n{"round": 2, "accu')
+    board.started -= 10
+    board.look({})
+    bar, _, whole = board.progress.tasks
+    assert (bar.completed, bar.total, bar.fields["state"]) == (1, 4, "[green]25.00 %")
+    assert (whole.completed, whole.total) == (1, 8)
+    assert whole.fields["state"].startswith("0 of 2 runs done, about 1:10 left")
+    board.look({second.path: "Traceback\nValueError: bad"})
+    assert board.progress.tasks[1].fields["state"] == "[red]failed"
+    assert "about 30" in board.progress.tasks[2].fields["state"]

@@ -1,0 +1,139 @@
+"""Runs side by side in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from proxyfl import Experiment, Run
+from proxyfl.core.errors import ConfigError
+from proxyfl.engines.pool import usable_cores
+from proxyfl.runs import batch
+from proxyfl.runs.batch import Job, train_all
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.sweep import Grid, jobs_of, read_grid
+
+COMMON = {
+    "partition": {"clients": 4},
+    "federation": {"per_round": 2, "rounds": 2},
+    "data": {"subset": 150.0},
+    "train": {"epochs": 1},
+}
+
+
+def jobs(folder: Path, rounds: int = 2, methods: tuple[str, ...] = ("fedavg", "fedprox")) -> list[Job]:
+    common = {**COMMON, "federation": {"per_round": 2, "rounds": rounds}}
+    return jobs_of(Grid(methods, common=common), folder)
+
+
+def test_a_failed_run_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    good, bad = jobs(tmp_path)
+    RunDirectory(bad.path).checkpoints.mkdir(parents=True)
+    (bad.path / "config.toml").write_text("")
+    failed = train_all([bad, good], 1)
+    assert [*failed] == [bad.path]
+    assert "has no intact checkpoint" in failed[bad.path]
+    assert Run(good.path).finished
+    assert multiprocessing.active_children() == []
+
+
+def test_a_child_that_is_killed_is_told_and_goes_on_the_next_time(tmp_path: Path) -> None:
+    def kill(failed: dict[Path, str]) -> None:
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGKILL)
+
+    (job,) = jobs(tmp_path, methods=("fedavg",))
+    failed = train_all([job], 1, kill)
+    assert "ended with code -9; the same command goes on" in failed[job.path]
+    assert train_all([job], 1) == {}
+    alone = Experiment(config=job.config).run(tmp_path / "alone")
+    assert (alone.path / "metrics.jsonl").read_bytes() == (job.path / "metrics.jsonl").read_bytes()
+
+
+def test_no_more_children_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most: list[int] = []
+    monkeypatch.setattr(batch, "PAUSE", 0.02)
+    both = jobs(tmp_path, rounds=1)
+    assert train_all(both, 1, lambda failed: most.append(len(multiprocessing.active_children()))) == {}
+    assert max(most) == 1
+    assert all(job.finished for job in both)
+
+
+def test_a_lone_run_gets_the_cores_as_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "usable_cores", lambda: 2)
+    given: list[int] = []
+    real = batch._Child
+
+    def note(job: Job, workers: int) -> batch._Child:
+        given.append(workers)
+        return real(job, workers)
+
+    monkeypatch.setattr(batch, "_Child", note)
+    (job,) = jobs(tmp_path, methods=("fedavg",))
+    assert train_all([job]) == {}
+    assert train_all(jobs(tmp_path / "two")) == {}
+    assert given == [2, 0, 0]
+
+
+def test_cores_are_counted_where_affinity_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert usable_cores() == 3
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
+
+
+GRID = """
+methods = ["fedavg", "fixmatch-gpl"]
+data = ["digits", "cifar10"]
+seeds = [11, 12]
+[vary]
+partition.alpha = [0.1, 1]
+[set]
+federation.rounds = 3
+model.width = 1
+"""
+
+
+def test_a_grid_is_every_combination(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID, encoding="utf-8")
+    grid = read_grid(file)
+    made = jobs_of(grid, tmp_path)
+    assert len(grid) == len(made) == len({job.path for job in made}) == 16
+    assert made[0].name == "fedavg · digits · alpha 0.1 · seed 11"
+    points = {
+        (j.config.data.name, j.config.method.name, j.config.partition.alpha, j.config.seed) for j in made
+    }
+    assert len(points) == 16
+    assert {(job.config.federation.rounds, job.config.model.width) for job in made} == {(3, 1)}
+
+
+def test_points_with_the_same_settings_are_one_run(tmp_path: Path) -> None:
+    grid = Grid(("fixmatch", "fixmatch-lpl"), seeds=(1, 1), vary={"alpha": [0.1, 0.1]}, common=COMMON)
+    assert len(jobs_of(grid, tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data = 'digits'", "methods is missing"),
+        ("methods = 3", "methods must be a name or a list"),
+        ("methods = []", "methods must be a name or a list"),
+        ("methods = 'fedavg'\nseeds = 0", "seeds must be how many"),
+        ("methods = 'fedavg'\nseeds = [-1]", "seeds must be how many"),
+        ("methods = 'fedavg'\nvary = 3", "vary must be a table"),
+        ("methods = 'fedavg'\n[vary]\nseed = 3", "vary.seed must be a list"),
+        ("methods = 'fedavg'\nmethod = 3", "unknown key 'method'; did you mean 'methods'?"),
+        ("methods = [", "is not TOML"),
+    ],
+)
+def test_a_grid_that_cannot_be_meant_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        read_grid(file)
