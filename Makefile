@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo docs test test-full lint format clean
+.PHONY: bench demo docs test test-full lint format clean
 
 # Installed once; again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -20,6 +20,12 @@ demo: $(READY)
 # The generated parts of the method pages: parameters from the code, results from results/.
 docs: $(READY)
 	$(BIN)/python docs/refresh.py
+
+# About 20 minutes on two cores that have nothing else to do.
+bench: $(READY)
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/memory.py
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks

@@ -222,7 +222,7 @@ def test_workers_end_by_themselves_when_the_parent_is_killed(tmp_path: Path) -> 
 
 @linux
 def test_ctrl_c_stops_everything_within_two_seconds(tmp_path: Path) -> None:
-    """The clock stops when the last worker is gone: how long Python takes to unload is the machine's affair."""
+    """The clock stops when the last worker is gone: unloading Python is the machine's affair."""
     process, children = started(tmp_path)
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)

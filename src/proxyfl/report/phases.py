@@ -77,7 +77,7 @@ def _bars(axes: Axes, bars: Sequence[Phase], words: Sequence[str], kinds: Sequen
         axes.text(
             bars[place].ms + longest / 100, place, text, va="center", fontsize=style.SMALL, color=style.INK
         )
-    axes.set_xlim(0, 1.25 * longest)
+    axes.set_xlim(0, 1.35 * longest)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_yticks(list(places), [bar.name for bar in bars])
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=style.SMALL, frameon=False)

@@ -22,6 +22,9 @@ from proxyfl.engines.pool import tuned_environment
 from proxyfl.runs.assembly import WORKERS
 from proxyfl.runs.profile import Profile, Tell, profile
 
+PATIENCE = 1.5
+"""Seconds that the process has to end when it is told to."""
+
 
 def profile_apart(
     config: Config, data_root: Path | None, *, steps: int | None, client: int | None, tell: Tell
@@ -61,10 +64,20 @@ def profile_apart(
             else:
                 raise _trouble(message)
     finally:
-        process.kill()
-        process.stdout.close()
-        code = process.wait()
+        code = _end(process)
     raise errors.RunError(f"the process that took the profile ended with code {code}; is memory short?")
+
+
+def _end(process: subprocess.Popen[str]) -> int:
+    """Its exit code. It is given the time to remove its folder."""
+    process.terminate()
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    assert process.stdout is not None
+    process.stdout.close()
+    return process.wait()
 
 
 def _trouble(message: dict[str, Any]) -> Exception:
@@ -74,6 +87,7 @@ def _trouble(message: dict[str, Any]) -> Exception:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a plug-in prints must not get among the answers
     try:

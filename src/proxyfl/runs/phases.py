@@ -181,7 +181,7 @@ def watched(trainer: ClientTrainer, steps: Steps) -> Iterator[None]:
             if type(addon).term is not Addon.term
         ],
     ]
-    with patched(changes), _optimiser_hooks(clock):
+    with patched(changes), _optimiser_hooks(clock), steps.recording:
         yield
 
 
