@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,8 +30,9 @@ from plain import PlainSettings, plain_round
 from proxyfl import Experiment, Run
 from proxyfl.core.config import Config
 from proxyfl.core.state import Task, Update
-from proxyfl.engines.pool import tuned_environment, usable_cores
+from proxyfl.engines.pool import usable_cores
 from proxyfl.models import build
+from proxyfl.runs.apart import profile_apart
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import from_short, resolve
@@ -47,6 +45,9 @@ STEPS = {1: 6, 4: 2}
 WANTED = {1: 4.0, 4: 3.5}
 """The ratios to reach, by width."""
 
+QUIET = 0.7
+"""The load above which ratios flatter the library: threads of one process wait for each other."""
+
 Row = tuple[str, str, float, str]
 """(part, what, value, unit)."""
 
@@ -58,7 +59,9 @@ def main() -> None:
     parser.add_argument("--skip-overhead", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "speed.csv")
     options = parser.parse_args()
-    rows: list[Row] = []
+    rows: list[Row] = [("machine", "load when it began (0: idle)", os.getloadavg()[0], "")]
+    if rows[0][2] > QUIET:
+        print(f"note: load {rows[0][2]:.1f}: other programs slow the usual way down more than ours")
     with tempfile.TemporaryDirectory() as folder:
         for width in map(int, options.widths.split(",")):
             rows += told(local_round(width, options.repeats, Path(folder)))
@@ -170,30 +173,20 @@ def clocked() -> Iterator[dict[str, float]]:
     found["processor"] = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
 
 
-SHARES = """
-import json, sys
-from pathlib import Path
-from proxyfl.runs.profile import profile
-from proxyfl.runs.settings import load_toml, resolve
-found = profile(resolve("", load_toml(Path(sys.argv[1]))), steps=int(sys.argv[2]))
-print(json.dumps({"convolution": found.convolution_share, "phases": found.shares()}))
-"""
-
-
 def convolutions(width: int, folder: Path) -> list[Row]:
     """A client's steps taken apart in a process that is set up as a worker is."""
-    from proxyfl.runs.settings import to_toml
-
     config = settings(folder, 1, 128 * STEPS[width] + 10, width=width)
-    file = folder / f"width-{width}.toml"
-    file.write_text(to_toml(config), encoding="utf-8")
-    environment = {**tuned_environment(), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SHARES, str(file), str(STEPS[width])]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = profile_apart(config, steps=STEPS[width])
     part = f"a step, width {width}"
-    rows = [(part, "convolutions", 100 * found["convolution"], "%")]
-    return rows + [(part, f"phase: {name}", 100 * share, "%") for name, share in found["phases"].items()]
+    shares = [(part, f"phase: {phase.name}", 100 * found.share(phase), "%") for phase in found.step]
+    return [
+        (part, "convolutions (wanted at width 4: 70)", 100 * (found.conv_forward + found.conv_backward), "%"),
+        *shares,
+        (part, "network", found.network_phase.gflops, "GFLOP/s"),
+        (part, "a plain matrix product", found.peak, "GFLOP/s"),
+        (part, "share of a core it had", 100 * found.cores, "%"),
+        (part, "peak memory of the process", found.memory / 1e9, "GB"),
+    ]
 
 
 def overhead(folder: Path) -> list[Row]:
