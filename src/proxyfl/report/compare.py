@@ -18,6 +18,7 @@ from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
 from proxyfl.methods import registry
 from proxyfl.report.keys import Settings, hashable, leaves, order, plain, short_names
 from proxyfl.report.paired import Difference, paired_difference
+from proxyfl.report.style import LOOKS
 from proxyfl.report.tables import Spread
 from proxyfl.runs.run import Run, Summary
 from proxyfl.runs.settings import COMMON
@@ -346,8 +347,8 @@ def _called(method: str) -> list[str]:
 
 
 def _place(contender: Contender) -> tuple[Any, ...]:
-    """As methods are listed, variants after their parent."""
-    listed = [recipe.name for recipe in registry.recipes()]
+    """In the order of their looks, from the plain methods on; ``parent+addon`` after its parent."""
+    listed = list(LOOKS)
     name = contender.method
     parent = name if name in listed else name.partition("+")[0]
     position = listed.index(parent) if parent in listed else len(listed)

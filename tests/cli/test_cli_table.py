@@ -1,0 +1,167 @@
+"""proxyfl table."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from proxyfl import Experiment, Run
+from written_runs import write_run
+
+TINY = {
+    "rounds": 2, "clients": 4, "per_round": 2, "subset": 60, "width": 1, "dtype": "fp32",
+    "train__epochs": 1, "train__batch": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Four tiny runs, really trained: two methods, two seeds. Not to be changed."""
+    place = tmp_path_factory.mktemp("table")
+    for method in ("fedavg", "proxyfl"):
+        for seed in (1, 2):
+            Experiment(method, seed=seed, method__tau=0.5, **TINY).run(place / f"{method}-{seed}", workers=0)
+    return place
+
+
+@pytest.fixture
+def written(tmp_path) -> Path:
+    """Runs of two methods at two alphas in folders of their own below ``runs``."""
+    for alpha, place in ((0.1, "low"), (1.0, "high")):
+        for method, level in (("fedavg", 0.5), ("proxyfl", 0.7)):
+            for seed in (1, 2, 3):
+                path = tmp_path / "runs" / place / f"{method}-{seed}"
+                write_run(path, method, seed, [0.2, level + alpha / 10 + seed / 100], alpha=alpha)
+    return tmp_path / "runs"
+
+
+def lines_from(output: str, title: str) -> list[list[str]]:
+    """The lines of a table below its title, split into cells, up to its caption."""
+    lines = output.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(title))
+    return [re.split(r"\s{2,}", line.strip()) for line in lines[start + 1 :]]
+
+
+def test_real_runs_as_a_table(call, folder):
+    result = call("table", folder)
+    assert (result.exit_code, result.stderr) == (0, "")
+    heading, fedavg, proxyfl, *_ = lines_from(result.stdout, "Test accuracy (%)")
+    assert heading[:5] == ["method", "seeds", "mean last 2", "last", "best"]
+    for row in (fedavg, proxyfl):
+        one, two = (Run(folder / f"{row[0]}-{seed}").summary for seed in (1, 2))
+        mean = 50 * (one.mean_last + two.mean_last)
+        std = 100 * abs(one.mean_last - two.mean_last) / 2**0.5
+        assert row[1:3] == ["2", f"{mean:.2f} ± {std:.2f}"]
+    assert (fedavg[0], proxyfl[0]) == ("fedavg", "proxyfl")
+    assert "too few seeds" in result.stdout
+
+
+def test_runs_are_found_two_levels_below_the_runs_folder(call, written):
+    result = call("table")
+    assert result.exit_code == 0
+    rows = lines_from(result.stdout, "Test accuracy (%)")
+    assert rows[0] == ["method", "alpha = 0.1", "alpha = 1"]
+    assert rows[1][0] == "fedavg"
+    assert "over 3 seeds" in result.stdout
+    assert "alpha" not in call("table", "runs/low").stdout
+
+
+def test_deeper_runs_and_runs_inside_runs_are_not_looked_for(call, written):
+    shutil.move(written / "low", written / "a" / "b" / "low")
+    shutil.copytree(written / "high" / "fedavg-1", written / "high" / "fedavg-1" / "copy")
+    assert "alpha" not in call("table").stdout
+    assert call("table", "runs/a/b").exit_code == 0
+    result = call("table", "runs/a")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: no runs in runs/a,")
+
+
+def test_single_runs_by_path_and_by_name(call, written):
+    result = call("table", written / "low" / "fedavg-1", "low/proxyfl-1")
+    assert result.exit_code == 0
+    assert [row[0] for row in lines_from(result.stdout, "Test accuracy")[1:3]] == ["fedavg", "proxyfl"]
+    result = call("table", "low/proxyfl-7")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: low/proxyfl-7 is not a run; did you mean 'runs/low/proxyfl-")
+
+
+def test_a_run_below_a_folder_that_is_named_too_counts_once(call, written):
+    result = call("table", "runs/low", "low/proxyfl-1", "--format", "csv")
+    assert [row["seeds"] for row in csv.DictReader(result.stdout.splitlines())] == ["3", "3"]
+
+
+def test_against_metric_and_target(call, written):
+    result = call("table", "--against", "fedavg", "--metric", "last", "--target", "0.7")
+    rows = lines_from(result.stdout, "Difference from fedavg (points)")
+    assert rows[1] == ["proxyfl", "0.1", "+20.00", "+20.00 to +20.00", "3", "better, few seeds"]
+    assert "Rounds to 70 % accuracy (speed-up over fedavg)" in result.stdout
+    result = call("table", "--against", "fedavgg")
+    assert result.exit_code == 2
+    assert result.stderr == "error: no run of 'fedavgg' is among these; did you mean 'fedavg'?\n"
+    assert call("table", "--target", "80").exit_code == 2
+    assert call("table", "--metric", "worst").exit_code == 2
+
+
+def test_where(call, written):
+    result = call("table", "--where", "partition.alpha=0.1", "--where", "method=proxyfl", "--format", "csv")
+    (row,) = csv.DictReader(result.stdout.splitlines())
+    assert (row["method"], row["seeds"]) == ("proxyfl", "3")
+    assert "partition.alpha" not in row
+    result = call("table", "--where", "alpha=3")
+    assert result.stderr == "error: no run has partition.alpha = 3; in these it is 0.1, 1\n"
+    assert call("table", "--where", "alpha").exit_code == 2
+
+
+def test_formats_and_files(call, written):
+    assert call("table", "--format", "markdown").stdout.startswith(
+        "<!-- proxyfl table -->\n\n**Test accuracy"
+    )
+    asked = ("table", "runs", "--metric", "best", "--where", "seed=1", "--where", "seed=2")
+    result = call(*asked, "--out", "new/table.tex")
+    assert (result.exit_code, result.stdout.split()) == (0, ["table", "new/table.tex"])
+    first = Path("new/table.tex").read_text().splitlines()[0]
+    assert first == "% proxyfl table runs --metric best --where seed=1 --where seed=2"
+    assert call("table", "--out", "table.md").exit_code == 0
+    assert Path("table.md").read_text() == call("table", "--format", "markdown").stdout
+    assert call("table", "--out", "table.csv").exit_code == 0
+    assert Path("table.csv").read_text() == call("table", "--format", "csv").stdout
+    assert call("table", "--out", "table.txt").exit_code == 0
+    lines = Path("table.txt").read_text().splitlines()
+    assert lines[0] == "Test accuracy (%)"
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_row_per_run(call, written):
+    result = call("table", "--format", "csv", "--each")
+    rows = list(csv.DictReader(result.stdout.splitlines()))
+    assert len(rows) == 12
+    assert (rows[0]["run"], rows[0]["seed"], rows[0]["last"]) == ("runs/low/fedavg-1", "1", "0.52")
+    result = call("table", "--each")
+    assert (result.exit_code, result.stderr) == (
+        2, "error: --each is for CSV, not terminal; add --format csv\n",
+    )  # fmt: skip
+
+
+def test_unfinished_runs_are_told_of(call, written):
+    write_run(written / "low" / "late", "fedavg", 4, [0.5], missing=1)
+    result = call("table", "runs/low", "--format", "csv")
+    assert result.stderr == "note: left out, not finished: runs/low/late, 1 of 2 rounds\n"
+    assert next(csv.DictReader(result.stdout.splitlines()))["which_seeds"] == "1 2 3"
+    result = call("table", "runs/low", "--format", "csv", "--partial")
+    assert next(csv.DictReader(result.stdout.splitlines()))["which_seeds"] == "1 2 3 4"
+
+
+def test_twins_and_nothing_at_all_are_errors(call, written):
+    shutil.copytree(written / "low" / "fedavg-1", written / "low" / "again")
+    result = call("table")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: runs/low/again and runs/low/fedavg-1 have the same settings")
+    shutil.rmtree(written)
+    result = call("table")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: no runs in runs; start some with 'proxyfl compare'")

@@ -1,0 +1,265 @@
+"""Runs grouped into cells over seeds, and what each cell is worth."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.report.compare import compare
+from proxyfl.report.keys import leaves, plain, short_names
+from proxyfl.report.panels import question, ranks, speed_up
+from proxyfl.report.tables import Spread
+from written_runs import write_run
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(method, seed, accuracies, **settings):
+        name = f"run-{len(list(tmp_path.iterdir()))}"
+        return write_run(tmp_path / name, method, seed, accuracies, **settings)
+
+    return write
+
+
+def labels(comparison):
+    return [str(contender) for contender in comparison.contenders]
+
+
+def the_cell(comparison, name, *group):
+    return comparison.cells[comparison.contender(name), group]
+
+
+def test_real_runs_make_a_cell_per_method(runs):
+    (one, two), (three,) = runs["fedavg"], runs["proxyfl"]
+    found = compare([three, two, one])
+    assert (found.settings, found.groups, found.follow, found.notes) == ((), ((),), (), ())
+    assert labels(found) == ["fedavg", "proxyfl"]
+    cell = the_cell(found, "fedavg")
+    assert cell.seeds == [1, 2]
+    assert cell.spread("mean-last") == Spread.of([one.summary.mean_last, two.summary.mean_last])
+    assert cell.by_seed("best") == {1: one.summary.best, 2: two.summary.best}
+    assert (found.tails, found.seed_sets) == ([2], {frozenset({1, 2}), frozenset({1})})
+
+
+def test_numbers_of_a_cell(write):
+    runs = [write("fedavg", 1, [0.5, 0.7, 0.6]), write("fedavg", 2, [0.4, 0.5, 0.8])]
+    cell = the_cell(compare(runs), "fedavg")
+    assert cell.spread("last") == Spread(pytest.approx(0.7), pytest.approx(0.02**0.5))
+    assert cell.spread("best").mean == pytest.approx(0.75)
+    assert cell.spread("mean-last").mean == pytest.approx((1.8 + 1.7) / 6)
+    assert cell.outcomes[0].summary.megabytes == pytest.approx(3)
+
+
+def test_rounds_to_an_accuracy_are_a_median_and_only_where_all_seeds_get_there(write):
+    runs = [
+        write("fedavg", 1, [0.1, 0.5, 0.4, 0.9]),
+        write("fedavg", 2, [0.1, 0.2, 0.3, 0.8]),
+        write("fedavg", 3, [0.5, 0.2, 0.3, 0.8]),
+    ]
+    cell = the_cell(compare(runs), "fedavg")
+    assert [outcome.rounds_to(0.5) for outcome in cell.outcomes] == [2, 4, 1]
+    assert cell.rounds_to(0.5) == 2
+    assert cell.rounds_to(0.8) == 4
+    assert cell.rounds_to(0.81) is None
+    assert the_cell(compare(runs[:2]), "fedavg").rounds_to(0.5) == 3
+
+
+def test_speed_up_is_the_ratio_of_rounds(write):
+    runs = [write("fedavg", 1, [0.1, 0.2, 0.8, 0.8]), write("proxyfl", 1, [0.2, 0.8, 0.8, 0.9])]
+    found = compare(runs)
+    asked = question(found, target=0.8)
+    assert str(asked.baseline) == "fedavg"
+    assert speed_up(found, the_cell(found, "proxyfl"), asked) == pytest.approx(1.5)
+    assert speed_up(found, the_cell(found, "fedavg"), question(found, target=0.8, against="proxyfl")) == (
+        pytest.approx(2 / 3)
+    )
+    assert speed_up(found, the_cell(found, "proxyfl"), question(found, target=0.85)) is None
+
+
+def test_the_default_target_is_a_whole_per_cent(write):
+    runs = [write("fedavg", 1, [0.5]), write("proxyfl", 1, [0.919])]
+    assert question(compare(runs)).target == 0.83
+
+
+def test_a_setting_that_differs_makes_groups_in_order(write):
+    runs = [
+        write(method, seed, [0.5], alpha=alpha)
+        for alpha in (10.0, 1.0, 0.1)
+        for method in ("proxyfl", "fedavg")
+        for seed in (1, 2)
+    ]
+    found = compare(runs)
+    assert found.settings == ("partition.alpha",)
+    assert found.groups == ((0.1,), (1.0,), (10.0,))
+    assert found.describe((0.1,)) == "alpha = 0.1"
+    assert len(found.cells) == 6
+    assert all(cell.seeds == [1, 2] for cell in found.cells.values())
+
+
+def test_methods_differ_in_their_own_parameters_without_being_told_apart_by_them(write):
+    """FixMatch's mask is not ProxyFL's; that is what the methods are."""
+    found = compare([write("fixmatch-gpl", 1, [0.5]), write("proxyfl", 1, [0.6]), write("fedavg", 1, [0.4])])
+    assert found.settings == found.follow == ()
+    assert labels(found) == ["fedavg", "fixmatch-gpl", "proxyfl"]
+
+
+def test_a_parameter_that_varies_within_a_method_names_its_rows(write):
+    runs = [write("fedavg", 1, [0.5])]
+    runs += [write("proxyfl", 1, [0.6], **{"method.gpt.epochs": epochs}) for epochs in (100, 20)]
+    found = compare(runs)
+    assert found.settings == ()
+    assert labels(found) == ["fedavg", "proxyfl gpt.epochs=20", "proxyfl gpt.epochs=100"]
+    assert str(found.contender("proxyfl gpt.epochs=20")) == "proxyfl gpt.epochs=20"
+    with pytest.raises(ConfigError, match=r"'proxyfl' stands for 2 rows .* 'proxyfl gpt.epochs=100'"):
+        found.contender("proxyfl")
+
+
+def test_variants_of_one_method_are_rows_that_can_be_compared(write):
+    found = compare([write("proxyfl", 1, [tau], method__tau=tau) for tau in (0.9, 0.95)])
+    assert (labels(found), found.settings) == (["proxyfl tau=0.9", "proxyfl tau=0.95"], ())
+    assert found.gain((), "last").mean == pytest.approx(0.05)
+
+
+def test_a_parameter_that_all_methods_went_through_makes_groups(write):
+    runs = [
+        write(method, 1, [0.5], method__tau=tau) for method in ("proxyfl", "fedavg") for tau in (0.9, 0.95)
+    ]
+    found = compare(runs)
+    assert found.settings == ("method.tau",)
+    assert found.describe((0.9,)) == "tau = 0.9"
+    assert labels(found) == ["fedavg", "proxyfl"]
+
+
+def test_a_setting_and_a_parameter_of_one_name_are_told_apart(write):
+    runs = [write("fedmatch", 1, [0.5], **{"method.lr": rate}) for rate in (0.01, 0.02)]
+    runs += [write("fedavg", 1, [0.5], **{"train.lr": rate}) for rate in (0.05, 0.1)]
+    found = compare(runs)
+    assert found.describe((0.1,)) == "train.lr = 0.1"
+    assert labels(found) == ["fedavg", "fedmatch method.lr=0.01", "fedmatch method.lr=0.02"]
+
+
+def test_settings_that_follow_another_do_not_make_groups_of_their_own(write):
+    runs = [write("fedavg", 1, [0.5], fidelity=fidelity) for fidelity in ("clean", "code")]
+    found = compare(runs)
+    assert found.settings == ("fidelity",)
+    assert {"data.flip", "federation.sampling", "train.leak_momentum"} <= set(found.follow)
+
+
+def test_where_a_run_was_computed_and_what_it_keeps_tell_nothing_apart(write):
+    runs = [write("fedavg", 1, [0.5]), write("fedavg", 2, [0.5], device="cuda", keep__checkpoints=5)]
+    found = compare(runs)
+    assert found.settings == ()
+    assert the_cell(found, "fedavg").seeds == [1, 2]
+
+
+def test_twins_are_refused_by_name(write):
+    one, two = write("fedavg", 1, [0.5]), write("fedavg", 1, [0.6], keep__checkpoints=5)
+    with pytest.raises(RunError, match=f"{one.path} and {two.path} have the same settings and the same seed"):
+        compare([one, two])
+
+
+def test_a_run_that_is_named_twice_counts_once(write):
+    run = write("fedavg", 1, [0.5])
+    assert the_cell(compare([run, type(run)(run.path / ".." / run.path.name)]), "fedavg").seeds == [1]
+
+
+def test_unfinished_runs_are_left_out_with_a_note_or_taken_in(write):
+    runs = [
+        write("fedavg", 1, [0.5, 0.6]),
+        write("fedavg", 2, [0.5], missing=1),
+        write("fedavg", 3, [], missing=2),
+    ]
+    found = compare(runs)
+    assert the_cell(found, "fedavg").seeds == [1]
+    assert found.notes == (
+        f"left out, not finished: {runs[1].path}, 1 of 2 rounds",
+        f"left out, not finished: {runs[2].path}, 0 of 2 rounds",
+    )
+    found = compare(runs, partial=True)
+    assert the_cell(found, "fedavg").seeds == [1, 2]
+    assert found.notes[0] == f"taken in, not finished: {runs[1].path}, 1 of 2 rounds"
+    assert found.tails == [1, 2]
+    with pytest.raises(RunError, match="no finished run to compare"):
+        compare(runs[1:])
+    with pytest.raises(RunError, match="no finished run to compare"):
+        compare([])
+
+
+def test_a_run_that_cannot_be_read_is_left_out_with_a_note(write):
+    good, bad = write("fedavg", 1, [0.5]), write("fedavg", 2, [0.5])
+    bad.directory.config.write_text('[method]\nname = "nonesuch"\n')
+    found = compare([good, bad])
+    assert the_cell(found, "fedavg").seeds == [1]
+    assert found.notes[0].startswith(f"left out, cannot be read: {bad.path}: unknown method 'nonesuch'")
+
+
+def test_where_keeps_runs_by_setting(write):
+    runs = [
+        write(method, 1, [0.5], alpha=alpha, missing=alpha == 10)
+        for alpha in (0.1, 1.0, 10.0)
+        for method in ("fedavg", "fixmatch-gpl", "proxyfl")
+    ]
+    found = compare(runs, where=[("partition.alpha", 0.1), ("alpha", 1)])
+    assert (found.groups, found.notes) == (((0.1,), (1.0,)), ())
+    found = compare(runs, where=[("method", "fedavg"), ("method.name", "proxyfl"), ("alpha", 1)])
+    assert (labels(found), found.settings) == (["fedavg", "proxyfl"], ())
+    assert labels(compare(runs, where=[("method.gpt.epochs", 100)])) == ["proxyfl"]
+    with pytest.raises(ConfigError, match=r"no run has partition.alpha = 0.2; in these it is 0.1, 1, 10"):
+        compare(runs, where=[("alpha", 0.2)])
+    with pytest.raises(ConfigError, match=r"no run has a setting 'partition.alfa'; did you mean"):
+        compare(runs, where=[("partition.alfa", 0.2)])
+
+
+def test_the_gain_of_the_best_over_the_second(write):
+    values = {"fedavg": (0.5, 0.5, 0.5), "fixmatch-gpl": (0.6, 0.7, 0.8), "proxyfl": (0.65, 0.72, 0.9)}
+    found = compare([write(m, s, [v]) for m, each in values.items() for s, v in enumerate(each)])
+    gain = found.gain((), "last")
+    assert (str(gain.best), str(gain.second)) == ("proxyfl", "fixmatch-gpl")
+    assert gain.mean == pytest.approx(0.17 / 3)
+    assert (gain.paired.low, gain.paired.high) == pytest.approx((0.02, 0.1))
+
+
+def test_a_gain_is_over_shared_seeds_where_there_are_any(write):
+    runs = [write("fedavg", 1, [0.5]), write("proxyfl", 1, [0.51]), write("proxyfl", 2, [0.9])]
+    assert compare(runs).gain((), "last").mean == pytest.approx(0.01)
+    apart = compare([runs[0], runs[2]]).gain((), "last")
+    assert (apart.mean, apart.paired) == (pytest.approx(0.4), None)
+    assert compare(runs[:1]).gain((), "last") is None
+
+
+def test_equal_numbers_have_equal_ranks(write):
+    values = {"fedavg": 0.4, "fixmatch-lpl": 0.60001, "fixmatch-gpl": 0.6, "proxyfl": 0.5}
+    found = compare([write(method, 1, [value]) for method, value in values.items()])
+    marked = {str(who): rank for who, rank in ranks(found.in_group(()), "last").items()}
+    assert marked == {"fixmatch-lpl": 1, "fixmatch-gpl": 1, "proxyfl": 2}
+    assert ranks(found.in_group(())[:1], "last") == {}
+
+
+def test_the_order_of_methods_does_not_hang_on_the_order_of_runs(write):
+    names = ["fedavg", "fedavg+proto", "fixmatch-gpl", "sage", "proxyfl"]
+    assert labels(compare([write(name, 1, [0.5]) for name in reversed(names)])) == names
+
+
+def test_contenders_by_name_and_alias(write):
+    found = compare([write("proxyfl", 1, [0.5])])
+    with pytest.raises(ConfigError, match="no run of 'proxifl' is among these; did you mean 'proxyfl'"):
+        found.contender("proxifl")
+    assert str(found.baseline()) == "proxyfl"
+
+
+def test_leaves_and_names():
+    assert leaves({"a": 1, "b": {"c": [1, [2]], "d": {"e": "x"}}}) == {"a": 1, "b.c": (1, (2,)), "b.d.e": "x"}
+    assert short_names(["data.name", "labels.ratio", "partition.alpha", "labels.seed"]) == {
+        "data.name": "data", "labels.ratio": "label ratio", "partition.alpha": "alpha",
+        "labels.seed": "labels.seed",
+    }  # fmt: skip
+    assert [plain(v) for v in (0.1, 1.0, True, (1, 0.5), "x", 0.123456789)] == [
+        "0.1", "1", "true", "[1,0.5]", "x", "0.123456789",
+    ]  # fmt: skip
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_printed_number_is_the_number(value):
+    assert float(plain(value)) == value

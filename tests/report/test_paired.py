@@ -1,0 +1,121 @@
+"""Differences over pairs of runs and their bootstrap intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxyfl.report.paired import Difference, bootstrap_interval, paired_difference, warning
+
+SAMPLES = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=1, max_size=8)
+
+
+def slow_interval(values, level, resamples, seed):
+    """One draw after the other; quantiles between neighbours of the sorted means."""
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(resamples):
+        total = 0.0
+        for _ in values:
+            total += values[int(rng.integers(0, len(values)))]
+        means.append(total / len(values))
+    means.sort()
+
+    def quantile(share):
+        place = share * (len(means) - 1)
+        below = math.floor(place)
+        above = min(below + 1, len(means) - 1)
+        return means[below] + (place - below) * (means[above] - means[below])
+
+    return quantile((1 - level) / 2), quantile((1 + level) / 2)
+
+
+@pytest.mark.parametrize(
+    "values", [[0.01, 0.02, 0.06], [-0.03, 0.01, 0.02, 0.08], [0.1, -0.2, 0.3, 0.0, 0.05, -0.07]]
+)
+@pytest.mark.parametrize("level", [0.95, 0.5])
+def test_the_interval_is_that_of_an_obvious_bootstrap(values, level):
+    slow = slow_interval(values, level, resamples=2000, seed=5)
+    assert bootstrap_interval(values, level, resamples=2000, seed=5) == pytest.approx(slow, abs=1e-15)
+
+
+def test_an_interval_in_numbers():
+    # Means of four draws from {0, 0, 1, 1} are binomial: 0 and 1 have 1/16 each, so 95 % leave out neither.
+    assert bootstrap_interval([0.0, 0.0, 1.0, 1.0]) == (0.0, 1.0)
+    # At 80 % the tails of 10 % begin inside the steps at 1/4 and 3/4 (cumulated 5/16 and 15/16).
+    assert bootstrap_interval([0.0, 0.0, 1.0, 1.0], level=0.8) == (0.25, 0.75)
+
+
+def test_three_values_span_their_interval():
+    # All three draws are the smallest with probability 1/27 = 3.7 %, more than the 2.5 % cut off.
+    assert bootstrap_interval([0.02, 0.05, 0.11]) == pytest.approx((0.02, 0.11))
+
+
+@given(SAMPLES)
+def test_the_mean_lies_inside(values):
+    low, high = bootstrap_interval(values)
+    assert low - 1e-12 <= sum(values) / len(values) <= high + 1e-12
+    assert min(values) - 1e-12 <= low <= high <= max(values) + 1e-12
+
+
+@given(SAMPLES, st.floats(-2, 2))
+def test_a_shift_of_all_values_shifts_the_interval(values, shift):
+    low, high = bootstrap_interval(values)
+    moved = bootstrap_interval([value + shift for value in values])
+    assert moved == pytest.approx((low + shift, high + shift), abs=1e-12)
+
+
+@given(SAMPLES)
+def test_the_interval_comes_out_the_same_each_time(values):
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+
+
+def test_pairs_are_the_seeds_that_both_have():
+    found = paired_difference({1: 0.5, 2: 0.7, 9: 0.1}, {2: 0.6, 1: 0.3, 8: 0.9})
+    assert found == Difference(pytest.approx(0.15), pairs=2)
+    assert found.verdict == "too few seeds"
+    assert paired_difference({1: 0.5}, {2: 0.5}) is None
+
+
+def test_pairing_takes_out_what_seeds_have_in_common():
+    """Seeds differ by far more than methods do; only pairs show it."""
+    theirs = {1: 0.50, 2: 0.70, 3: 0.90}
+    found = paired_difference(
+        {seed: value + gain for (seed, value), gain in zip(theirs.items(), (0.02, 0.03, 0.01), strict=True)},
+        theirs,
+    )
+    assert (found.low, found.mean, found.high) == pytest.approx((0.01, 0.02, 0.03))
+    assert found.verdict == "better, few seeds"
+
+
+def test_verdicts():
+    zero = dict.fromkeys(range(6), 0.0)
+    gains = [0.01, 0.02, 0.015, 0.01, 0.03, 0.02]
+    assert paired_difference(dict(enumerate(gains)), zero).verdict == "better"
+    assert paired_difference(zero, dict(enumerate(gains))).verdict == "worse"
+    assert paired_difference(dict(enumerate([0.01, -0.02, 0.015, 0.0, -0.01, 0.02])), zero).verdict == "noise"
+    assert paired_difference(zero, zero).verdict == "noise"
+    assert Difference(0.1, 3, 0.0, 0.2).verdict == "noise"
+
+
+def test_few_pairs_are_said_to_be_few():
+    assert warning(2) == ""
+    assert warning(3).startswith("3 pairs are few")
+    assert "in 25 % of cases" in warning(3)
+    assert "in 6 % of cases" in warning(5)
+    assert warning(6) == ""
+
+
+@pytest.mark.parametrize("pairs", [3, 4, 5])
+def test_the_warning_does_not_exaggerate(pairs):
+    """Without a real difference the interval misses 0 at least as often as the warning says."""
+    rng = np.random.default_rng(3)
+    missed = 0
+    for _ in range(400):
+        low, high = bootstrap_interval(rng.normal(size=pairs).tolist(), resamples=400)
+        missed += not low <= 0 <= high
+    assert missed / 400 > 2.0 ** (1 - pairs) - 0.05
