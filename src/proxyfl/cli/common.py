@@ -64,6 +64,16 @@ Workers = Annotated[
         rich_help_panel="Machine and place",
     ),
 ]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="TOOL",
+        help="Tell tensorboard, mlflow or wandb, too. Repeatable.",
+        show_default=False,
+        rich_help_panel="Machine and place",
+    ),
+]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No settings, no progress: print the run's folder only.")
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task
     from rich.text import Text
 
+    from proxyfl.core.config import Config
     from proxyfl.core.state import Failure, Update
     from proxyfl.federation.loop import Observer, RoundReport
     from proxyfl.runs.run import Run
@@ -143,16 +145,23 @@ class LiveProgress:
 
 def train(
     path: Path,
-    rounds: int,
+    config: Config,
     go: Callable[[Sequence[Observer]], Run],
     *,
     before: Sequence[float] = (),
+    log: Sequence[str] = (),
     quiet: bool = False,
 ) -> None:
     """Play the rounds while showing them, then the result. Ctrl-C says how to continue."""
+    from proxyfl.runs.loggers import find
+
+    loggers = [find(name)(path, config) for name in log]
     try:
-        with LiveProgress(err(), rounds, before, quiet=quiet) as progress:
-            run = go([progress])
+        with ExitStack() as stack:
+            progress = LiveProgress(err(), config.federation.rounds, before, quiet=quiet)
+            observers: list[Observer] = [stack.enter_context(progress)]
+            observers += [stack.enter_context(logger) for logger in loggers]
+            run = go(observers)
     except KeyboardInterrupt as interrupt:
         typer.echo(_stopped(path), err=True)
         raise typer.Exit(INTERRUPTED) from interrupt

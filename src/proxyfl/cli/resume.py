@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from proxyfl.cli.common import DataRoot, Quiet, RunName, Workers, examples, find_run, is_run, require_device
+from proxyfl.cli.common import (
+    DataRoot,
+    Log,
+    Quiet,
+    RunName,
+    Workers,
+    examples,
+    find_run,
+    is_run,
+    require_device,
+)
 from proxyfl.cli.progress import tell_result, train
 
 if TYPE_CHECKING:
@@ -21,7 +31,13 @@ EXAMPLES = examples(
 )
 
 
-def resume(run: RunName, workers: Workers = None, data_root: DataRoot = None, quiet: Quiet = False) -> None:
+def resume(
+    run: RunName,
+    workers: Workers = None,
+    data_root: DataRoot = None,
+    log: Log = None,
+    quiet: Quiet = False,
+) -> None:
     """Continue a run after Ctrl-C, a crash or a power cut: the result is the same to the bit.
 
     A finished run says so and is left as it is.
@@ -46,9 +62,10 @@ def resume(run: RunName, workers: Workers = None, data_root: DataRoot = None, qu
     require_device(config)
     train(
         path,
-        config.federation.rounds,
+        config,
         lambda observers: go_on(path, observers, data_root, workers),
         before=before,
+        log=log or (),
         quiet=quiet,
     )
 

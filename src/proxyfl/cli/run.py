@@ -10,6 +10,7 @@ import typer
 from proxyfl.cli.common import (
     DataRoot,
     Fidelity,
+    Log,
     Method,
     Quiet,
     Runs,
@@ -82,6 +83,7 @@ def run(
     ] = None,
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,
+    log: Log = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a method and write everything down in a run's folder.
@@ -121,8 +123,9 @@ def run(
     experiment = Experiment(config=config, data_root=data_root)
     train(
         path,
-        config.federation.rounds,
+        config,
         lambda observers: experiment.run(path, observers, workers),
+        log=log or (),
         quiet=quiet,
     )
 

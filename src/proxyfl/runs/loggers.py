@@ -1,0 +1,174 @@
+"""Observers that tell other people's tools: TensorBoard, MLflow, Weights & Biases. Each is an extra.
+
+Rounds are the steps. A round that is played again after a crash has the same values, so saying them twice
+changes nothing; a resumed run goes on in the tool's old run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from proxyfl.core.config import Config
+from proxyfl.core.errors import ConfigError, missing_extra, nearest
+from proxyfl.core.state import Failure, Update
+from proxyfl.federation.loop import RoundReport
+from proxyfl.runs.settings import to_toml
+
+
+class Logger:
+    """One tool. It is opened with the first round, since only then is the run's folder there."""
+
+    extra = ""
+
+    def __init__(self, run: Path, config: Config) -> None:
+        self.run, self.config = run, config
+        self.failed, self.is_open = 0, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.is_open:
+            self.close(failed=kind is not None)
+            self.is_open = False
+
+    def round_started(self, round: int, clients: list[int]) -> None:
+        self.failed = 0
+        if not self.is_open:
+            try:
+                self.open(round)
+            except ImportError as error:
+                raise missing_extra(type(self).__name__, self.extra) from error
+            self.is_open = True
+
+    def answered(self, answer: Update | Failure) -> None:
+        self.failed += isinstance(answer, Failure)
+
+    def round_finished(self, report: RoundReport) -> None:
+        self.tell(report.state.round, {**scalars(report), "clients failed": float(self.failed)})
+
+    def open(self, first_round: int) -> None:
+        raise NotImplementedError
+
+    def tell(self, round: int, values: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def close(self, *, failed: bool) -> None:
+        raise NotImplementedError
+
+
+class TensorBoard(Logger):
+    """Event files in the run's own folder: ``tensorboard --logdir runs``."""
+
+    extra = "tensorboard"
+
+    def open(self, first_round: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an earlier process wrote of rounds that are played again is dropped by the reader.
+        self.writer = SummaryWriter(str(self.run / "tensorboard"), purge_step=first_round)
+        if first_round == 1:
+            self.writer.add_text("config", f"```toml\n{to_toml(self.config)}\n```", 0)
+
+    def tell(self, round: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, round)
+        self.writer.flush()
+
+    def close(self, *, failed: bool) -> None:
+        self.writer.close()
+
+
+class MLflow(Logger):
+    """A run of the experiment ``proxyfl``, at $MLFLOW_TRACKING_URI or in ``mlruns.db`` beside the runs."""
+
+    extra = "mlflow"
+
+    def open(self, first_round: int) -> None:
+        from mlflow import MlflowClient
+
+        beside = f"sqlite:///{self.run.parent.absolute() / 'mlruns.db'}"
+        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or beside)
+        found = self.client.get_experiment_by_name("proxyfl")
+        experiment = found.experiment_id if found else self.client.create_experiment("proxyfl")
+        mark = f"tags.`proxyfl.run` = '{identity(self.run)}'"
+        known = self.client.search_runs([experiment], mark) if first_round > 1 else []
+        if known:
+            self.id = known[0].info.run_id
+            self.client.update_run(self.id, status="RUNNING")
+            return
+        made = self.client.create_run(
+            experiment, tags={"proxyfl.run": identity(self.run)}, run_name=self.run.name
+        )
+        self.id = made.info.run_id
+        for name, value in _flat(self.config.to_tree()):
+            self.client.log_param(self.id, name, value)
+
+    def tell(self, round: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.client.log_metric(self.id, name, value, step=round)
+
+    def close(self, *, failed: bool) -> None:
+        self.client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
+
+
+class Wandb(Logger):
+    """A run of the project ``proxyfl`` (or $WANDB_PROJECT). $WANDB_MODE=offline keeps it on this machine."""
+
+    extra = "wandb"
+
+    def open(self, first_round: int) -> None:
+        import wandb
+
+        self.wandb = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "proxyfl"),
+            id=identity(self.run),
+            name=self.run.name,
+            dir=str(self.run),
+            config=self.config.to_tree(),
+            resume="allow",
+        )
+
+    def tell(self, round: int, values: dict[str, float]) -> None:
+        self.wandb.log(values, step=round)
+
+    def close(self, *, failed: bool) -> None:
+        self.wandb.finish(exit_code=int(failed))
+
+
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb}
+
+
+def find(name: str) -> Callable[[Path, Config], Logger]:
+    if name not in LOGGERS:
+        raise ConfigError(f"unknown logger '{name}'; {nearest(name, LOGGERS)}")
+    return LOGGERS[name]
+
+
+def identity(run: Path) -> str:
+    """The same for a run and its continuation; another for a run of the same name elsewhere."""
+    return hashlib.sha256(str(run.absolute()).encode()).hexdigest()[:24]
+
+
+def scalars(report: RoundReport) -> dict[str, float]:
+    """A round in numbers: accuracy, losses, quality of pseudo-labels, megabytes, seconds by phase."""
+    metrics = report.metrics
+    values = {"accuracy": float(metrics["accuracy"])}
+    for part in ("losses", "pseudo", "counts"):
+        for name, value in metrics.get(part, {}).items():
+            if isinstance(value, (int, float)):
+                values[f"{part}/{name}"] = float(value)
+    for way in ("up", "down"):
+        values[f"traffic/megabytes {way}"] = metrics["traffic"][f"bytes_{way}"] / 1e6
+    return values | {f"seconds/{name}": value for name, value in report.timing.items()}
+
+
+def _flat(tree: dict[str, Any], where: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        pairs += _flat(value, f"{where}{key}.") if isinstance(value, dict) else [(f"{where}{key}", value)]
+    return pairs

@@ -1,0 +1,109 @@
+"""TensorBoard, MLflow and Weights & Biases: the real packages are told what metrics.jsonl holds."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxyfl import Experiment, Run
+from proxyfl.core.errors import ConfigError
+from proxyfl.runs import loggers
+from proxyfl.runs.experiment import resume
+from toybox import Stopped, Told, tiny_config
+
+
+def train(path: Path, name: str, stop_after: int | None = None) -> None:
+    """A run of three rounds, or its first ones."""
+    config = tiny_config("fixmatch-gpl", rounds=3, data__subset=150)
+    with loggers.find(name)(path, config) as logger:
+        observers = [logger, Told(stop_after)]
+        if path.exists():
+            resume(path, observers)
+        else:
+            Experiment(config=config).run(path, observers)
+
+
+def killed_and_resumed(path: Path, name: str) -> Run:
+    with pytest.raises(Stopped):
+        train(path, name, stop_after=2)
+    train(path, name)
+    return Run(path)
+
+
+def accuracy(run: Run) -> list[tuple[int, float]]:
+    return [(line["round"], pytest.approx(line["accuracy"])) for line in run.metrics]
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    event = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = killed_and_resumed(tmp_path / "run", "tensorboard")
+    read = event.EventAccumulator(str(run.path / "tensorboard"))
+    read.Reload()
+    assert [(e.step, e.value) for e in read.Scalars("accuracy")] == accuracy(run)
+    assert {"losses/supervised", "pseudo/selected_share", "seconds/train"} <= set(read.Tags()["scalars"])
+
+
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = killed_and_resumed(tmp_path / "run", "mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlruns.db'}")
+    (found,) = client.search_runs([client.get_experiment_by_name("proxyfl").experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["method.name"] == "fixmatch-gpl"
+    history = client.get_metric_history(found.info.run_id, "accuracy")
+    assert sorted({(each.step, each.value) for each in history}) == accuracy(run)
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = killed_and_resumed(tmp_path / "run", "wandb")
+    told = [line for file in sorted(run.path.rglob("*.wandb")) for line in _history(file)]
+    assert sorted({(int(line["_step"]), float(line["accuracy"])) for line in told}) == accuracy(run)
+
+
+def _records(file: Path) -> Iterator[bytes]:
+    """A LevelDB log after a head of 7 bytes: blocks of 32 KiB with pieces of (crc, length, kind)."""
+    raw, place, record = file.read_bytes(), 7, b""
+    while place + 7 <= len(raw):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", raw, place + 4)
+        record += raw[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
+def _history(file: Path) -> list[dict[str, Any]]:
+    from wandb.proto import wandb_internal_pb2
+
+    lines = []
+    for data in _records(file):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            lines.append({"_step": record.history.step.num, **items})
+    return lines
+
+
+def test_an_unknown_logger_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown logger 'tensorbord'; did you mean 'tensorboard'"):
+        loggers.find("tensorbord")
+
+
+def test_a_missing_package_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(Exception, match=r"proxyfl\[wandb\]"):
+        train(tmp_path / "run", "wandb")
