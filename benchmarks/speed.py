@@ -29,8 +29,8 @@ from plain import PlainSettings, plain_round
 
 from proxyfl import Experiment, Run
 from proxyfl.core.config import Config
+from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Task, Update
-from proxyfl.engines.pool import usable_cores
 from proxyfl.models import build
 from proxyfl.runs.apart import profile_apart
 from proxyfl.runs.assembly import assemble
@@ -222,5 +222,5 @@ def overhead(folder: Path) -> list[Row]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(usable_cores())
     main()

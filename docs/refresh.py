@@ -1,4 +1,4 @@
-"""Fill the generated parts of the method pages: parameter tables from the code, results from ``results/``.
+"""Fill the generated parts of the pages: tables from the code, results from ``results/``.
 
 python docs/refresh.py            rewrite the pages
 python docs/refresh.py --check    exit with 1 when a page is out of date
@@ -10,10 +10,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from proxyfl.paper import pages as paper_pages
 from proxyfl.report.pages import refreshed
 
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "results" / "digits-learning.csv"
+MEASURED = DOCS.parent / "results"
+RESULTS = MEASURED / "digits-learning.csv"
 
 
 def main() -> int:
@@ -21,9 +23,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, say what is out of date")
     check = parser.parse_args().check
     stale = []
-    for page in sorted((DOCS / "methods").glob("*.md")):
+    for page in [*sorted((DOCS / "methods").glob("*.md")), *DOCS.glob("paper.md")]:
         old = page.read_text(encoding="utf-8")
-        new = refreshed(old, RESULTS)
+        of_paper = page.name == "paper.md"
+        new = paper_pages.refreshed(old, MEASURED) if of_paper else refreshed(old, RESULTS)
         if new != old:
             stale.append(page.name)
             if not check:

@@ -128,3 +128,12 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def same_state(a: ServerState, b: ServerState) -> bool:
     return same_bits(a.to_tensors(), b.to_tensors())
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended (a zombie has)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"

@@ -21,7 +21,7 @@ from proxyfl.engines import pool
 from proxyfl.engines.pool import PoolEngine, default_workers, tuned_environment
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
-from toybox import Told, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, gone, make_simulation, play, same_bits, same_state, tiny_config
 
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
 
@@ -50,18 +50,12 @@ def pids(engine: PoolEngine) -> list[int]:
     return [worker.process.pid for worker in engine.workers]
 
 
-def gone(pid: int) -> bool:
-    """Whether the process has ended (a zombie has)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
-
-
-@pytest.mark.parametrize("method", ["proxyfl", "fedloke", "fedmatch", "feddb"])
-def test_one_worker_two_workers_and_none_agree_to_the_bit(tmp_path: Path, method: str) -> None:
-    config = tiny_config(method, rounds=3, per_round=3)
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("proxyfl", "fp32"), ("proxyfl", "bf16"), ("fedloke", "fp32"), ("fedmatch", "fp32"), ("feddb", "fp32")],
+)
+def test_one_worker_two_workers_and_none_agree_to_the_bit(tmp_path: Path, method: str, dtype: str) -> None:
+    config = tiny_config(method, rounds=3, per_round=3, dtype=dtype)
     here = play(config, SIMULATION, tmp_path / "inline")
     for workers in (1, 2):
         federation, trainer = assemble(RunDirectory(tmp_path / str(workers)), config, SIMULATION, workers)
@@ -110,6 +104,69 @@ def test_a_killed_worker_is_replaced_and_its_client_tried_again(tmp_path: Path, 
         assert isinstance(ours, Update)
         assert isinstance(theirs, Update)
         assert same_bits(ours.weights, theirs.weights)
+
+
+def test_workers_that_died_while_idle_cost_no_client_a_try(tmp_path: Path, tasks: list[Task]) -> None:
+    with closing(engine_of(tmp_path, 2, "fedavg")) as engine:
+        list(engine.run(tasks[:2]))
+        for _ in range(2):
+            for pid in pids(engine):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
+            assert all(isinstance(answer, Update) for answer in engine.run(tasks))
+
+
+def test_a_replacement_that_dies_while_starting_is_replaced_again(
+    tmp_path: Path, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(engine_of(tmp_path, 1, "fedavg")) as engine:
+        list(engine.run(tasks[:1]))
+        real, killed = pool._Worker, []
+
+        def stillborn(*arguments: object) -> pool._Worker:
+            worker = real(*arguments)  # type: ignore[arg-type]
+            if not killed:
+                killed.append(worker)
+                worker.process.kill()
+            return worker
+
+        monkeypatch.setattr(pool, "_Worker", stillborn)
+        os.kill(pids(engine)[0], signal.SIGKILL)
+        assert all(isinstance(answer, Update) for answer in engine.run(tasks))
+        assert killed
+
+
+def test_a_round_that_ends_early_leaves_nothing_for_the_next(tmp_path: Path, tasks: list[Task]) -> None:
+    with closing(engine_of(tmp_path, 2, "fedavg")) as engine:
+        answers = engine.run(tasks)
+        next(answers)
+        answers.close()  # type: ignore[attr-defined]
+        again = [Task(2, task.client, dict(task.weights), {}) for task in tasks]
+        assert [(answer.round, answer.client) for answer in engine.run([
+            Task(2, task.client, again[0].weights, again[0].extras) for task in again
+        ])] == [(2, 1), (2, 0), (2, 3), (2, 2)]  # fmt: skip
+
+
+def test_tasks_with_other_weights_do_not_mix(tmp_path: Path, tasks: list[Task]) -> None:
+    mixed = [tasks[0], Task(1, 0, dict(tasks[0].weights), {})]
+    with closing(engine_of(tmp_path, 2, "fedavg")) as engine, pytest.raises(RunError, match="same weights"):
+        list(engine.run(mixed))
+
+
+def test_a_method_registered_elsewhere_and_found_in_the_current_folder(tmp_path: Path) -> None:
+    """As in a notebook: the search path begins with the current folder, and a recipe names our class."""
+    (tmp_path / "mine.py").write_text(
+        "from proxyfl.methods.fedavg import FedAvg\n"
+        "from proxyfl.methods.registry import Recipe, register\n"
+        "register(Recipe('mine-too', 'FedAvg again', FedAvg))\n",
+        encoding="utf-8",
+    )
+    code = (
+        "import mine; from proxyfl import Experiment;"
+        "Experiment('mine-too', 'digits', rounds=1, clients=2, per_round=2).run('run', workers=1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_client_whose_worker_dies_twice_is_reported_as_failed(tmp_path: Path, tasks: list[Task]) -> None:
@@ -196,7 +253,9 @@ def started(folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     """A script without any main guard and with a method of its own: two workers, each inside a client."""
     (folder / "sleepy.py").write_text(SLEEPY, encoding="utf-8")
     (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
-    process = subprocess.Popen([sys.executable, "train.py"], cwd=folder, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "train.py"], cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     deadline = time.monotonic() + 60
     while len([*folder.glob("asleep-*")]) < 2 and time.monotonic() < deadline:
         assert process.poll() is None
@@ -225,7 +284,7 @@ def test_ctrl_c_stops_everything_within_two_seconds(tmp_path: Path) -> None:
     """The clock stops when the last worker is gone: unloading Python is the machine's affair."""
     process, children = started(tmp_path)
     begun = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     while not all(gone(pid) for pid in children) and time.monotonic() < begun + 10:
         time.sleep(0.02)
     assert time.monotonic() - begun < 2

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import save
 
+from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines import shared
 from proxyfl.engines.shared import SharedTensors
+from proxyfl.engines.trouble import describe, raised
 from proxyfl.engines.wire import pack_answer, pack_task, unpack_answer, unpack_task
 from toybox import same_bits
 
@@ -74,3 +78,39 @@ def test_tasks_and_answers_survive_the_wire() -> None:
         assert same_bits(getattr(back, field), getattr(update, field))
     failure = Failure(3, 5, "no", "detail")
     assert unpack_answer(*pack_answer(failure)) == failure
+
+
+def test_tensors_that_share_memory_may_be_sent() -> None:
+    whole = torch.arange(6.0).reshape(2, 3)
+    _, tensors = pack_task(Task(1, 0, {}, personal={"a": whole, "b": whole.T}))
+    save(tensors)
+    assert same_bits(tensors, {"personal/a": whole, "personal/b": whole.T})
+
+
+class MyRunError(RunError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (RunError("gone"), RunError, "gone"),
+        (MyRunError("gone"), RunError, "gone"),
+        (OSError(28, "No space left on device", "/x"), OSError, "[Errno 28] No space left on device: '/x'"),
+        (OSError("just text"), OSError, "just text"),
+        (FileNotFoundError(2, "No such file"), FileNotFoundError, "[Errno 2] No such file"),
+    ],
+)
+def test_errors_come_back_as_what_they_were(error: Exception, kind: type[Exception], text: str) -> None:
+    back = raised(json.loads(json.dumps(describe(error))))
+    assert isinstance(back, kind)
+    assert str(back) == text
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    try:
+        raise ValueError("odd")
+    except ValueError as error:
+        back = raised(describe(error))
+    assert isinstance(back, RuntimeError)
+    assert "ValueError: odd" in str(back)

@@ -75,3 +75,14 @@ def test_population() -> None:
     some = Population(np.array([0, 2, 0]), np.array([0, 1, 5]))
     assert some.sizes.tolist() == [0, 3, 5]
     assert some.holders.tolist() == [1, 2]
+
+
+def test_the_legacy_stream_goes_on_where_it_was_and_back_where_it_is_asked_to() -> None:
+    fresh = population([2500] * 20)
+    asked = [sample_clients(config("legacy"), round, fresh) for round in (1, 3, 2)]
+    assert asked == [
+        [1, 17, 2, 5, 11, 0, 18, 6],
+        [8, 2, 6, 1, 17, 4, 5, 11],
+        [18, 7, 15, 14, 17, 3, 1, 10],
+    ]
+    assert sample_clients(config("legacy", per_round=3), 1, fresh) == [1, 17, 2]

@@ -29,7 +29,7 @@ from proxyfl.runs.simulation import Simulation, prepare
 from toybox import TINY, Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
 
 NAMES = [recipe.name for recipe in recipes()]
-ORACLES = {"fedavg-sl"}
+ORACLES = {"fedavg-sl", "gpl-all-corrected"}
 """Methods that are given the true labels of unlabelled images by definition."""
 
 NEUTRAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -385,7 +385,7 @@ def test_steps_taken_in_a_round(tmp_path: Any) -> None:
 def test_the_upper_bound_sees_every_label_once_an_epoch() -> None:
     simulation = make_simulation((4, 0), (28, 20))
     for client, count in ((0, 32), (1, 20)):
-        data = simulation.holdings.client(client, oracle=True)
+        data = create("fedavg-sl").rearrange(simulation.holdings.client(client, oracle=True))
         assert len(data.labelled) == count
         assert len(data.unlabelled) == 0
         assert torch.equal(data.labels, simulation.dataset.train.labels[data.labelled])

@@ -5,17 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from proxyfl import Experiment, Run
+from proxyfl.core import machine
 from proxyfl.core.errors import ConfigError
-from proxyfl.engines.pool import usable_cores
+from proxyfl.core.machine import usable_cores, usable_memory
 from proxyfl.runs import batch
 from proxyfl.runs.batch import Job, train_all
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.sweep import Grid, jobs_of, read_grid
+from toybox import gone
 
 COMMON = {
     "partition": {"clients": 4},
@@ -65,26 +70,85 @@ def test_no_more_children_than_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_lone_run_gets_the_cores_as_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "usable_cores", lambda: 2)
+    monkeypatch.setattr("proxyfl.engines.pool.usable_cores", lambda: 2)
     given: list[int] = []
-    real = batch._Child
+    monkeypatch.setattr(batch, "make_run", lambda *_: None)
+    real = multiprocessing.get_context("spawn").Process
 
-    def note(job: Job, workers: int) -> batch._Child:
-        given.append(workers)
-        return real(job, workers)
+    def note(target: object, args: tuple[Job, int, list[str], object], daemon: bool) -> object:
+        given.append(args[1])
+        return real(target=print, daemon=daemon)
 
-    monkeypatch.setattr(batch, "_Child", note)
+    monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", note)
     (job,) = jobs(tmp_path, methods=("fedavg",))
     assert train_all([job]) == {}
     assert train_all(jobs(tmp_path / "two")) == {}
     assert given == [2, 0, 0]
+    assert batch._room([job]) == 2
 
 
-def test_cores_are_counted_where_affinity_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_in_the_middle_of_a_client_ends_with_its_parent(tmp_path: Path) -> None:
+    script = tmp_path / "sweep.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from proxyfl.core import plugins\n"
+        "from proxyfl.runs.batch import train_all\n"
+        "from proxyfl.runs.sweep import Grid, jobs_of\n"
+        "if __name__ == '__main__':\n"
+        "    plugins.load_plugin('sleepy.py')\n"
+        "    train_all(jobs_of(Grid(('sleepy',), seeds=(1, 2)), Path('runs')), 2)\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "sleepy.py").write_text(SLEEPY, encoding="utf-8")
+    process = subprocess.Popen([sys.executable, script.name], cwd=tmp_path)
+    deadline = time.monotonic() + 90
+    while len([*tmp_path.glob("asleep-*")]) < 2 and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = [int(path.name.partition("-")[2]) for path in tmp_path.glob("asleep-*")]
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 5
+    while not all(gone(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(children) == 2
+    assert all(gone(pid) for pid in children)
+
+
+SLEEPY = """
+import os
+import time
+from pathlib import Path
+from proxyfl.methods.fedavg import FedAvg
+from proxyfl.methods.registry import Recipe, register
+class Sleepy(FedAvg):
+    name = "sleepy"
+    def begin(self, ctx):
+        Path(f"asleep-{os.getpid()}").touch()
+        time.sleep(120)
+register(Recipe("sleepy", "never ends a client", Sleepy))
+"""
+
+
+def test_cores_are_counted_where_affinity_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert usable_cores() == 3
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores() == 1
+
+
+def test_a_containers_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    whole = usable_memory()
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert (usable_cores(), usable_memory()) == (64, whole)
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert (usable_cores(), usable_memory()) == (2, 1 << 20)
 
 
 GRID = """

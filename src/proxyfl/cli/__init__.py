@@ -17,6 +17,7 @@ from proxyfl import __version__
 from proxyfl.cli import (
     comm,
     config,
+    dashboard,
     data,
     demo,
     evaluate,
@@ -24,8 +25,10 @@ from proxyfl.cli import (
     methods,
     models,
     new_method,
+    paper,
     predict,
     profile,
+    report,
     resume,
     run,
     sweep,
@@ -87,7 +90,10 @@ app.command(rich_help_panel=TRAIN, epilog=sweep.SWEEP_EXAMPLES)(sweep.sweep)
 app.command(rich_help_panel=LOOK, epilog=ls.LS_EXAMPLES)(ls.ls)
 app.command(rich_help_panel=LOOK, epilog=ls.SHOW_EXAMPLES)(ls.show)
 app.command(rich_help_panel=LOOK, epilog=table.EXAMPLES)(table.table)
+app.command(rich_help_panel=LOOK, epilog=report.EXAMPLES)(report.report)
+app.command(rich_help_panel=LOOK, epilog=dashboard.EXAMPLES)(dashboard.dashboard)
 app.command(rich_help_panel=LOOK, epilog=validate.EXAMPLES)(validate.validate)
+app.add_typer(paper.app, name="paper", rich_help_panel=LOOK)
 app.command("eval", rich_help_panel=USE, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(rich_help_panel=USE, epilog=predict.EXAMPLES)(predict.predict)
 app.add_typer(methods.app, name="methods", rich_help_panel=KNOW)

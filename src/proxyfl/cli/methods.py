@@ -24,7 +24,8 @@ EXAMPLES = examples("proxyfl methods", "proxyfl methods show proxyfl", "proxyfl 
 GROUPS = {
     "labelled only": ("fedavg", "fedavg-sl", "fedprox"),
     "FixMatch": (
-        "fixmatch-lpl", "fixmatch-gpl", "lpl-all", "gpl-all", "fedprox+fixmatch", "flexmatch",
+        "fixmatch-lpl", "fixmatch-gpl", "lpl-all", "gpl-all", "gpl-all-corrected", "fedprox+fixmatch",
+        "flexmatch",
     ),
     "federated SSL": ("fedmatch", "fedlabel", "fedloke", "feddure", "feddb", "sage"),
     "prototypes": ("proto", "proto-all", "proto-labeled"),

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxyfl.core.machine import usable_memory
+
 CHUNK = 1 << 20
 
 
@@ -114,11 +116,8 @@ def in_words(count: float) -> str:
 
 
 def memory_limit() -> int:
-    """The most memory a file may ask for: half the machine's, 4 GB where that is unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (AttributeError, OSError, ValueError):
-        return 4 << 30
+    """The most memory a file may ask for: half of what there is."""
+    return usable_memory() // 2
 
 
 @contextmanager

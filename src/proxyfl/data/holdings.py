@@ -24,9 +24,8 @@ class Holdings:
         """What a client holds. Only a declared oracle gets the labels of unlabelled images."""
         labelled = torch.from_numpy(self.partition.labelled[client])
         unlabelled = torch.from_numpy(self.partition.unlabelled[client])
-        if oracle:
-            labelled, unlabelled = torch.cat([labelled, unlabelled]), unlabelled[:0]
-        return ClientData(self.images, labelled, self.labels[labelled], unlabelled)
+        truth = self.labels[unlabelled] if oracle else None
+        return ClientData(self.images, labelled, self.labels[labelled], unlabelled, truth)
 
     def truth(self, index: Tensor) -> Tensor:
         """True labels, for comparing a method's decisions with after it has made them."""

@@ -1,7 +1,7 @@
 """One client's images and its stream of batches.
 
 A client is two index arrays over a store of uint8 images and the labels of the first; the true labels of
-the unlabelled images are not here and cannot be reached from here.
+the unlabelled images are here for a declared oracle alone, and for others cannot be reached from here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.config import TrainSettings
+from proxyfl.core.errors import MethodError
 from proxyfl.data.augment import normalise, strong, weak
 
 VIEWS = frozenset({"x", "x_strong", "u_weak", "u_strong"})
@@ -28,15 +29,26 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client holds: ``labels`` belong to ``labelled``; ``unlabelled`` excludes those."""
+    """What one client holds: ``labels`` belong to ``labelled``; ``unlabelled`` excludes those.
+
+    ``truth`` are the labels of ``unlabelled``, which only a declared oracle is given.
+    """
 
     images: Tensor
     labelled: Tensor
     labels: Tensor
     unlabelled: Tensor
+    truth: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labelled) + len(self.unlabelled)
+
+    def all_labelled(self) -> ClientData:
+        """The same images, every one with its true label."""
+        if self.truth is None:
+            raise MethodError("the true labels of unlabelled images are given to declared oracles alone")
+        index, labels = torch.cat([self.labelled, self.unlabelled]), torch.cat([self.labels, self.truth])
+        return ClientData(self.images, index, labels, self.unlabelled[:0])
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,9 @@ class Stream:
         self.generator, self.device = generator, device
         adds_labelled = settings.pool == "all"
         self.pool = torch.cat([data.unlabelled, data.labelled]) if adds_labelled else data.unlabelled
+        self.truth = data.truth
+        if self.truth is not None and adds_labelled:
+            self.truth = torch.cat([self.truth, data.labels])
         self.selected: Tensor | None = None
         self.walk_labelled = walk_labelled
         self.batch = settings.batch

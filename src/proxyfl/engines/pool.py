@@ -7,6 +7,7 @@ same bits.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -15,25 +16,32 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 import torch
 
 from proxyfl import models
-from proxyfl.core import errors, plugins
+from proxyfl.core import plugins
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
+from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Failure, Task, Tensors, Update, within
 from proxyfl.data.holdings import Holdings
 from proxyfl.engines.shared import Layout, SharedTensors
+from proxyfl.engines.trouble import raised
 from proxyfl.engines.wire import Header, pack_task, unpack_answer
 from proxyfl.engines.worker import receive, send
 from proxyfl.federation.client import ClientTrainer
+from proxyfl.methods import registry
 
 SLACK = 2
 """Answers that may wait for an earlier one, beyond one per worker."""
 
 TRIES = 2
 """How often a client is given to a worker before a death counts as the client's failure."""
+
+LOOK_ROUND = 1.0
+"""Seconds between two looks at whether a silent worker is alive."""
 
 TUNABLES = "GLIBC_TUNABLES"
 ALLOCATOR = {
@@ -44,19 +52,16 @@ ALLOCATOR = {
 """Large blocks are kept and used again instead of being mapped anew: page faults cost a third of the time."""
 
 
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def default_workers(config: Config) -> int:
-    """One per core on a CPU, two per device on GPUs; never more than clients in a round."""
-    device = torch.device(config.compute.device)
-    count = usable_cores()
-    if device.type != "cpu":
+    """One per core on a CPU, two per device on GPUs; never more than clients in a round. Where processes
+    cannot be handed open files (Windows), none.
+    """
+    if os.name != "posix":
+        return 0
+    count = usable_cores() // config.compute.threads
+    if torch.device(config.compute.device).type != "cpu":
         count = min(count, 2 * len(devices(config.compute.device)))
-    return max(1, min(count // config.compute.threads, config.federation.per_round))
+    return max(1, min(count, config.federation.per_round))
 
 
 def devices(name: str) -> list[str]:
@@ -72,12 +77,19 @@ def tuned_environment() -> dict[str, str]:
     return {**os.environ, TUNABLES: tunables}
 
 
+def search_path() -> str:
+    """Where this process finds modules, for a child; the empty entry means the current folder."""
+    return os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
+
+
 def foreign_modules(trainer: ClientTrainer) -> list[str]:
     """Modules outside this package that the method and the network come from: workers import them, too."""
-    method = trainer.method
-    parts = [type(method), *map(type, method.addons), models.require(trainer.config.model.name)]
-    names = dict.fromkeys(part.__module__ for part in parts)
-    return [name for name in names if not name.startswith(("proxyfl.", plugins.FILE_PREFIX))]
+    config, method = trainer.config, trainer.method
+    parts = [type(method), *map(type, method.addons), models.require(config.model.name)]
+    names = [registry.origin(config.method.name), models.origin(config.model.name)]
+    names += [part.__module__ for part in parts]
+    inside = ("proxyfl.", plugins.FILE_PREFIX)
+    return [name for name in dict.fromkeys(names) if name and not name.startswith(inside)]
 
 
 @dataclasses.dataclass
@@ -93,24 +105,30 @@ class _Worker:
     """A worker process, as its parent sees it."""
 
     def __init__(self, slot: int, setup: Header, store: int, broadcast: int) -> None:
-        self.slot = slot
+        self.slot, self.ready = slot, False
+        self.job: _Job | None = None
         ours, theirs = socket.socketpair()
         life_read, self.lifeline = os.pipe()
-        given = (theirs.fileno(), life_read, store, broadcast)
-        path = os.pathsep.join(place for place in sys.path if place)
-        threads = str(setup["config"]["compute"]["threads"])
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "proxyfl.engines.worker", *map(str, given)],
-            pass_fds=given,
-            stdin=subprocess.DEVNULL,
-            env={**tuned_environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": threads},
-        )
-        theirs.close()
-        os.close(life_read)
         self.connection = Connection(ours.detach())
-        self.job: _Job | None = None
-        self.ready = False
-        send(self.connection, setup, {})
+        given = (theirs.fileno(), life_read, store, broadcast)
+        threads = str(setup["config"]["compute"]["threads"])
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "proxyfl.engines.start", *map(str, given)],
+                pass_fds=given,
+                stdin=subprocess.DEVNULL,
+                env={**tuned_environment(), "PYTHONPATH": search_path(), "OMP_NUM_THREADS": threads},
+                start_new_session=True,  # Ctrl-C in a terminal is for the parent, which ends its workers
+            )
+        except BaseException:
+            self.connection.close()
+            os.close(self.lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(life_read)
+        with contextlib.suppress(OSError):  # dead already: it will be found so, with the reason it gave
+            send(self.connection, setup, {})
 
     def end(self) -> int:
         """Its exit code; negative is a signal."""
@@ -131,11 +149,23 @@ class PoolEngine:
         self._sent: tuple[Tensors, Tensors] | None = None
         self._layout: Layout = {}
         self._retry: deque[_Job] = deque()
+        self._stillborn = 0
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
-        """Answers in the order of the tasks. At most ``workers + SLACK`` are under way or waiting."""
-        waiting, queue = iter(tasks), deque[_Job]()
-        more = True
+        """Answers in the order of the tasks. At most ``workers + SLACK`` are under way or waiting.
+
+        Workers that are left at work when this ends early are let go: what they would answer is stale.
+        """
+        try:
+            yield from self._answers(iter(tasks))
+        finally:
+            for worker in [worker for worker in self.workers if worker.job is not None]:
+                self.workers.remove(worker)
+                worker.end()
+            self._retry.clear()
+
+    def _answers(self, waiting: Iterator[Task]) -> Iterator[Update | Failure]:
+        queue, more = deque[_Job](), True
         while True:
             for worker in [worker for worker in self._staff() if worker.job is None]:
                 if self._retry:
@@ -148,7 +178,7 @@ class PoolEngine:
                         self._give(worker, queue[-1])
             if not queue:
                 return
-            if queue[0].answer is None:
+            if queue[0].answer is None and any(worker.job for worker in self.workers):
                 self._listen()
             while queue and (answer := queue[0].answer) is not None:
                 queue.popleft()
@@ -190,36 +220,47 @@ class PoolEngine:
         }
 
     def _give(self, worker: _Worker, job: _Job) -> None:
+        """Send a task to a free worker. One that turns out to be dead does not count as a try."""
         task = job.task
         if self._sent is None or self._sent[0] is not task.weights or self._sent[1] is not task.extras:
+            if any(worker.job for worker in self.workers):
+                raise RunError("tasks of one round must carry the same weights and extras")
             self._layout = self.broadcast.write(
                 within("weights", task.weights) | within("extras", task.extras)
             )
             self._sent = (task.weights, task.extras)
-        worker.job, job.tries = job, job.tries + 1
+        worker.job = job
         header, tensors = pack_task(task)
         try:
             send(worker.connection, {**header, "broadcast": self._layout}, tensors)
+            job.tries += 1
         except OSError:
-            self._bury(worker)
+            self._hear(worker)
 
     def _listen(self) -> None:
         """Wait until a worker says something or dies."""
         known = {worker.connection: worker for worker in self.workers}
-        for connection in wait([*known]):
-            worker = known[connection]  # type: ignore[index]
-            try:
-                header, tensors = receive(worker.connection)
-            except (EOFError, OSError):
-                self._bury(worker)
-                continue
-            if header["kind"] == "ready":
-                worker.ready = True
-            elif header["kind"] == "trouble":
-                raise _raised(header)
-            elif worker.job is not None:
-                worker.job.answer = unpack_answer(header, tensors)
-                worker.job = None
+        for connection in wait([*known], timeout=LOOK_ROUND):
+            self._hear(known[connection])  # type: ignore[index]
+        for worker in [worker for worker in self.workers if worker.process.poll() is not None]:
+            self._hear(worker)  # a process forked inside it may keep its connection open
+
+    def _hear(self, worker: _Worker) -> None:
+        """Take what a worker has to say; one that says nothing more is dead."""
+        try:
+            if not worker.connection.poll(0) and worker.process.poll() is not None:
+                raise EOFError
+            header, tensors = receive(worker.connection)
+        except (EOFError, OSError):
+            self._bury(worker)
+            return
+        if header["kind"] == "ready":
+            worker.ready, self._stillborn = True, 0
+        elif header["kind"] == "trouble":
+            raise raised(header)
+        elif worker.job is not None:
+            worker.job.answer = unpack_answer(header, tensors)
+            worker.job = None
 
     def _bury(self, worker: _Worker) -> None:
         """A worker died: another takes its place, and its client is tried once more."""
@@ -227,7 +268,9 @@ class PoolEngine:
         code, job = worker.end(), worker.job
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if not worker.ready:
-            raise RunError(f"a worker process ended before it was ready ({how}); try with --workers 0")
+            self._stillborn += 1
+            if code >= 0 or self._stillborn > TRIES * self.count:
+                raise RunError(f"a worker process ended before it was ready ({how}); try with --workers 0")
         if job is None:
             return
         if job.tries < TRIES:
@@ -236,14 +279,3 @@ class PoolEngine:
         cure = f"is there enough memory for --workers {self.count}?"
         reason = f"its worker process died {TRIES} times ({how}); {cure}"
         job.answer = Failure(job.task.round, job.task.client, reason)
-
-
-def _raised(trouble: Header) -> Exception:
-    """The error of a worker, as the class it was where the program treats that class specially."""
-    name = trouble["class"]
-    known = getattr(errors, name, None)
-    if known is not None:
-        return known(trouble["text"])  # type: ignore[no-any-return]
-    if name:
-        return OSError(*trouble["os"])
-    return RuntimeError(f"a worker failed:\n{trouble['detail']}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from proxyfl.core.state import Failure, Task, Tensors, Update, namespace, within
 
 Header = dict[str, Any]
@@ -12,7 +14,13 @@ Header = dict[str, Any]
 def pack_task(task: Task) -> tuple[Header, Tensors]:
     """What is for this client alone; the broadcast (weights and extras) goes its own way."""
     header = {"kind": "task", "round": task.round, "client": task.client, "version": task.version}
-    return header, within("personal", task.personal) | within("carry", task.carry)
+    tensors = within("personal", task.personal) | within("carry", task.carry)
+    # Copies: the format refuses tensors that share memory, which a method's state may well do.
+    plain = {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
+    return header, plain
 
 
 def unpack_task(header: Header, tensors: Tensors, weights: Tensors, extras: Tensors) -> Task:

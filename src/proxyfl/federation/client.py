@@ -53,7 +53,7 @@ class ClientTrainer:
     def train(self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None = None) -> Update:
         """One client's round. ``truth`` (images to true labels) is asked when the method is done."""
         start = time.perf_counter()
-        ctx = self._context(task, data)
+        ctx = self._context(task, self.method.rearrange(data))
         self.network.load_state_dict(self.method.model(task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
         with isolated(self.config.seed, task.round, task.client, "layers"):
@@ -70,8 +70,8 @@ class ClientTrainer:
             self.shelf.save(task.client, task.round, ctx.state, base=task.version)
         watched = watch(ctx.decisions, ctx.stream.pool, truth)
         losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
-        counts = {f"count/{name}": value for name, value in ctx.counts.items()}
-        return Update(
+        counts = {f"count/{name}": float(value) for name, value in ctx.counts.items()}
+        update = Update(
             round=task.round,
             client=task.client,
             samples=len(data),
@@ -81,6 +81,9 @@ class ClientTrainer:
             carry=_momentum(ctx) if self.config.train.leak_momentum else {},
             seconds=time.perf_counter() - start,
         )
+        # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
+        vars(ctx).clear()
+        return update
 
     def _private(self, ctx: ClientContext) -> Tensors:
         """What this client kept of the network to itself; at its first round, as the seed initialises it."""

@@ -2,6 +2,7 @@
 
 from proxyfl.methods import (
     addons,
+    corrected,
     fedavg,
     feddb,
     feddure,
@@ -17,6 +18,7 @@ from proxyfl.methods.registry import create, find, recipes, register, resolve
 
 __all__ = [
     "addons",
+    "corrected",
     "create",
     "fedavg",
     "feddb",

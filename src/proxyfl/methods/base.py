@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from proxyfl.core.config import setting
 from proxyfl.core.errors import MethodError
 from proxyfl.core.state import Tensors, Update, namespace, within
-from proxyfl.data.stream import Batch
+from proxyfl.data.stream import Batch, ClientData
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
 
 
@@ -109,7 +109,7 @@ class Method(Part):
     name: ClassVar[str] = "method"
     wants: ClassVar[frozenset[str]] = frozenset({"x"})
     oracle: ClassVar[bool] = False
-    """Whether the true labels of unlabelled images are given to it. Declared and listed."""
+    """Whether the true labels of unlabelled images are given to it (``ctx.truth``). Declared and listed."""
     needs_labels: ClassVar[bool] = True
     """Whether a client without labelled images has nothing to do."""
     walks_labelled: ClassVar[bool] = False
@@ -138,6 +138,10 @@ class Method(Part):
         return ""
 
     # On the client
+
+    def rearrange(self, data: ClientData) -> ClientData:
+        """What it makes of a client's images before any batch is drawn."""
+        return data
 
     def trainables(self, ctx: ClientContext) -> Iterable[nn.Parameter]:
         """What the optimiser trains."""

@@ -154,6 +154,13 @@ class ClientContext:
         return self.epoch == self.settings.epochs - 1
 
     @cached_property
+    def truth(self) -> Tensor:
+        """The true labels of the pool by position, for a declared oracle."""
+        if self.stream.truth is None:
+            raise MethodError(f"{self.method.name} asks for true labels, which need oracle = True")
+        return self.stream.truth.to(self.device)
+
+    @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
         return self.new_optimiser(self.method.trainables(self))
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxyfl.core.config import setting
+from proxyfl.data.stream import ClientData
 from proxyfl.methods.base import Addon, Method, MethodParameters
 from proxyfl.methods.registry import Recipe, register
 
@@ -47,6 +48,9 @@ class FedAvgSL(Method):
     oracle: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False  # as an oracle it has them wherever there are images
     walks_labelled: ClassVar[bool] = True
+
+    def rearrange(self, data: ClientData) -> ClientData:
+        return data.all_labelled()
 
     def refuses(self, addon: Addon) -> str:
         return "it has no unlabelled images" if "u_weak" in addon.wants else ""

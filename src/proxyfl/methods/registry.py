@@ -7,6 +7,7 @@ add-ons of ProxyFL to another parent; every add-on either takes effect or is ref
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ class Recipe:
 _recipes: dict[str, Recipe] = {}
 _aliases: dict[str, str] = {}
 _addons: dict[str, type[Addon]] = {}
+_origins: dict[str, str] = {}
 BUNDLES: dict[str, tuple[str, ...]] = {"proxyfl": ("icpl", "gpt")}
 """Add-on names that stand for several."""
 
@@ -44,6 +46,7 @@ def register(recipe: Recipe, *, aliases: Iterable[str] = ()) -> Recipe:
         if name in _recipes or name in _aliases:
             raise MethodError(f"the method name '{name}' is taken")
     _recipes[recipe.name] = recipe
+    _origins[recipe.name] = sys._getframe(1).f_globals.get("__name__", "")
     _aliases.update(dict.fromkeys(aliases, recipe.name))
     return recipe
 
@@ -53,6 +56,11 @@ def register_addon(addon: type[Addon]) -> type[Addon]:
         raise MethodError(f"the add-on name '{addon.name}' is taken")
     _addons[addon.name] = addon
     return addon
+
+
+def origin(name: str) -> str:
+    """The module that registered the method, or the parent of a composition."""
+    return _origins.get(_split(_aliases.get(name, name))[0].name, "")
 
 
 def recipes() -> list[Recipe]:

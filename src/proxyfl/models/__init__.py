@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxyfl.models.heads import ProjectionHeads, attach_heads
-from proxyfl.models.registry import ModelInfo, build, describe, part_of, register, require
+from proxyfl.models.registry import ModelInfo, build, describe, origin, part_of, register, require
 from proxyfl.models.resnet import ConvNorm, ResNet, fold_batchnorm
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "build",
     "describe",
     "fold_batchnorm",
+    "origin",
     "part_of",
     "register",
     "require",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -20,6 +21,7 @@ Factory = Callable[[int, int, int], nn.Module]
 F = TypeVar("F", bound=Factory)
 
 _factories: dict[str, Factory] = {"resnet8": ResNet}
+_origins: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,20 @@ def register(name: str) -> Callable[[F], F]:
     if not name or ":" in name:
         raise ConfigError(f"'{name}' cannot name a model: use letters, digits and dashes")
 
+    caller = sys._getframe(1).f_globals.get("__name__", "")
+
     def remember(factory: F) -> F:
         if _factories.setdefault(name, factory) is not factory:
             raise ConfigError(f"a model called '{name}' is registered already; choose another name")
+        _origins[name] = caller
         return factory
 
     return remember
+
+
+def origin(name: str) -> str:
+    """The module that registered the network; empty for our own."""
+    return _origins.get(name, "")
 
 
 def build(name: str, classes: int, channels: int = 3, width: int = 4, heads: bool = False) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from proxyfl.core.errors import RunError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.report import style
 from proxyfl.runs.run import Run
 
@@ -19,15 +19,28 @@ if TYPE_CHECKING:
 MARKERS = 8
 """Markers along a line: enough to tell lines apart in greyscale."""
 
+MOST_TICKS = 12
+"""Rounds up to which every one that is drawn is named on the axis."""
+
 Curves = dict[str, NDArray[np.float64]]
 """Accuracy in per cent by method, (runs, rounds)."""
 
 
-def accuracy_curves(runs: Mapping[str, Sequence[Run]], path: str | Path, title: str = "") -> list[Path]:
+def accuracy_curves(
+    runs: Mapping[str, Sequence[Run]],
+    path: str | Path,
+    title: str = "",
+    *,
+    every: int = 1,
+    legend: str = "method",
+    looks: Mapping[str, style.Look] | None = None,
+) -> list[Path]:
     """Test accuracy of each method's runs, as PNG, SVG and CSV; gives the three files.
 
     Where a method has several runs, the line is their mean over the rounds that all have finished and the
-    band reaches from the lowest to the highest.
+    band reaches from the lowest to the highest. ``every`` draws the rounds that it divides, each with its
+    marker, and the last; the CSV has all. ``legend`` says what the names are;
+    those that are no methods may bring ``looks``.
     """
     rows = [
         (method, run.config.seed, line["round"], line["accuracy"], run.path.name)
@@ -39,6 +52,9 @@ def accuracy_curves(runs: Mapping[str, Sequence[Run]], path: str | Path, title: 
     figure = _draw(
         {method: _accuracies(method, each) for method, each in runs.items()},
         title or f"Test accuracy on {', '.join(names)}",
+        every,
+        legend,
+        looks,
     )
     return [
         *style.save(figure, path),
@@ -54,32 +70,49 @@ def _accuracies(method: str, runs: Sequence[Run]) -> NDArray[np.float64]:
     return 100 * np.array([line[:common] for line in lines])
 
 
-def _draw(curves: Curves, title: str) -> Figure:
+def drawn_rounds(rounds: int, every: int) -> NDArray[np.int64]:
+    """Those that ``every`` divides, and the last."""
+    return np.array([k for k in range(1, rounds + 1) if k % every == 0 or k == rounds], dtype=np.int64)
+
+
+def _draw(
+    curves: Curves,
+    title: str,
+    every: int = 1,
+    legend: str = "method",
+    looks: Mapping[str, style.Look] | None = None,
+) -> Figure:
     if not curves:
         raise RunError("there is no run to draw; start one with 'proxyfl run'")
+    if every < 1:
+        raise ConfigError(f"a point every {every} rounds cannot be drawn; use 1 or more")
     figure = style.new_figure(8.4, 4.6)
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.add_subplot()
     rounds = max(values.shape[1] for values in curves.values())
-    looks, every = style.looks(curves), max(1, rounds // MARKERS)
+    looks = style.looks(curves) | dict(looks or {})
+    apart = max(1, rounds // MARKERS) if every == 1 else 1
     by_last = sorted(curves, key=lambda method: float(curves[method].mean(0)[-1]), reverse=True)
     for position, method in enumerate(by_last):
-        values, look = curves[method], looks[method]
-        x = np.arange(1, values.shape[1] + 1)
+        x, look = drawn_rounds(curves[method].shape[1], every), looks[method]
+        values = curves[method][:, x - 1]
         axes.plot(
             x, values.mean(0), label=method, color=look.colour, linestyle=look.line, linewidth=look.width,
-            marker=look.marker, markersize=look.size, markevery=(position % every, every),
+            marker=look.marker, markersize=look.size, markevery=(position % apart, apart),
             markeredgecolor="white", markeredgewidth=0.6, zorder=3,
         )  # fmt: skip
         if len(values) > 1:
             axes.fill_between(x, values.min(0), values.max(0), color=look.colour, alpha=0.16, linewidth=0)
     style.dress(axes, title=title, x="communication round", y="test accuracy (%)", grid="y")
     axes.set_xlim(0.5, rounds + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if every > 1 and rounds // every <= MOST_TICKS:
+        axes.set_xticks(drawn_rounds(rounds, every))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(
         loc="outside right upper", fontsize=style.TEXT, frameon=False, handlelength=3.2,
-        title="method", title_fontsize=style.TEXT, alignment="left",
+        title=legend, title_fontsize=style.TEXT, alignment="left",
     )  # fmt: skip
     fewest, most = min(map(len, curves.values())), max(map(len, curves.values()))
     if most > 1:

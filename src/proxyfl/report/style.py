@@ -61,6 +61,7 @@ LOOKS = {
     "lpl-all": Look(SKY, DOTTED, "X"),
     "fixmatch-gpl": Look(BLUE, SOLID, "D"),
     "gpl-all": Look(BLUE, DOTTED, "P"),
+    "gpl-all-corrected": Look(BLUE, DASH_DOT, "v"),
     "sage": Look(GREEN, SOLID, "h"),
     "fedlabel": Look(GREEN, DASHED, ">"),
     "fedloke": Look(GREEN, DASH_DOT, "d"),

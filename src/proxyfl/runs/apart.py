@@ -12,13 +12,14 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from proxyfl.core import errors, plugins
+from proxyfl.core import plugins
 from proxyfl.core.config import Config, read_config
-from proxyfl.engines.pool import tuned_environment
+from proxyfl.core.errors import RunError
+from proxyfl.engines.pool import search_path, tuned_environment
+from proxyfl.engines.trouble import describe, raised
 from proxyfl.runs.assembly import WORKERS
 from proxyfl.runs.profile import Profile, Tell, profile
 
@@ -27,7 +28,12 @@ PATIENCE = 1.5
 
 
 def profile_apart(
-    config: Config, data_root: Path | None, *, steps: int | None, client: int | None, tell: Tell
+    config: Config,
+    data_root: Path | None = None,
+    *,
+    steps: int | None = None,
+    client: int | None = None,
+    tell: Tell = lambda words, share: None,
 ) -> Profile:
     """As :func:`proxyfl.runs.profile.profile`, under the conditions of a worker process. Where a run would
     have none, in this process.
@@ -41,13 +47,12 @@ def profile_apart(
         "steps": steps,
         "client": client,
     }
-    path = os.pathsep.join(place for place in sys.path if place)
     threads = str(config.compute.threads)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**tuned_environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": threads},
+        env={**tuned_environment(), "PYTHONPATH": search_path(), "OMP_NUM_THREADS": threads},
         text=True,
     )
     assert process.stdin is not None
@@ -62,10 +67,10 @@ def profile_apart(
             elif "profile" in message:
                 return Profile.from_tree(message["profile"])
             else:
-                raise _trouble(message)
+                raise raised(message)
     finally:
         code = _end(process)
-    raise errors.RunError(f"the process that took the profile ended with code {code}; is memory short?")
+    raise RunError(f"the process that took the profile ended with code {code}; is memory short?")
 
 
 def _end(process: subprocess.Popen[str]) -> int:
@@ -80,11 +85,6 @@ def _end(process: subprocess.Popen[str]) -> int:
     return process.wait()
 
 
-def _trouble(message: dict[str, Any]) -> Exception:
-    known: type[Exception] | None = getattr(errors, message["class"], None)
-    return known(message["text"]) if known else RuntimeError(message["detail"])
-
-
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this one
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -95,8 +95,7 @@ def main() -> None:
     except BrokenPipeError:
         return
     except Exception as error:
-        detail = traceback.format_exc()
-        _send(answers, **{"class": type(error).__name__, "text": str(error), "detail": detail})
+        _send(answers, **describe(error))
 
 
 def _take(request: dict[str, Any], answers: TextIO) -> Profile:

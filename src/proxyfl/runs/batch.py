@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,14 +18,18 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
+
 from proxyfl.core import plugins
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.core.state import Failure, Update
-from proxyfl.engines.pool import TUNABLES, tuned_environment, usable_cores
-from proxyfl.federation.loop import RoundReport
+from proxyfl.core.machine import usable_cores
+from proxyfl.engines.pool import TUNABLES, default_workers, tuned_environment
 from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.run import Run
+
+LONGEST = 8000
+"""Characters of an error that fit a pipe which nobody reads yet."""
 
 PAUSE = 0.25
 """Seconds between two looks at the runs."""
@@ -57,14 +62,13 @@ def train_all(
     are fewer runs than cores, each run gets worker processes. No child outlives this function.
     """
     waiting = deque(jobs)
-    together = min(side_by_side or usable_cores(), len(jobs))
-    workers = usable_cores() // together if together and not side_by_side else 1
+    together = min(side_by_side or _room(jobs), len(jobs))
     running: list[_Child] = []
     failed: dict[Path, str] = {}
     try:
         while waiting or running:
             while waiting and len(running) < together:
-                running.append(_Child(waiting.popleft(), workers if workers > 1 else 0))
+                running.append(_Child(waiting.popleft(), together))
             wait([child.process.sentinel for child in running], timeout=PAUSE)
             for child in [child for child in running if not child.process.is_alive()]:
                 running.remove(child)
@@ -77,10 +81,19 @@ def train_all(
     return failed
 
 
-class _Child:
-    """A process that makes one run."""
+def _room(jobs: Sequence[Job]) -> int:
+    """Runs at a time: one per core; on GPUs one after the other, each with workers on all of them."""
+    if any(torch.device(job.config.compute.device).type != "cpu" for job in jobs):
+        return 1
+    return max(1, usable_cores() // max((job.config.compute.threads for job in jobs), default=1))
 
-    def __init__(self, job: Job, workers: int) -> None:
+
+class _Child:
+    """A process that makes one run, one of ``together``. With a core to spare, it has workers."""
+
+    def __init__(self, job: Job, together: int) -> None:
+        share = default_workers(job.config) // together
+        workers = share if share > 1 or torch.device(job.config.compute.device).type != "cpu" else 0
         context = multiprocessing.get_context("spawn")
         self.job = job
         self.answer, theirs = context.Pipe(duplex=False)
@@ -115,32 +128,23 @@ class _Child:
 def make_run(job: Job, workers: int, modules: list[str], answer: Connection) -> None:
     """What a child does: the run from its start, or from where it was stopped."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         for module in modules:
             plugins.load_plugin(module)
         if job.path.exists():
-            resume(job.path, [_WithParent()], job.data_root, workers)
+            resume(job.path, (), job.data_root, workers)
         else:
-            Experiment(config=job.config, data_root=job.data_root).run(job.path, [_WithParent()], workers)
+            Experiment(config=job.config, data_root=job.data_root).run(job.path, (), workers)
     except ProxyFLError as error:
-        answer.send(str(error))
+        answer.send(str(error)[-LONGEST:])
     except Exception:
-        answer.send(traceback.format_exc())
+        answer.send(traceback.format_exc()[-LONGEST:])
 
 
-class _WithParent:
-    """An observer that ends a child whose parent is gone, however it went."""
-
-    def round_started(self, round: int, clients: list[int]) -> None:
-        self._check()
-
-    def answered(self, answer: Update | Failure) -> None:
-        self._check()
-
-    def round_finished(self, report: RoundReport) -> None:
-        pass
-
-    def _check(self) -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():
-            raise SystemExit(1)
+def _end_with_parent() -> None:
+    """However the parent went. Files are written aside and renamed, so any moment will do."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,327 @@
+"""``proxyfl paper``: the paper's tables and figures by name; what they need, making it, showing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxyfl.cli.common import DataRoot, command, err, examples, out, plain_table, require_device, runs_folder
+from proxyfl.cli.sweep import SideBySide, train_missing
+from proxyfl.cli.table import SUFFIXES, Format, Metric
+from proxyfl.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from proxyfl.paper.catalogue import Item
+    from proxyfl.paper.cost import Experience
+    from proxyfl.paper.plan import Case
+    from proxyfl.paper.scales import Scale
+    from proxyfl.report.panels import Panel
+    from proxyfl.runs.batch import Job
+
+LS_EXAMPLES = examples("proxyfl paper ls", "proxyfl paper ls --scale full")
+RUN_EXAMPLES = examples(
+    "proxyfl paper run table2 --scale micro",
+    "proxyfl paper run table1 --scale mini --only data=cifar10,alpha=0.1 --seeds 3",
+)
+SHOW_EXAMPLES = examples(
+    "proxyfl paper show table2 --scale mini",
+    "proxyfl paper show table2 --out table2.tex",
+    "proxyfl paper show fig5b --out pictures/convergence",
+)
+EXPORT_EXAMPLES = examples("proxyfl paper export table2 --scale mini --out results/mini-table2.csv")
+
+app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures: list, run, show, export.")
+
+
+class ScaleName(StrEnum):
+    full = "full"
+    mini = "mini"
+    micro = "micro"
+
+
+ItemName = Annotated[
+    str, typer.Argument(metavar="ITEM", help="table1 to table9, fig1b to fig7.", show_default=False)
+]
+AtScale = Annotated[
+    ScaleName,
+    typer.Option("--scale", help="full: the paper's protocol; mini: for two cores; micro: seconds."),
+]
+Seeds = Annotated[
+    str,
+    typer.Option("--seeds", help="How many, or which: 11,12,13.", show_default="3, micro 1"),
+]
+Only = Annotated[
+    str,
+    typer.Option(
+        metavar="KEY=VALUE,…",
+        help="A part: data=cifar10,alpha=0.1; also method=, row=. A key given twice may have either value.",
+        show_default=False,
+    ),
+]
+PaperRuns = Annotated[
+    Path | None,
+    typer.Option("--runs", help="Where runs are kept.", show_default="paper-SCALE in the runs folder"),
+]
+Device = Annotated[str, typer.Option("--device", help="Where it is computed: cpu, cuda, mps.")]
+
+
+@app.command(epilog=LS_EXAMPLES)
+def ls(
+    scale: AtScale = ScaleName.mini,
+    seeds: Seeds = "",
+    runs: PaperRuns = None,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
+) -> None:
+    """Every table and figure: how many runs it needs, how many are done, and what the rest costs here."""
+    from proxyfl.core.machine import usable_cores
+    from proxyfl.paper import catalogue, plan
+    from proxyfl.paper.cost import Experience
+
+    size, folder, numbers = _place(scale, runs, seeds)
+    wanted = {
+        name: plan.cases(each, size, device=device) for name, each in catalogue.ITEMS.items() if each.has_data
+    }
+    jobs = {name: plan.jobs(each, numbers, folder, data_root) for name, each in wanted.items()}
+    experience = Experience.of(job for each in jobs.values() for job in each)
+    right = ("runs", "done", "rest")
+    table = plain_table("item", "what", *right, "source", right=right, keep=("item", *right, "source"))
+    for name, each in catalogue.ITEMS.items():
+        row = _item_row(jobs[name], experience) if name in jobs else ["", "", "", each.shows]
+        table.add_row(name, each.title, *row)
+    console = out()
+    console.print(
+        f"scale {size.name}: {size.title}; seeds {', '.join(map(str, numbers))}; runs in {folder}",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(table)
+    every = {job.path: job for each in jobs.values() for job in each}
+    count, done, rest, source = _item_row(list(every.values()), experience)
+    left = f"; the rest {rest} of one core ({source}), {usable_cores()} runs at once" if rest else ""
+    console.print(f"all: {count} runs, shared between items, {done} done{left}", markup=False, soft_wrap=True)
+    _note_absent([case for each in wanted.values() for case in each], data_root)
+
+
+def _item_row(jobs: Sequence[Job], experience: Experience) -> list[str]:
+    """Runs, those done, core time of the rest, and where that number is from."""
+    from proxyfl.paper.cost import WORDS
+
+    missing = [job for job in jobs if not job.finished]
+    costs = [experience.cost(job.config) for job in missing]
+    source = max((word for _, word in costs), key=WORDS.index, default="")
+    seconds = sum(seconds for seconds, _ in costs)
+    counts = [str(len(jobs)), str(len(jobs) - len(missing))]
+    if not jobs:
+        return [*counts, "", "needs no run"]
+    return [*counts, _long(seconds) if missing else "", source]
+
+
+def _long(seconds: float) -> str:
+    """Core time, which at full scale is years."""
+    from proxyfl.report.tables import duration
+
+    days = seconds / 86_400
+    return f"{days:,.0f} days" if days > 3 else duration(seconds)
+
+
+@app.command(epilog=RUN_EXAMPLES)
+def run(
+    item: ItemName,
+    scale: AtScale = ScaleName.mini,
+    seeds: Seeds = "",
+    only: Only = "",
+    runs: PaperRuns = None,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
+    side_by_side: SideBySide = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")] = False,
+) -> None:
+    """Make the runs of a table or figure that are not there yet. Stopped? The same command goes on."""
+    from proxyfl.paper import plan
+
+    size, folder, numbers = _place(scale, runs, seeds)
+    found, wanted = _wanted(item, size, only, device)
+    missing = _note_absent(wanted, data_root)
+    jobs = plan.jobs(
+        [case for case in wanted if plan.data_of(case) not in missing], numbers, folder, data_root
+    )
+    show = _again("show", found, size, only, runs)
+    if dry_run:
+        for job in jobs:
+            state = "done " if job.finished else "to do"
+            out().print(f"{state}  {job.name}  {job.path}", markup=False, soft_wrap=True)
+        return
+    if wanted and not jobs:
+        raise RunError(f"{found.name} needs data that is not at hand; see the notes above")
+    for job in jobs:
+        if not job.finished:
+            require_device(job.config)
+    failed = train_missing(jobs, side_by_side) if jobs else {}
+    out().print(f"look       {show}", markup=False, soft_wrap=True)
+    if failed:
+        raise RunError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
+
+
+@app.command(epilog=SHOW_EXAMPLES)
+def show(
+    item: ItemName,
+    scale: AtScale = ScaleName.mini,
+    seeds: Seeds = "",
+    only: Only = "",
+    metric: Annotated[
+        Metric, typer.Option(metavar="METRIC", help="The accuracy that counts: mean-last, last or best.")
+    ] = Metric.mean_last,
+    form: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="terminal, markdown, latex or csv.",
+            show_default="by the file's name, else terminal",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Where a table is written, or a figure as PNG, SVG and CSV.",
+            show_default="figures: in the folder of the runs",
+        ),
+    ] = None,
+    runs: PaperRuns = None,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
+) -> None:
+    """Ours beside the published numbers, with the difference; figures are drawn."""
+    from proxyfl.paper import plan
+    from proxyfl.paper.figures import draw
+    from proxyfl.paper.results import gather
+    from proxyfl.paper.tables import tables
+
+    size, folder, numbers = _place(scale, runs, seeds)
+    found, wanted = _wanted(item, size, only, device)
+    columns = list(dict.fromkeys(case.column for case in wanted))
+    panels = tables(found, size, gather(wanted, numbers, folder), columns, metric)
+    form = form or SUFFIXES.get(file.suffix if file and not found.picture else "", Format.terminal)
+    if panels:
+        again = _again("show", found, size, only, runs)
+        _tell(found, size, panels, form, None if found.picture else file, again)
+    if found.picture:
+        numbers = _reported(numbers)
+        path = file or folder / "figures" / found.name
+        for made in draw(found, size, wanted, numbers, folder, path, data_root):
+            err().print(f"figure     {made}", markup=False, soft_wrap=True)
+    missing = plan.absent(map(plan.data_of, wanted), data_root)
+    if missing and form is Format.terminal:
+        _note_absent(wanted, data_root)
+
+
+def _tell(
+    item: Item, size: Scale, panels: list[Panel], form: Format, file: Path | None, made_by: str
+) -> None:
+    from proxyfl.paper import render
+    from proxyfl.report import formats
+    from proxyfl.report.style import write
+
+    if form is Format.terminal and file is None:
+        console = out()
+        console.print(render.to_rich(panels, console.width, size.warning))
+        return
+    if form is Format.csv:
+        text = render.to_csv(panels, item.name, size.name)
+    elif form is Format.terminal:
+        text = render.to_plain(panels, size.warning)
+    else:
+        make = formats.to_markdown if form is Format.markdown else render.to_latex
+        text = make(panels, made_by)
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        out().print(f"table      {write(file, text.encode())}", markup=False, soft_wrap=True)
+
+
+@app.command(epilog=EXPORT_EXAMPLES)
+def export(
+    item: ItemName,
+    scale: AtScale = ScaleName.mini,
+    seeds: Seeds = "",
+    only: Only = "",
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.csv", help="The file.", show_default="print it"),
+    ] = None,
+    runs: PaperRuns = None,
+    device: Device = "cpu",
+) -> None:
+    """One CSV row per finished run: settings, seed, accuracy after each round, identity and commit."""
+    from proxyfl.paper.results import gather, this_commit, to_csv
+    from proxyfl.report.style import write
+
+    size, folder, numbers = _place(scale, runs, seeds)
+    found, wanted = _wanted(item, size, only, device)
+    results = gather(wanted, _reported(numbers), folder)
+    if not results:
+        hint = _again("run", found, size, only, runs)
+        raise RunError(f"{found.name} has no finished run in {folder}; make some with '{hint}'")
+    text = to_csv(results, this_commit())
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        out().print(f"results    {write(file, text.encode())}", markup=False, soft_wrap=True)
+
+
+def _place(scale: ScaleName, runs: Path | None, seeds: str) -> tuple[Scale, Path, list[int]]:
+    """The scale, where its runs are kept, and the seeds."""
+    from proxyfl.paper.plan import read_seeds
+    from proxyfl.paper.scales import scale as named
+
+    size = named(scale)
+    numbers = read_seeds(seeds or str(size.seeds))
+    return size, runs or runs_folder() / f"paper-{size.name}", numbers
+
+
+def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[Case]]:
+    from proxyfl.paper import catalogue, plan
+
+    found = catalogue.item(name)
+    wanted = plan.cases(found, size, plan.read_choice(only, size), device)
+    if found.rows and not wanted:
+        hint = f"'proxyfl paper run {name} --dry-run' lists what there is"
+        raise ConfigError(f"--only {only} leaves nothing of {name}; {hint}")
+    return found, wanted
+
+
+def _reported(seeds: list[int]) -> list[int]:
+    """Without the seeds on which protocols were chosen."""
+    from proxyfl.paper.scales import TUNING_SEEDS
+
+    kept = [seed for seed in seeds if seed not in TUNING_SEEDS]
+    if len(kept) < len(seeds):
+        err().print("note: seeds on which protocols were chosen are not reported", style="yellow")
+    return kept
+
+
+def _note_absent(wanted: Sequence[Case], data_root: Path | None) -> dict[str, str]:
+    """Say which data sets are not at hand, and how to get them."""
+    from proxyfl.paper import plan
+
+    missing = plan.absent(map(plan.data_of, wanted), data_root)
+    for name, cure in missing.items():
+        err().print(
+            f"note: {name} is not at hand, its runs are skipped; get it with: {cure}",
+            style="yellow", markup=False, soft_wrap=True,
+        )  # fmt: skip
+    return missing
+
+
+def _again(verb: str, item: Item, size: Scale, only: str, runs: Path | None) -> str:
+    words: list[object] = ["paper", verb, item.name, "--scale", size.name]
+    words += ["--only", only] if only else []
+    words += ["--runs", runs] if runs else []
+    return command(*words)

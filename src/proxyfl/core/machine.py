@@ -1,0 +1,36 @@
+"""What this process may use of the machine: cores and memory, as affinity and container limits leave them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """The cores that this process may use; at least one."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota, _, period = _limit("cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal():
+        cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
+
+
+def usable_memory() -> int:
+    """Bytes of memory that there are for this process; 8 GB where nobody knows."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        memory = 8 << 30
+    limit = _limit("memory.max")
+    return min(memory, int(limit)) if limit.isdecimal() else memory
+
+
+def _limit(name: str) -> str:
+    try:
+        return (CGROUP / name).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,184 @@
+"""What finished runs say about the cells of an item: one record per run, from its folder or from a CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import proxyfl
+from proxyfl.core.errors import ConfigError
+from proxyfl.paper.plan import Case
+from proxyfl.paper.scales import TUNING_SEEDS
+from proxyfl.report.keys import leaves, plain
+from proxyfl.runs.batch import Job
+from proxyfl.runs.run import Run
+from proxyfl.runs.settings import identity, resolve
+
+METRICS = ("mean-last", "last", "best")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run as a cell of an item. ``column`` is the paper's, ``data`` what the run was on.
+
+    ``settings`` are those that differ from the preset's, ``curve`` is the accuracy after each round; labels
+    and excluded images are means over the ``last_rounds``.
+    """
+
+    item: str
+    scale: str
+    row: str
+    column: str
+    method: str
+    data: str
+    alpha: float
+    ratio: float
+    seed: int
+    rounds: int
+    last_rounds: int
+    curve: tuple[float, ...]
+    pseudo_accuracy: float | None
+    excluded_visits: float | None
+    seconds: float
+    megabytes: float
+    dtype: str
+    preset: str
+    settings: str
+    identity: str
+
+    @property
+    def mean_last(self) -> float:
+        return statistics.fmean(self.curve[-self.last_rounds :])
+
+    @property
+    def last(self) -> float:
+        return self.curve[-1]
+
+    @property
+    def best(self) -> float:
+        return max(self.curve)
+
+    def accuracy(self, metric: str) -> float:
+        return float(getattr(self, metric.replace("-", "_")))
+
+    def rounds_to(self, target: float) -> int | None:
+        return next((number for number, value in enumerate(self.curve, 1) if value >= target), None)
+
+
+Results = Mapping[tuple[str, str], Sequence[Result]]
+"""By row and column, each over its seeds."""
+
+
+def gather(wanted: Iterable[Case], seeds: Iterable[int], folder: Path) -> dict[tuple[str, str], list[Result]]:
+    """The finished runs of the cases. Seeds on which protocols were chosen are left out."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    seeds = [seed for seed in seeds if seed not in TUNING_SEEDS]
+    for case in wanted:
+        jobs = (case.job(seed, folder) for seed in seeds)
+        done = [_result(case, job) for job in jobs if job.finished]
+        if done:
+            found[case.key] = done
+    return found
+
+
+def _result(case: Case, job: Job) -> Result:
+    run = Run(job.path)
+    summary, lines, config = run.summary, run.metrics, run.config
+    tail = min(config.keep.last_rounds, len(lines))
+    pseudo = [line.get("pseudo") or {} for line in lines[-tail:]]
+    return Result(
+        item=case.item.name, scale=case.scale.name, row=case.row.label, column=case.column.key,
+        method=config.method.name, data=config.data.name, alpha=case.column.alpha, ratio=case.ratio,
+        seed=config.seed, rounds=len(lines), last_rounds=tail,
+        curve=tuple(line["accuracy"] for line in lines),
+        pseudo_accuracy=_mean(pseudo, "accuracy"), excluded_visits=_mean(pseudo, "excluded_visits"),
+        seconds=summary.seconds, megabytes=summary.megabytes, dtype=config.compute.dtype,
+        preset=config.preset, settings=_changed(job), identity=identity(config),
+    )  # fmt: skip
+
+
+def _mean(records: Sequence[Mapping[str, float]], key: str) -> float | None:
+    values = [record[key] for record in records if key in record]
+    return statistics.fmean(values) if values else None
+
+
+def _changed(job: Job) -> str:
+    """Settings that are not the preset's, as JSON."""
+    config = job.config
+    usual = leaves(resolve(config.preset, {"method": {"name": config.method.name}}).to_tree())
+    own = leaves(config.to_tree())
+    return json.dumps({key: value for key, value in own.items() if usual.get(key) != value})
+
+
+NUMBERS = {"alpha": float, "ratio": float, "seed": int, "rounds": int, "last_rounds": int}
+MEASURED = ("mean_last", "last", "best")
+OPTIONAL = ("pseudo_accuracy", "excluded_visits")
+FIELDS = [field.name for field in dataclasses.fields(Result) if field.name != "curve"]
+HEADER = [*FIELDS, *MEASURED, "commit", "curve"]
+
+
+def to_csv(results: Results, commit: str) -> str:
+    """One row per run, the accuracies from 0 to 1."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADER)
+    for result in (result for each in results.values() for result in each):
+        values = [_written(getattr(result, name)) for name in (*FIELDS, *MEASURED)]
+        writer.writerow([*values, commit, " ".join(f"{value:.6g}" for value in result.curve)])
+    return text.getvalue()
+
+
+def _written(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else plain(value)
+
+
+def from_csv(path: Path) -> dict[tuple[str, str], list[Result]]:
+    """Back from :func:`to_csv`."""
+    found: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                result = _read(row)
+                found[result.row, result.column].append(result)
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"{path} is no table of 'proxyfl paper export': {error}") from error
+    return dict(found)
+
+
+def _read(row: Mapping[str, str]) -> Result:
+    values: dict[str, Any] = {name: row[name] for name in FIELDS}
+    values |= {name: kind(row[name]) for name, kind in NUMBERS.items()}
+    values |= {name: float(row[name]) if row[name] else None for name in OPTIONAL}
+    values |= {name: float(row[name]) for name in ("seconds", "megabytes")}
+    return Result(**values, curve=tuple(map(float, row["curve"].split())))
+
+
+def this_commit() -> str:
+    """The commit of the checkout that this program runs from, marked where its files have changed since.
+    Elsewhere the version.
+    """
+    package = Path(proxyfl.__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(package), *words], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        top = git("rev-parse", "--show-toplevel")
+        if top and Path(top).resolve() / "src" / "proxyfl" == package:
+            changed = git("status", "--porcelain", "--", str(package))
+            return git("rev-parse", "--short", "HEAD") + ("-changed" if changed else "")
+    except OSError:
+        pass
+    return proxyfl.__version__

@@ -1,0 +1,78 @@
+"""Rounds to an accuracy, ours beside the published ones."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from proxyfl.paper.captions import counted, name_of, remarks
+from proxyfl.paper.catalogue import Column, Item, Row
+from proxyfl.paper.plan import column_title
+from proxyfl.paper.published import published
+from proxyfl.paper.results import Result, Results
+from proxyfl.paper.scales import TARGETS, Scale
+from proxyfl.report import panels
+from proxyfl.report.panels import NONE, Field, Panel
+
+BASE = "LPL"
+"""Relative to whom the paper counts speed-ups."""
+
+
+def targets(size: Scale, results: Results, rows: Iterable[Row], column: Column) -> list[float]:
+    """Accuracies to which rounds are counted, from 0 to 1; none where there is no run to derive them from.
+
+    Those that are relative to the best are rounded to whole per cent.
+    """
+    if not size.relative:
+        return list(size.targets)
+    found = (results.get((row.label, column.key), ()) for row in rows)
+    means = [statistics.fmean(each.mean_last for each in cell) for cell in found if cell]
+    return [round(100 * share * max(means)) / 100 for share in size.targets] if means else []
+
+
+def median_rounds(results: Sequence[Result], target: float) -> float | None:
+    """Over seeds; None where not every seed gets there."""
+    reached = [result.rounds_to(target) for result in results]
+    known = [rounds for rounds in reached if rounds is not None]
+    return statistics.median(known) if known and len(known) == len(reached) else None
+
+
+def rounds_panel(item: Item, size: Scale, results: Results, column: Column) -> Panel:
+    """A table of rounds, with the speed-up over FixMatch-LPL in parentheses."""
+    aims = targets(size, results, item.rows, column)
+    printed, labels = published(item.name), [row.label for row in item.rows]
+    heads = [panels.Column("method", left=True)]
+    pillars: list[list[str]] = []
+    for place, theirs in enumerate(TARGETS):
+        key = f"{column.key}:{100 * theirs:.0f}"
+        paper = {label: printed.get(label, key) for label in labels}
+        ours = {
+            label: median_rounds(results.get((label, column.key), ()), aims[place]) if aims else None
+            for label in labels
+        }
+        to = f"ours, to {100 * aims[place]:.0f} %" if aims else "ours"
+        heads += [panels.Column(to), panels.Column(f"paper, to {100 * theirs:.0f} %")]
+        pillars += [[_with_speed(found, label) for label in labels] for found in (ours, paper)]
+    rows = [tuple(map(Field, line)) for line in zip(labels, *pillars, strict=True)]
+    title = f"{name_of(item)}: rounds to an accuracy (speed-up over {BASE}), "
+    title += f"{column_title(column.data, size)}, α = {column.alpha:g}"
+    caption = [*_caption(size), *counted(item, results, [column]), *remarks(item, size, [column])]
+    return Panel(f"{item.name}-{column.alpha:g}", title, tuple(heads), 1, tuple(rows), tuple(caption))
+
+
+def _caption(size: Scale) -> list[str]:
+    lines = [f"Median over seeds of the first round that gets there; {NONE}: not every seed does."]
+    if size.relative:
+        shares = ", ".join(f"{100 * share:.0f}" for share in size.targets)
+        lines.append(
+            f"Ours are counted to {shares} % of the best mean of last rounds, as the paper's targets are of "
+            "its best."
+        )
+    return lines
+
+
+def _with_speed(rounds: Mapping[str, float | None], label: str) -> str:
+    own, base = rounds[label], rounds.get(BASE)
+    if own is None:
+        return NONE
+    return f"{own:g} (×{base / own:.2f})" if base else f"{own:g}"

@@ -1,0 +1,214 @@
+"""An item as tables: ours beside the published numbers, and how far apart they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxyfl.paper.captions import cells_of, counted, name_of, remarks
+from proxyfl.paper.catalogue import Column, Gain, Item
+from proxyfl.paper.plan import column_title
+from proxyfl.paper.published import Published, published
+from proxyfl.paper.results import Result, Results
+from proxyfl.paper.rounds import rounds_panel
+from proxyfl.paper.scales import TITLES, Scale
+from proxyfl.report import panels
+from proxyfl.report.communication import PAPER, measure, method_rows
+from proxyfl.report.panels import MINUS, NONE, Field, Panel
+from proxyfl.report.tables import Spread
+
+ABOVE, BELOW, NEUTRAL = "green", "red", "cyan"
+TRAFFIC = {"FedMatch": "FedMatch + helpers", "Prototypes": "prototypes"}
+"""Rows of table 7 that the count calls otherwise."""
+
+
+@dataclass(frozen=True)
+class Shade(Field):
+    """A field with a colour for terminals."""
+
+    tint: str = ""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a number tells. ``suffix`` marks its columns in the file of published numbers."""
+
+    title: str
+    of: Callable[[Result, str], float | None]
+    suffix: str = ""
+    factor: float = 100.0
+    places: int = 2
+    more_is_better: bool = True
+
+    def text(self, spread: Spread) -> str:
+        mean = f"{self.factor * spread.mean:.{self.places}f}"
+        return mean if spread.std is None else f"{mean} ± {self.factor * spread.std:.{self.places}f}"
+
+    def spread(self, results: Sequence[Result], metric: str) -> Spread | None:
+        values = [value for value in (self.of(each, metric) for each in results) if value is not None]
+        return Spread.of(values) if values else None
+
+
+def _pseudo(result: Result, metric: str) -> float | None:
+    return result.pseudo_accuracy
+
+
+def _excluded(result: Result, metric: str) -> float | None:
+    return result.excluded_visits
+
+
+MEASURES = {
+    "accuracy": Measure("Test accuracy (%)", Result.accuracy),
+    "test": Measure("Test accuracy (%)", Result.accuracy, ":test"),
+    "pseudo": Measure("Accuracy of pseudo-labels (%)", _pseudo, ":pseudo"),
+    "excluded": Measure(
+        "Excluded unlabelled images, visits in a round", _excluded, factor=1.0, places=0, more_is_better=False
+    ),
+}
+SENT = Measure("Millions of numbers", Result.accuracy, factor=1.0, more_is_better=False)
+"""How traffic is written."""
+
+METRIC_WORDS = {"last": "last round", "best": "best round, chosen on the test data"}
+
+
+def tables(
+    item: Item, size: Scale, results: Results, columns: Sequence[Column], metric: str = "mean-last"
+) -> list[Panel]:
+    """The item's tables for some of its columns."""
+    if item.kind == "traffic":
+        return [_traffic(item)]
+    if item.kind == "rounds":
+        return [rounds_panel(item, size, results, column) for column in columns]
+    found = [
+        _accuracies(item, size, results, part, MEASURES[name], metric)
+        for name in item.measures
+        for part in _parts(columns)
+    ]
+    return [panel for panel in found if panel.rows]
+
+
+def _parts(columns: Sequence[Column]) -> list[list[Column]]:
+    """The columns of each table: where alpha varies every data set has one of its own."""
+    names = dict.fromkeys(column.data for column in columns)
+    if len({column.alpha for column in columns}) == 1:
+        return [list(columns)]
+    return [[column for column in columns if column.data == name] for name in names]
+
+
+def _accuracies(
+    item: Item, size: Scale, results: Results, columns: Sequence[Column], what: Measure, metric: str
+) -> Panel:
+    printed = published(item.name)
+    one_set = len({column.data for column in columns}) == 1
+    heads = [panels.Column("method", left=True)]
+    for column in columns:
+        name = f"α={column.alpha:g}" if one_set else TITLES[column.data]
+        heads.append(panels.Column(f"{name}: ours"))
+        heads += [panels.Column("paper"), panels.Column("diff.")] if printed.values else []
+    ranks = [_ranks(item, results, column, what, metric) for column in columns]
+    rows: list[tuple[Field, ...]] = []
+    for row in item.rows:
+        fields: list[Field] = [Field(row.label)]
+        for column, rank in zip(columns, ranks, strict=True):
+            ours = what.spread(results.get((row.label, column.key), ()), metric)
+            theirs = printed.get(row.label, column.key + what.suffix)
+            fields.append(Field(what.text(ours) if ours else NONE, rank.get(row.label, 0)))
+            if printed.values:
+                fields += _compared(ours.mean * what.factor if ours else None, theirs, what)
+        rows.append(tuple(fields))
+    gains = [_gain_row(gain, columns, printed, results, what, metric) for gain in item.gains]
+    breaks = frozenset({len(rows)}) if gains else frozenset[int]()
+    caption = [*_spread_caption(item, results, columns, metric), *remarks(item, size, columns)]
+    name = (f"{item.name}-{columns[0].data}" if one_set else item.name) + what.suffix.replace(":", "-")
+    title = _title(item, size, columns, what)
+    return Panel(name, title, tuple(heads), 1, (*rows, *gains), tuple(caption), breaks)
+
+
+def _title(item: Item, size: Scale, columns: Sequence[Column], what: Measure) -> str:
+    names = dict.fromkeys(column.data for column in columns)
+    alphas = dict.fromkeys(column.alpha for column in columns)
+    words = [f"{name_of(item)}: {what.title if item.picture else f'{item.title} (%)'}"]
+    if len(names) == 1:
+        words.append(column_title(columns[0].data, size))
+    elif any(size.protocols[name].preset != name for name in names):
+        words.append("every column on digits")
+    words += [f"α = {alpha:g}" for alpha in alphas if len(alphas) == 1 < len(names)]
+    return ", ".join(words)
+
+
+def _compared(ours: float | None, theirs: float | None, what: Measure) -> list[Field]:
+    """What the paper has, and how much more or less ours is."""
+    if theirs is None:
+        return [Field(NONE), Field(NONE)]
+    there = Field(f"{theirs:.{what.places}f}")
+    return [there, Field(NONE) if ours is None else _signed(ours - theirs, what)]
+
+
+def _signed(value: float, what: Measure) -> Shade:
+    shown = f"{value:+.{what.places}f}"
+    tint = BELOW if shown.startswith("-") else ABOVE
+    return Shade(shown.replace("-", MINUS), tint=tint if what.more_is_better else NEUTRAL)
+
+
+def _gain_row(
+    gain: Gain, columns: Sequence[Column], printed: Published, results: Results, what: Measure, metric: str
+) -> tuple[Field, ...]:
+    """A difference of means, ours and the paper's."""
+    fields: list[Field] = [Field(gain.label)]
+    for column in columns:
+        labels = (gain.row, *gain.over)
+        spreads = {name: what.spread(results.get((name, column.key), ()), metric) for name in labels}
+        ours = {name: what.factor * spread.mean for name, spread in spreads.items() if spread}
+        known = {name: printed.get(name, column.key + what.suffix) for name in labels}
+        theirs = {name: value for name, value in known.items() if value is not None}
+        mine, paper = _lead(gain, ours), _lead(gain, theirs)
+        fields += [Field(NONE if value is None else _signed(value, what).text) for value in (mine, paper)]
+        fields.append(Field(NONE) if mine is None or paper is None else _signed(mine - paper, what))
+    return tuple(fields)
+
+
+def _lead(gain: Gain, values: Mapping[str, float]) -> float | None:
+    """By how much the row leads the best of the others that there are."""
+    others = [values[name] for name in gain.over if name in values]
+    return values[gain.row] - max(others) if gain.row in values and others else None
+
+
+def _ranks(item: Item, results: Results, column: Column, what: Measure, metric: str) -> dict[str, int]:
+    """1 and 2 for the best and second best of a column; bounds are not ranked."""
+    if item.picture:
+        return {}
+    shown: dict[str, float] = {}
+    for row in item.rows:
+        spread = None if row.bound else what.spread(results.get((row.label, column.key), ()), metric)
+        if spread is not None:
+            shown[row.label] = round(100 * spread.mean, 2)
+    if len(shown) < panels.RANKS:
+        return {}
+    steps = sorted(set(shown.values()), reverse=True)[: panels.RANKS]
+    return {label: steps.index(value) + 1 for label, value in shown.items() if value in steps}
+
+
+def _traffic(item: Item) -> Panel:
+    printed = published(item.name)
+    counted = {row.method: row for row in method_rows(measure(PAPER))}
+    rows: list[tuple[Field, ...]] = []
+    for label, column in printed.values:
+        row = counted[TRAFFIC.get(label, label)]
+        ours = row.count(PAPER.per_round).per_client_download / 1e6
+        compared = _compared(ours, printed.get(label, column), SENT)
+        rows.append((Field(label), Field(row.formula), Field(f"{ours:.2f}"), *compared))
+    heads = [panels.Column("method", left=True), panels.Column("ours: formula", left=True)]
+    heads += [panels.Column("ours"), panels.Column("paper"), panels.Column("diff.")]
+    title = f"{name_of(item)}: {item.title}, millions of numbers"
+    return Panel(item.name, title, tuple(heads), 1, tuple(rows), item.notes)
+
+
+def _spread_caption(item: Item, results: Results, columns: Sequence[Column], metric: str) -> list[str]:
+    """Which accuracy the numbers are, and over how many seeds."""
+    tails = sorted({each.last_rounds for cell in cells_of(results, columns) for each in cell})
+    over = f"{tails[0]}" if len(tails) == 1 else f"{tails[0]} to {tails[-1]}" if tails else ""
+    words = METRIC_WORDS.get(metric, " ".join(filter(None, ["mean of the last", over, "rounds"])))
+    theirs = "The paper does not say which round its numbers are of."
+    if item.picture:
+        theirs = "The paper's numbers are read off its figure." if published(item.name).values else ""
+    return [" ".join(filter(None, [f"Ours: {words}.", theirs])), *counted(item, results, columns)]

@@ -1,0 +1,186 @@
+"""Runs as the live page sees them: found by name inside one folder, read bit by bit as they grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from proxyfl.report.html.gather import page_data, run_data, status
+from proxyfl.report.html.pieces import TROUBLE, pieces
+from proxyfl.report.html.records import Line, Records, usable
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.run import Run
+
+MOST_RUNS = 2000
+"""Runs that are listed, by name; and that are kept in memory between two questions."""
+
+LONGEST_PART = 16 << 20
+"""Bytes read of a growing file at a time."""
+
+ANCHOR = 64
+"""Bytes before the place reached that must still be the same, else the file is read anew."""
+
+
+class GrowingLines:
+    """A JSON-lines file that is read once: each look reads what was added. A resumed run may cut it short."""
+
+    def __init__(self, path: Path, *, rounds: bool = True) -> None:
+        self.path, self.rounds = path, rounds
+        self.lines: list[Line] = []
+        self._offset, self._anchor = 0, b""
+
+    def refresh(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                if not self._same(file.fileno()):
+                    self.lines, self._offset, self._anchor = [], 0, b""
+                file.seek(self._offset)
+                while self._take(file.read(LONGEST_PART)):
+                    file.seek(self._offset)
+        except FileNotFoundError:
+            self.lines, self._offset, self._anchor = [], 0, b""
+
+    def _same(self, handle: int) -> bool:
+        if not self._anchor:
+            return True
+        start = self._offset - len(self._anchor)
+        os.lseek(handle, start, os.SEEK_SET)
+        return os.read(handle, len(self._anchor)) == self._anchor
+
+    def _take(self, added: bytes) -> bool:
+        """Take the complete lines; whether there may be more."""
+        end = added.rfind(b"\n") + 1
+        if not end:
+            return False
+        found = []
+        for raw in added[:end].splitlines():
+            try:
+                value = json.loads(raw)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+        self.lines += usable(found) if self.rounds else found
+        self._offset += end
+        self._anchor = added[max(0, end - ANCHOR) : end]
+        return len(added) == LONGEST_PART
+
+
+class WatchedRun:
+    """One run: its records so far, and its other parts as of the newest snapshot."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = Run(path)
+        folder = self.run.directory
+        self._metrics, self._timing = GrowingLines(folder.metrics), GrowingLines(folder.timing)
+        self._events = GrowingLines(folder.events, rounds=False)
+        self._lock = threading.Lock()
+        self._parts: tuple[object, dict[str, Any]] | None = None
+
+    def records(self) -> Records:
+        with self._lock:
+            for file in (self._metrics, self._timing, self._events):
+                file.refresh()
+            return Records(list(self._metrics.lines), list(self._timing.lines), list(self._events.lines))
+
+    def status(self) -> dict[str, Any]:
+        return status(self.run, self.records())
+
+    def data(self) -> dict[str, Any]:
+        return run_data(self.run, self.records(), self._all_parts())
+
+    def _all_parts(self) -> dict[str, Any]:
+        """Computed anew only when there is a new snapshot or the first model. No data set is opened."""
+        folder = self.run.directory
+        snapshots = sorted(file.name for file in folder.snapshots.glob("round-*.safetensors"))
+        version = (snapshots, (folder.models / "last.safetensors").exists())
+        with self._lock:
+            if self._parts is None or self._parts[0] != version:
+                self._parts = (version, pieces(self.run, None))
+            return self._parts[1]
+
+
+class Library:
+    """The runs of one folder. Nothing outside it is read, whatever a name or a link says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._known: OrderedDict[str, tuple[object, WatchedRun]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, name: str) -> WatchedRun | None:
+        """The run of that name, or nothing."""
+        path = self.folder / name
+        if not is_name(name) or not self._inside(path):
+            return None
+        with self._lock:
+            version = _version(path)
+            held = self._known.pop(name, None)
+            if held is None or held[0] != version:
+                held = (version, WatchedRun(path))
+            self._known[name] = held
+            while len(self._known) > MOST_RUNS:
+                self._known.popitem(last=False)
+        return held[1]
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(path.name for path in self.folder.iterdir() if is_name(path.name))[:MOST_RUNS]
+        except OSError:
+            return []
+
+    def statuses(self, names: list[str] | None = None) -> list[dict[str, Any]]:
+        """The named runs, or all, each in a line; one that cannot be read says why."""
+        rows = []
+        for name in self.names() if names is None else names:
+            try:
+                found = self.find(name)
+                if found is not None:
+                    rows.append(found.status())
+            except TROUBLE as error:
+                rows.append(
+                    {"name": name, "problem": " ".join(str(error).split())[:300], "state": "unreadable"}
+                )
+        return rows
+
+    def data(self, names: list[str]) -> dict[str, Any] | None:
+        """A page about these runs; nothing if one is not there."""
+        found = [self.find(name) for name in names]
+        runs = [each for each in found if each is not None]
+        if not runs or len(runs) < len(found):
+            return None
+        return page_data([(each.run, each.data()) for each in runs])
+
+    def _inside(self, path: Path) -> bool:
+        """Whether this is a run all of whose files are inside the folder."""
+        place = RunDirectory(path)
+        if not self._stays(path) or not path.is_dir() or not all(map(self._stays, path.iterdir())):
+            return False
+        if not place.config.is_file() or not place.checkpoints.is_dir():
+            return False
+        folders = (place.snapshots, place.models, place.checkpoints)
+        return all(self._stays(entry) for folder in folders if folder.is_dir() for entry in folder.iterdir())
+
+    def _stays(self, path: Path) -> bool:
+        """Whether a path that may be a link stays in the folder."""
+        if not path.is_symlink():
+            return True
+        try:
+            return path.resolve().is_relative_to(self.folder)
+        except (OSError, RuntimeError):  # a link that leads to itself
+            return False
+
+
+def is_name(name: str) -> bool:
+    """Whether a text can be the name of a run: one visible part of a path."""
+    return bool(name) and not name.startswith(".") and not set(name) & set("/\\\0") and len(name) < 256
+
+
+def _version(path: Path) -> object:
+    """Changes when a run is replaced by another one of the same name."""
+    found = (path / "config.toml").stat()
+    return (found.st_ino, found.st_mtime_ns)

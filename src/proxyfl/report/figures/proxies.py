@@ -1,0 +1,189 @@
+"""Proxies on a map: the classifier rows of clients, their averages and the tuned ones, by t-SNE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxyfl.core.errors import RunError, missing_extra
+from proxyfl.core.state import Tensors
+from proxyfl.report import style
+from proxyfl.runs.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEW_CLASSES = 20
+"""Up to so many classes are numbered on the map and named beside it."""
+
+SEED = 0
+PERPLEXITY = 30.0
+"""Of the embedding; less where there are not three times as many proxies."""
+
+DISTINCT = (
+    *(style.ORANGE, style.SKY, style.GREEN, style.BLUE, style.VERMILLION, style.PURPLE),
+    *("#F0E442", "#999999", "#000000", "#882255"),
+)
+"""Colours of up to ten classes."""
+
+CLIENT, AVERAGE, TUNED = "client", "average", "tuned"
+MARKS = {CLIENT: ("o", 95.0), AVERAGE: ("*", 380.0), TUNED: ("s", 85.0)}
+"""Marker and its area in points²."""
+
+SAID = {CLIENT: "of a client", AVERAGE: "average of clients", TUNED: "tuned by the server"}
+
+
+@dataclass(frozen=True)
+class Proxies:
+    """Rows of classifiers: of which kind, whose (none: the server's) and for which class."""
+
+    rows: NDArray[np.float32]
+    kinds: Sequence[str]
+    clients: Sequence[int | None]
+    labels: NDArray[np.int64]
+
+
+def proxy_map(
+    run: Run, path: str | Path, round: int | None = None, tuned: bool = False, title: str = ""
+) -> tuple[Path, ...]:
+    """The proxies of one round in one joint embedding, as PNG, SVG and CSV; gives the three files.
+
+    ``round`` is one with a snapshot, the first where none is given. ``tuned`` adds what proxy tuning made of
+    the averages.
+    """
+    chosen = 1 if round is None else round
+    proxies = _proxies(run.snapshot(chosen), tuned, run, chosen)
+    places = embed(proxies.rows)
+    names = run.model().card.classes
+    config = run.config
+    title = title or f"Class proxies: {config.method.name} on {config.data.name}, round {chosen}"
+    rows = [
+        (kind, "" if client is None else client, label, names[label], x, y)
+        for kind, client, label, (x, y) in zip(
+            proxies.kinds, proxies.clients, proxies.labels.tolist(), places.tolist(), strict=True
+        )
+    ]
+    return (
+        *style.save(_draw(proxies, places, names, title), path),
+        style.save_csv(path, ("kind", "client", "class", "class_name", "x", "y"), rows),
+    )
+
+
+def embed(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Rows (n, d) as places on a plane (n, 2), neighbours near each other; the same for the same rows."""
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise missing_extra("scikit-learn", "data") from error
+    perplexity = min(PERPLEXITY, (len(rows) - 1) / 3)
+    embedding = TSNE(2, perplexity=perplexity, init="pca", method="exact", random_state=SEED)
+    return np.asarray(embedding.fit_transform(rows), dtype=np.float64)
+
+
+def _proxies(snapshot: Tensors, tuned: bool, run: Run, round: int) -> Proxies:
+    if "proxies/clients" not in snapshot:
+        raise RunError(
+            f"{run.path} has no classifier rows of round {round}: no client sent a layer named classifier"
+        )
+    if tuned and "proxies/tuned" not in snapshot:
+        raise RunError(f"{run.path} has no tuned proxies; draw a run of proxyfl or +gpt, or leave them out")
+    clients, classes, width = snapshot["proxies/clients"].shape
+    parts = [snapshot["proxies/clients"].reshape(-1, width), snapshot["proxies/average"]]
+    parts += [snapshot["proxies/tuned"]] if tuned else []
+    ids: list[int] = snapshot["proxies/client_ids"].tolist()
+    server = [AVERAGE, TUNED] if tuned else [AVERAGE]
+    return Proxies(
+        np.concatenate([part.float().numpy() for part in parts]),
+        [CLIENT] * (clients * classes) + [kind for kind in server for _ in range(classes)],
+        [client for client in ids for _ in range(classes)] + [None] * (len(server) * classes),
+        np.tile(np.arange(classes), clients + len(server)),
+    )
+
+
+def _colours(classes: int) -> list[str]:
+    if classes <= len(DISTINCT):
+        return list(DISTINCT[:classes])
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["viridis"](place)) for place in np.linspace(0, 0.97, classes)]
+
+
+def _draw(proxies: Proxies, places: NDArray[np.float64], names: Sequence[str], title: str) -> Figure:
+    figure = style.new_figure(8.6, 6.4)
+    axes = figure.add_subplot()
+    colours, few = _colours(len(names)), len(names) <= FEW_CLASSES
+    kinds = np.array(proxies.kinds)
+    if TUNED in proxies.kinds:
+        for start, end in zip(places[kinds == AVERAGE], places[kinds == TUNED], strict=True):
+            axes.plot(*zip(start, end, strict=True), color=style.MUTED, linewidth=1.0, zorder=3)
+    for depth, kind in enumerate(dict.fromkeys(proxies.kinds), 2):
+        mine = kinds == kind
+        server = kind != CLIENT
+        marker, area = MARKS[kind]
+        x, y = places[mine].T
+        axes.scatter(
+            x, y, s=area if few else area / 3, marker=marker, zorder=2 * depth,
+            c=[colours[label] for label in proxies.labels[mine]],
+            edgecolors=style.INK if server else "white", linewidths=1.1 if server else 0.5,
+        )  # fmt: skip
+        if few:
+            _number(axes, places[mine], proxies.labels[mine], colours, 2 * depth + 1)
+    style.dress(
+        axes, title=title, x="t-SNE, first dimension (no unit)", y="t-SNE, second dimension (no unit)"
+    )
+    _legend(figure, proxies.kinds, names, dict(enumerate(colours)), few)
+    clients = len({client for client in proxies.clients if client is not None})
+    note = f"Rows of the classifiers of {clients} clients in one embedding of {len(places)} points."
+    note += "" if few else f" Colour: class, from 0 (dark) to {len(names) - 1} (bright)."
+    style.note(figure, note)
+    return figure
+
+
+def _number(
+    axes: Axes, places: NDArray[np.float64], labels: NDArray[np.int64], colours: Sequence[str], depth: int
+) -> None:
+    """The number of the class on every mark, for eyes and printers that do not tell colours apart."""
+    for (x, y), label in zip(places, labels.tolist(), strict=True):
+        axes.text(
+            x, y, str(label), ha="center", va="center", fontsize=6.5, color=_on(colours[label]), zorder=depth
+        )
+
+
+def _on(colour: str) -> str:
+    """Black or white, whichever is read better on a colour."""
+    red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.4 else "#FFFFFF"
+
+
+def _legend(
+    figure: Figure, kinds: Sequence[str], names: Sequence[str], colours: Mapping[int, str], few: bool
+) -> None:
+    from matplotlib.lines import Line2D
+
+    def mark(marker: str, size: float, fill: str, text: str, edge: str = style.INK) -> Line2D:
+        return Line2D(
+            [], [], linestyle="", marker=marker, markersize=size, markerfacecolor=fill,
+            markeredgecolor=edge, label=text,
+        )  # fmt: skip
+
+    handles = [
+        mark(MARKS[kind][0], MARKS[kind][1] ** 0.5 * 0.8, "white", SAID[kind])
+        for kind in dict.fromkeys(kinds)
+    ]
+    if few:
+        handles.append(mark("", 0, "white", ""))
+        handles += [
+            mark("o", 9, colours[k], f"{k}" if name == str(k) else f"{k}  {name}", "white")
+            for k, name in enumerate(names)
+        ]
+    figure.legend(
+        handles=handles, loc="outside right upper", fontsize=style.TEXT, frameon=False,
+        title="proxy", title_fontsize=style.TEXT, alignment="left", labelspacing=0.6,
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""The parts of a page that are no curve: who holds what, the confusion matrix, proxies in the plane.
+
+A part that a run does not have is left out, and a note says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.state import Tensors
+from proxyfl.report.html.records import numbers
+from proxyfl.runs.run import Run
+from proxyfl.runs.simulation import load_dataset
+
+T = TypeVar("T")
+
+MOST_CLIENTS, MOST_CLASSES = 40, 150
+"""Of more than these the first ones are drawn in the partition."""
+
+MOST_PROXIES = 3000
+"""Client proxies drawn; of more, those of the first clients."""
+
+TROUBLE = (
+    ProxyFLError, OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, SafetensorError,
+)  # fmt: skip
+"""What reading a damaged or foreign file may raise."""
+
+
+class Labels:
+    """The true classes of the training images, read once per data set."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Any, tuple[str, ...]]] = {}
+
+    def of(self, run: Run) -> tuple[Any, tuple[str, ...]]:
+        recorded = json.loads(run.directory.environment.read_text(encoding="utf-8")).get("data_root")
+        key = f"{recorded} {run.config.data} {run.config.labels.seed}"
+        if key not in self._known:
+            dataset = load_dataset(run.config, Path(recorded) if recorded else None)
+            self._known[key] = (dataset.train.labels, dataset.classes)
+        return self._known[key]
+
+
+def pieces(run: Run, labels: Labels | None) -> dict[str, Any]:
+    """Every part that the run has. Without ``labels`` no data set is opened and clients have sizes only."""
+    notes: dict[str, str] = {}
+    classes = _try(notes, "classes", lambda: class_names(run)) or []
+    snapshot = _try(notes, "snapshot", lambda: newest_snapshot(run))
+    round, tensors = snapshot or (0, {})
+    if snapshot is None:
+        notes.setdefault("snapshot", "no snapshot yet (keep.snapshot_every)")
+        reason = notes.pop("snapshot")
+        notes |= {"confusion": reason, "proxies": reason}
+    found: dict[str, Any] = {
+        "classes": classes,
+        "partition": _try(notes, "partition", lambda: partition(run, labels, notes)),
+        "confusion": None,
+        "proxies": None,
+    }
+    if snapshot is not None:
+        found["confusion"] = _try(notes, "confusion", lambda: confusion(round, tensors))
+        found["proxies"] = _try(notes, "proxies", lambda: proxies(round, tensors))
+        if found["proxies"] is None:
+            notes.setdefault("proxies", "the network has no classifier rows to show")
+    return {**found, "notes": notes}
+
+
+def _try(notes: dict[str, str], name: str, build: Callable[[], T]) -> T | None:
+    try:
+        return build()
+    except TROUBLE as error:
+        notes[name] = " ".join(str(error).split())[:300] or type(error).__name__
+        return None
+
+
+def class_names(run: Run) -> list[str]:
+    """As the model's card has them; none before the first round."""
+    path = run.directory.models / "last.safetensors"
+    if not path.exists():
+        return []
+    with safe_open(path, framework="pt") as file:
+        return [str(name) for name in json.loads(file.metadata()["proxyfl"])["classes"]]
+
+
+def newest_snapshot(run: Run) -> tuple[int, Tensors] | None:
+    rounds = [int(file.stem[6:]) for file in run.directory.snapshots.glob("round-*.safetensors")]
+    return (max(rounds), run.snapshot(max(rounds))) if rounds else None
+
+
+def confusion(round: int, tensors: Tensors) -> dict[str, Any]:
+    """Counts of (true class, predicted class)."""
+    counts = tensors["confusion"]
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
+        raise ValueError(f"the confusion matrix has the shape {tuple(counts.shape)}")
+    return {"round": round, "counts": counts.tolist()}
+
+
+def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[str, Any]:
+    """Images per client and class; where the data set is not at hand, per client."""
+    held = run.partition
+    known = _try(notes, "partition", lambda: labels.of(run)) if labels is not None else None
+    if known is None:
+        notes.setdefault("partition", "classes are not shown here: the data set is not opened")
+        counts = [lists.sizes[:, None] for lists in (held.labelled, held.unlabelled)]
+        classes, shares = ["all classes"], None
+    else:
+        counts = list(held.class_counts(known[0], len(known[1])))
+        total = np.bincount(np.asarray(known[0]), minlength=len(known[1]))
+        classes, shares = [str(name) for name in known[1]], numbers((total / total.sum()).tolist())
+    first = [part[:MOST_CLIENTS, :MOST_CLASSES] for part in counts]
+    return {
+        "classes": classes[:MOST_CLASSES],
+        "clients": int(held.clients),
+        "labelled": first[0].tolist(),
+        "unlabelled": first[1].tolist(),
+        "totals": [int(part.sum()) for part in counts],
+        "shares": shares,
+    }
+
+
+def proxies(round: int, tensors: Tensors) -> dict[str, Any] | None:
+    """Client proxies, their average and the tuned ones in one plane."""
+    if "proxies/clients" not in tensors:
+        return None
+    local, average = tensors["proxies/clients"].float(), tensors["proxies/average"].float()
+    tuned = tensors.get("proxies/tuned")
+    local = local[: max(1, MOST_PROXIES // local.shape[1])]
+    parts = [local.reshape(-1, local.shape[2]), average, *([] if tuned is None else [tuned.float()])]
+    plane, explained = principal_plane(torch.cat(parts))
+    points = [part.round(decimals=4).tolist() for part in torch.split(plane, [len(part) for part in parts])]
+    size = local.shape[1]
+    return {
+        "round": round,
+        "clients": tensors["proxies/client_ids"].tolist()[: len(local)],
+        "local": [points[0][start : start + size] for start in range(0, len(points[0]), size)],
+        "average": points[1],
+        "tuned": points[2] if tuned is not None else None,
+        "explained": [float(f"{share:.3g}") for share in explained.tolist()],
+    }
+
+
+def principal_plane(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in the plane of their first two principal components, and the share of variance each explains.
+
+    A component's sign is chosen so that its largest entry is positive: the same rows give the same plane.
+    """
+    centred = rows - rows.mean(0)
+    _, strength, axes = torch.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2]
+    sign = axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()
+    plane, variance = centred @ (axes * sign).T, strength**2
+    if plane.shape[1] < 2:
+        plane = torch.cat([plane, torch.zeros(len(plane), 2 - plane.shape[1])], 1)
+    return plane, variance[:2] / variance.sum().clamp(min=1e-12)

@@ -1,0 +1,220 @@
+"""Both pages in a real browser: they load without a complaint, tell values, fit a phone, follow a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headless import Browser, find_chromium
+
+from proxyfl import Experiment, Run
+from proxyfl.report.dashboard.server import Dashboard
+from proxyfl.report.html.page import write_report
+
+CHROMIUM = find_chromium()
+pytestmark = [
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)"
+    ),
+    pytest.mark.skipif(os.name != "posix", reason="the browser is driven over inherited pipes"),
+    pytest.mark.xdist_group("chromium"),
+]
+
+TINY = {"rounds": 2, "clients": 4, "per_round": 2, "subset": 150, "train__epochs": 1}
+ACCURACY = "document.querySelector('#accuracy .chart svg')"
+TIP = "document.getElementById('tip')"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    made = Browser(str(CHROMIUM))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two methods, one of them with two seeds, and one whose settings and records are hostile."""
+    place = tmp_path_factory.mktemp("browser") / "runs"
+    for method, seed in (("fedavg", 1), ("fedavg", 2), ("proxyfl", 1)):
+        Experiment(method, seed=seed, **TINY).run(place / f"{method}-{seed}")
+    return place
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> str:
+    runs = [Run(path) for path in sorted(folder.iterdir())]
+    title = "</script><script>document.hurt = 1</script><img src=x onerror='document.hurt = 2'>"
+    return write_report(runs, folder.parent / "report.html", title).as_uri()
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Dashboard]:
+    made = Dashboard(folder, every=0.1)
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield made
+    made.shutdown()
+    made.stop()
+    thread.join(10)
+
+
+def open_drawn(browser: Browser, address: str, **look: object) -> None:
+    browser.look(**look)
+    browser.open(address)
+    browser.until("document.querySelectorAll('.chart').length > 8")
+    browser.until("[...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))")
+
+
+def test_the_report_draws_everything_and_loads_nothing(browser, report):
+    open_drawn(browser, report)
+    assert browser.errors == []
+    assert browser.requests == [report]
+    titles = browser.ask("[...document.querySelectorAll('h2')].map((title) => title.textContent)")
+    assert titles == [
+        "Result", "Settings", "Accuracy", "By class", "Confusion", "Pseudo-labels", "Losses", "Class prior",
+        "Proxies", "Partition", "Communication", "Time", "Clients that failed",
+    ]  # fmt: skip
+    assert browser.ask("document.hurt === undefined && document.images.length === 0")
+    assert browser.ask("document.querySelector('h1').textContent").startswith("</script><script>")
+    assert browser.ask(f"{ACCURACY}.querySelectorAll('.line').length") == 2
+    assert browser.ask(f"{ACCURACY}.querySelectorAll('.band').length") == 1
+    assert browser.ask("document.querySelectorAll('#confusion svg').length") == 3
+    assert not browser.ask("/NaN|undefined|Infinity/.test(document.body.innerHTML.replace(/<script.*/s, ''))")
+
+
+def test_values_appear_under_the_pointer_and_with_keys(browser, report):
+    open_drawn(browser, report)
+    assert browser.ask(f"{TIP}.hidden")
+    left, top, width, height = browser.ask(
+        f"(() => {{ const chart = {ACCURACY}; chart.scrollIntoView({{block: 'center', behavior: 'instant'}});"
+        " const box = chart.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; })()"
+    )
+    frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))"
+    browser.ask(frame)  # scrolling is told with the next picture, and hides what the pointer had found
+    browser.hover(left + 0.9 * width, top + height / 2)
+    browser.until(f"!{TIP}.hidden")
+    told = browser.ask(f"{TIP}.innerText")
+    assert told.startswith("round 2\n")
+    assert "fedavg (2 seeds): " in told
+    assert "proxyfl: " in told
+    box = browser.ask(
+        f"(({{left, right, top, bottom}}) => [left, right, top, bottom])({TIP}.getBoundingClientRect())"
+    )
+    assert box[0] >= 0
+    assert box[1] <= 1200
+    browser.hover(2, 2)
+    browser.until(f"{TIP}.hidden")
+    browser.ask(f"{ACCURACY}.focus()")
+    browser.press("ArrowRight")
+    browser.until(f"!{TIP}.hidden")
+    browser.press("Escape")
+    browser.until(f"{TIP}.hidden")
+
+
+@pytest.mark.parametrize(
+    "chart",
+    ["classes", "confusion", "pseudo", "prior", "proxies", "partition", "communication", "time"],
+)
+def test_every_chart_answers_to_keys(browser, report, chart):
+    open_drawn(browser, report)
+    browser.ask(f"document.querySelector('#{chart} .chart svg').focus()")
+    for _ in range(2):
+        browser.press("ArrowRight")
+    browser.until(f"!{TIP}.hidden && {TIP}.innerText.length > 5")
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_a_phone_does_not_scroll_sideways(browser, report, width):
+    open_drawn(browser, report, width=width, height=800, phone=True)
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    edges = "[...document.querySelectorAll('main svg')].map((one) => one.getBoundingClientRect().right)"
+    assert browser.ask(f"Math.max(...{edges})") <= width
+
+
+CONTRAST = """((selector) => {
+  const shade = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number).map((part) => part / 255)
+    .map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const light = (text) => shade(text).reduce((sum, part, k) => sum + part * [0.2126, 0.7152, 0.0722][k], 0);
+  const element = document.querySelector(selector), style = getComputedStyle(element);
+  const front = element instanceof SVGElement ? style.fill : style.color;
+  const both = [light(front), light(getComputedStyle(document.body).backgroundColor)].sort((a, b) => a - b);
+  return (both[1] + 0.05) / (both[0] + 0.05);
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_can_be_read_in_both_schemes(browser, report, scheme):
+    open_drawn(browser, report, scheme=scheme)
+    brightness = browser.ask("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] * 1")
+    assert brightness > 200 if scheme == "light" else brightness < 60
+    for selector in (
+        "h1",
+        "td",
+        "nav a",
+        ".note",
+        ".muted",
+        "summary",
+        "#accuracy svg text",
+        "svg text.label",
+    ):
+        assert browser.ask(f"{CONTRAST}('{selector}')") >= 4.5, selector
+
+
+def test_the_list_leads_to_a_run(browser, server):
+    browser.look()
+    browser.open(server.url)
+    browser.until("document.querySelectorAll('tbody tr').length === 3")
+    assert "2 / 2" in browser.ask("document.querySelector('tbody tr').innerText")
+    browser.ask("document.querySelector('tbody a').click()")
+    browser.until(f"document.documentElement.dataset.page === 'run' && {ACCURACY}")
+    assert browser.ask("document.querySelector('h1').textContent") == "fedavg-1"
+    assert browser.errors == []
+    assert all(request.startswith((server.url, "data:")) for request in browser.requests)
+
+
+def test_an_unfinished_curve_grows_while_its_run_runs(browser, server, folder):
+    settings = (
+        "--clients 4 --per-round 2 --subset 150 --set train.epochs=1 --rounds 2000 --workers 0 -q".split()
+    )
+    place = ["--runs", str(folder), "--name", "live"]
+    line = [sys.executable, "-m", "proxyfl", "run", "digits", "--method", "proxyfl", *settings, *place]
+    points = "(document.querySelector('#accuracy .line')?.getAttribute('d').match(/[ML]/g) || []).length"
+    browser.look()
+    browser.open(server.url)
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL) as process:
+        try:
+            browser.until("document.querySelector('a[href=\"run?name=live\"]')", patience=90)
+            browser.until("document.querySelector('.state.running')", patience=60)
+            browser.ask("document.querySelector('a[href=\"run?name=live\"]').click()")
+            browser.until(f"{ACCURACY} && {points} > 1", patience=90)
+            first = browser.ask(points)
+            browser.ask("document.querySelector('#settings details').open = true")
+            browser.until(f"{points} > {first} + 2", patience=90)
+            assert browser.ask("document.querySelector('#settings details').open")
+            assert browser.ask("document.querySelector('#overview .state').textContent") == "running"
+        finally:
+            process.kill()
+    browser.until("document.querySelector('#overview .state').textContent === 'stopped'")
+    assert browser.errors == []
+
+
+def test_a_page_says_when_the_dashboard_has_stopped(browser, folder):
+    server = Dashboard(folder, every=0.1)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    browser.look()
+    browser.open(server.url)
+    browser.until("document.querySelector('table')")
+    assert browser.ask("document.querySelector('body > p').hidden")
+    server.shutdown()
+    server.stop()
+    thread.join(10)
+    browser.until("!document.querySelector('body > p').hidden")
+    assert browser.ask("document.querySelector('table') !== null")

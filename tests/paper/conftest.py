@@ -1,0 +1,66 @@
+"""A few micro runs, made once in this process; hand-written results for what is arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import Result as Answer
+from paper_runs import micro_cases, train
+from typer.testing import CliRunner
+
+from proxyfl.cli import app
+from proxyfl.paper import plan
+from proxyfl.paper.results import Result
+
+Call = Callable[..., Answer]
+QUICK = (
+    ("table2", "alpha=0.1,row=FixMatch-GPL,row=GPT,row=GPT + ICPL", (1, 2)),
+    ("table3", "row=LPL", (1,)),
+    ("fig2c", "row=100 % corrected", (1,)),
+)
+"""Items, parts of them and seeds whose runs together give every item at least one."""
+
+
+def invoke(*words: object) -> Answer:
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def known_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    for name in ("PROXYFL_RUNS", "PROXYFL_DATA", "PROXYFL_PLUGINS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def call() -> Call:
+    return invoke
+
+
+@pytest.fixture(scope="session")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs of :data:`QUICK`. Not to be changed."""
+    folder = tmp_path_factory.mktemp("paper") / "micro"
+    for name, only, seeds in QUICK:
+        train(plan.jobs(micro_cases(name, only), seeds, folder))
+    return folder
+
+
+@pytest.fixture
+def made() -> Callable[..., Result]:
+    """A result whose accuracies are written by hand."""
+
+    def make(row: str, column: str, seed: int, curve: Sequence[float], **more: object) -> Result:
+        values: dict[str, object] = {
+            "item": "table2", "scale": "mini", "row": row, "column": column, "method": "x", "data": "cifar10",
+            "alpha": 0.1, "ratio": 0.1, "seed": seed, "rounds": len(curve), "last_rounds": 2,
+            "curve": tuple(curve), "pseudo_accuracy": None, "excluded_visits": None, "seconds": 1.0,
+            "megabytes": 2.0, "dtype": "fp32", "preset": "cifar10", "settings": "{}", "identity": "ab",
+        }  # fmt: skip
+        return Result(**{**values, **more})  # type: ignore[arg-type]
+
+    return make

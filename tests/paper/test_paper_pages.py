@@ -1,0 +1,53 @@
+"""The generated parts of the page about the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from proxyfl.paper.pages import BLOCK, items, refreshed, scales
+from proxyfl.paper.results import Result, to_csv
+
+PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
+
+
+def block(text: str) -> str:
+    return f"before\n\n<!-- {text} -->\nold\n<!-- /{text.split()[0]} -->\n\nafter\n"
+
+
+def test_results_come_from_the_file_of_scale_and_item(made: Callable[..., Result], tmp_path: Path) -> None:
+    results = {
+        ("GPT", "svhn@0.1"): [made("GPT", "svhn@0.1", seed, [value]) for seed, value in ((1, 0.5), (2, 0.7))]
+    }
+    (tmp_path / "mini-table2.csv").write_text(to_csv(results, "abc"), encoding="utf-8")
+    text = refreshed(block("measured table2 mini"), tmp_path)
+    assert text.startswith("before\n\n<!-- measured table2 mini -->\n")
+    assert text.endswith("\n<!-- /measured -->\n\nafter\n")
+    assert "| GPT | 60.00 ± 14.14 | 94.29 | −34.29 |" in text
+    assert "Scale mini: not comparable with the published column." in text
+    assert "CIFAR" not in text
+    assert refreshed(text, tmp_path) == text
+
+
+def test_without_a_file_it_is_not_measured_yet(tmp_path: Path) -> None:
+    text = refreshed(block("measured table1 mini"), tmp_path)
+    assert "Table 1, scale mini: not measured yet; `proxyfl paper run table1 --scale mini`." in text
+    assert "old" not in text
+
+
+def test_items_and_scales_are_tables_of_what_the_code_has(tmp_path: Path) -> None:
+    assert "| `table1` | Test accuracy with 10 % labels |" in items()
+    assert "| `fig3` | Overview of ProxyFL | a diagram | drawing |" in items()
+    shown = scales()
+    assert "| mini | SVHN | svhn | 10,000 | 16 | 1 | 32 + 64 | 5 | 8 of 20 | 25 | 5 rounds |" in shown
+    assert (
+        "| full | CINIC-10 | cinic10 | all | native | 4 | 128 + 256 | 5 | 8 of 20 | 400 | 10 rounds |"
+        in shown
+    )
+    assert "| mini | CINIC-10 (untried) |" in shown
+    assert refreshed(block("items"), tmp_path).count("\n| `fig") == 12
+
+
+def test_the_page_has_every_part() -> None:
+    kinds = [found[1] for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
+    assert kinds == ["items", "scales", "measured", "measured"]

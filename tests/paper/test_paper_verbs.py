@@ -1,0 +1,204 @@
+"""``proxyfl paper ls``, ``run``, ``show`` and ``export`` as a user types them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result as Answer
+from paper_runs import micro_cases, train
+
+from proxyfl import Experiment, Run
+from proxyfl.federation.loop import RoundReport
+from proxyfl.paper import plan
+from proxyfl.paper.results import HEADER
+from proxyfl.runs.settings import identity
+
+Call = Callable[..., Answer]
+
+
+def test_ls_counts_runs_and_says_what_the_rest_costs(call: Call, quick: Path) -> None:
+    answer = call("paper", "ls", "--scale", "micro", "--runs", quick)
+    assert answer.exit_code == 0, answer.stderr
+    lines = {line.split()[0]: line for line in answer.stdout.splitlines()}
+    assert " 15     3 " in lines["table2"]
+    assert lines["table2"].rstrip().endswith("from other methods")
+    assert lines["fig2a"].split()[-2:] == ["1", "1"]
+    assert "needs no run" in lines["table7"]
+    assert "a diagram" in lines["fig3"]
+    assert "109 runs, shared between items, 5 done" in lines["all:"]
+
+
+def test_ls_of_a_scale_without_runs_estimates_and_names_missing_data(call: Call, tmp_path: Path) -> None:
+    answer = call("paper", "ls", "--data-root", tmp_path)
+    assert answer.exit_code == 0, answer.stderr
+    line = next(line for line in answer.stdout.splitlines() if line.startswith("table1"))
+    assert "504" in line
+    assert "estimated" in line
+    for name in ("cifar10", "cifar100", "svhn", "cinic10"):
+        assert f"proxyfl data fetch {name} --data-root {tmp_path}" in answer.stderr
+
+
+def test_run_skips_what_is_done(call: Call, quick: Path) -> None:
+    only = "alpha=0.1,row=GPT,row=GPT + ICPL"
+    before = {path: path.stat().st_mtime_ns for path in quick.rglob("metrics.jsonl")}
+    answer = call("paper", "run", "table2", "--scale", "micro", "--only", only, "--runs", quick)
+    assert answer.exit_code == 0, answer.stderr
+    assert "0 of 2 runs to train" in answer.stderr
+    assert "proxyfl paper show table2 --scale micro --only" in answer.stdout
+    assert {path: path.stat().st_mtime_ns for path in quick.rglob("metrics.jsonl")} == before
+
+
+def test_run_goes_on_with_what_was_stopped_half_way(call: Call, quick: Path, tmp_path: Path) -> None:
+    """One run is gone and one was stopped after its first round: both come out as if nothing had been."""
+    only = "alpha=0.1,row=GPT,row=GPT + ICPL"
+    folder = tmp_path / "paper"
+    stopped, gone = plan.jobs(micro_cases("table2", only), [1], folder)
+    with pytest.raises(KeyboardInterrupt):
+        Experiment(config=stopped.config).run(stopped.path, [_StopAfter(1)], workers=0)
+    assert (len(Run(stopped.path).metrics), stopped.finished, gone.path.exists()) == (1, False, False)
+    answer = call(
+        "paper", "run", "table2", "--scale", "micro", "--only", only, "--runs", folder, "--side-by-side", 1
+    )
+    assert answer.exit_code == 0, answer.stderr
+    assert "2 of 2 runs to train" in answer.stderr
+    for job in (stopped, gone):
+        whole = quick / job.path.name
+        assert (job.path / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+class _StopAfter:
+    """An observer that stops a run as Ctrl-C does."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def round_started(self, round: int, clients: list[int]) -> None:
+        if round > self.rounds:
+            raise KeyboardInterrupt
+
+    def answered(self, answer: object) -> None:
+        pass
+
+    def round_finished(self, report: RoundReport) -> None:
+        pass
+
+
+def test_a_dry_run_lists_and_makes_nothing(call: Call, tmp_path: Path) -> None:
+    answer = call("paper", "run", "table6", "--scale", "micro", "--only", "alpha=1", "--dry-run")
+    assert answer.exit_code == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    assert len(lines) == 14
+    assert lines[0].startswith("to do  fedavg · digits · alpha 1 · labels 0.2 · seed 1  ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_on_data_that_is_not_at_hand_are_skipped(call: Call, tmp_path: Path) -> None:
+    words = ["paper", "run", "table5", "--data-root", tmp_path, "--only"]
+    answer = call(*words, "data=svhn")
+    assert answer.exit_code == 2
+    assert "svhn is not at hand, its runs are skipped" in answer.stderr
+    assert f"proxyfl data fetch svhn --data-root {tmp_path}" in answer.stderr
+    answer = call(*words, "data=svhn,data=digits", "--dry-run")
+    assert answer.exit_code == 0
+    assert {line.split(" · ")[1] for line in answer.stdout.splitlines()} == {"digits"}
+
+
+def test_show_prints_ours_beside_the_published(call: Call, quick: Path) -> None:
+    answer = call("paper", "show", "table2", "--scale", "micro", "--runs", quick, "--seeds", 2)
+    assert answer.exit_code == 0, answer.stderr
+    assert answer.stdout.startswith("Scale micro: not comparable with the published column.")
+    job = plan.jobs(micro_cases("table2", "row=GPT + ICPL,alpha=0.1"), [1, 2], quick)
+    means = [100 * Run(each.path).summary.mean_last for each in job]
+    line = next(line for line in answer.stdout.splitlines() if line.startswith("GPT + ICPL"))
+    assert f"{sum(means) / 2:.2f} ± " in line
+    assert " 88.56 " in line
+    assert " – " in line
+    assert "CINIC-10 (here digits)" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("suffix", "sign"), [(".md", "| GPT + ICPL |"), (".tex", r"\toprule"), (".csv", "item,")]
+)
+def test_show_writes_the_format_that_a_file_is_named_after(
+    call: Call, quick: Path, tmp_path: Path, suffix: str, sign: str
+) -> None:
+    file = tmp_path / "out" / f"table{suffix}"
+    answer = call("paper", "show", "table2", "--scale", "micro", "--runs", quick, "--out", file)
+    assert answer.exit_code == 0, answer.stderr
+    assert sign in file.read_text(encoding="utf-8")
+    assert "proxyfl paper show table2 --scale micro" in file.read_text(encoding="utf-8") or suffix == ".csv"
+
+
+def test_show_of_a_figure_without_runs_says_how_to_make_them(call: Call, tmp_path: Path) -> None:
+    answer = call("paper", "show", "fig6", "--scale", "micro", "--runs", tmp_path)
+    assert answer.exit_code == 2
+    assert "proxyfl paper run fig6 --scale micro" in answer.stderr
+
+
+def test_export_has_a_row_per_run_with_its_identity(call: Call, quick: Path, tmp_path: Path) -> None:
+    file = tmp_path / "results" / "micro-table2.csv"
+    words = ["paper", "export", "table2", "--scale", "micro", "--runs", quick, "--only", "data=svhn"]
+    answer = call(*words, "--seeds", "2", "--out", file)
+    assert answer.exit_code == 0, answer.stderr
+    rows = list(csv.DictReader(file.open(encoding="utf-8")))
+    assert list(rows[0]) == HEADER
+    assert [(row["row"], row["seed"]) for row in rows] == [
+        (name, seed) for name in ("FixMatch-GPL", "GPT", "GPT + ICPL") for seed in ("1", "2")
+    ]
+    job = plan.jobs(micro_cases("table2", "data=svhn,alpha=0.1,row=GPT"), [2], quick)[0]
+    row = next(row for row in rows if (row["row"], row["seed"]) == ("GPT", "2"))
+    assert row["identity"] == identity(job.config)
+    assert (row["item"], row["scale"], row["column"], row["data"]) == (
+        "table2",
+        "micro",
+        "svhn@0.1",
+        "digits",
+    )
+    assert float(row["mean_last"]) == pytest.approx(Run(job.path).summary.mean_last, abs=1e-5)
+    assert json.loads(row["settings"])["data.subset"] == 160
+    assert row["commit"]
+
+
+def test_seeds_on_which_protocols_are_chosen_are_never_reported(
+    call: Call, quick: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "paper"
+    cases = micro_cases("table2", "data=svhn,alpha=0.1,row=GPT")
+    train(plan.jobs(cases, [101], folder))
+    words = ["table2", "--scale", "micro", "--runs", folder, "--seeds", "101,102"]
+    answer = call("paper", "export", *words)
+    assert answer.exit_code == 2
+    assert "are not reported" in answer.stderr
+    shown = call("paper", "show", *words, "--only", "data=svhn,alpha=0.1")
+    assert next(line for line in shown.stdout.splitlines() if line.startswith("GPT ")).split()[1] == "–"
+
+
+def test_an_unfinished_run_is_not_shown(call: Call, quick: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "paper"
+    job = plan.jobs(micro_cases("table3", "row=LPL"), [1], folder)[0]
+    shutil.copytree(quick / job.path.name, job.path)
+    shutil.rmtree(job.path / "checkpoints" / "round-00000002")
+    answer = call("paper", "export", "table3", "--scale", "micro", "--runs", folder)
+    assert answer.exit_code == 2
+    assert "has no finished run" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["show", "table10"], "the paper has no 'table10'"),
+        (["run", "fig4"], "drawing without data"),
+        (["run", "table1", "--only", "data=cifar10,method=proto"], "leaves nothing of table1"),
+        (["run", "table1", "--seeds", "x"], "how many"),
+    ],
+)
+def test_errors_are_one_line_and_name_the_cure(call: Call, words: list[str], hint: str) -> None:
+    answer = call("paper", *words)
+    assert answer.exit_code == 2
+    assert hint in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1

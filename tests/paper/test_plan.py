@@ -1,0 +1,168 @@
+"""Which runs an item needs, at which settings, and that items share them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxyfl.core.errors import ConfigError
+from proxyfl.methods import registry
+from proxyfl.paper import plan
+from proxyfl.paper.catalogue import ITEMS, item
+from proxyfl.paper.cost import ALIKE, ESTIMATED, MEASURED, Experience, estimate, protocol
+from proxyfl.paper.plan import Case
+from proxyfl.paper.scales import NAMES, TUNING_SEEDS, scale
+from proxyfl.runs.settings import identity, resolve
+
+FOLDER = Path("runs")
+
+
+def one(name: str, size: str, row: str, column: str) -> Case:
+    return next(case for case in plan.cases(item(name), scale(size)) if case.key == (row, column))
+
+
+def path(name: str, size: str, row: str, column: str, seed: int = 1) -> Path:
+    return one(name, size, row, column).job(seed, FOLDER).path
+
+
+def test_all_tables_and_figures_are_there() -> None:
+    assert [name for name in ITEMS if name.startswith("table")] == [f"table{k}" for k in range(1, 10)]
+    with_data = "fig1b fig2a fig2b fig2c fig5a fig5b fig5c fig6 fig7".split()
+    assert [name for name in ITEMS if name.startswith("fig") and ITEMS[name].has_data] == with_data
+    assert [name for name, each in ITEMS.items() if not each.has_data] == ["fig1a", "fig3", "fig4"]
+
+
+@pytest.mark.parametrize("size", NAMES)
+def test_every_row_is_a_method_that_takes_its_settings(size: str) -> None:
+    for each in ITEMS.values():
+        for case in plan.cases(each, scale(size)):
+            assert registry.find(case.row.method).name == case.config.method.name
+
+
+def test_numbers_of_runs() -> None:
+    counts = {name: len(plan.cases(each, scale("full"))) for name, each in ITEMS.items() if each.rows}
+    assert counts == {
+        "table1": 168, "table2": 60, "table3": 7, "table4": 32, "table5": 16, "table6": 168, "table8": 14,
+        "table9": 24, "fig1b": 9, "fig2a": 1, "fig2b": 3, "fig2c": 4, "fig5b": 6, "fig5c": 1, "fig6": 1,
+        "fig7": 20,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["full", "mini"])
+def test_items_share_runs(size: str) -> None:
+    proxyfl = path("table1", size, "ProxyFL", "cifar10@0.1")
+    assert proxyfl == path("table2", size, "GPT + ICPL", "cifar10@0.1")
+    assert proxyfl == path("table9", size, "FixMatch + ProxyFL", "cifar10@0.1")
+    assert proxyfl == path("fig2a", size, "ProxyFL", "cifar10@0.1")
+    bound = path("table1", size, "FedAvg-SL", "svhn@0.5")
+    assert bound == path("table6", size, "FedAvg-SL", "svhn@0.5")
+    assert path("table2", size, "GPT", "cifar10@0.1") == path("fig7", size, "Q = 100", "cifar10@0.1")
+    assert path("table2", size, "GPT", "cifar100@0.1") == path("fig7", size, "Q = 10", "cifar100@0.1")
+    assert path("table5", size, "ICPL-P", "svhn@0.1") == path("table2", size, "ICPL", "svhn@0.1")
+
+
+def test_what_differs_is_another_run() -> None:
+    proxyfl = path("table1", "full", "ProxyFL", "cifar10@0.1")
+    assert proxyfl != path("table6", "full", "ProxyFL", "cifar10@0.1")
+    assert proxyfl != path("fig1b", "full", "ProxyFL", "cifar10@0.1")
+    assert proxyfl != path("table1", "mini", "ProxyFL", "cifar10@0.1")
+    assert proxyfl != path("table1", "full", "ProxyFL", "cifar10@0.1", seed=2)
+    masks = ["FixMatch-GPL", "FixMatch-GPL, ProxyFL's mask"]
+    assert len({path("table2", "full", row, "cifar10@0.1") for row in masks}) == 2
+
+
+def test_full_scale_is_the_preset() -> None:
+    case = one("table1", "full", "ProxyFL", "svhn@0.1")
+    assert identity(case.config) == identity(resolve("svhn"))
+
+
+def test_rounds_to_an_accuracy_need_longer_runs_at_full_scale_only() -> None:
+    assert one("table3", "full", "LPL", "cifar100@0.1").config.federation.rounds == 600
+    assert one("table1", "full", "FixMatch-LPL", "cifar100@0.1").config.federation.rounds == 500
+    assert path("table3", "mini", "LPL", "cifar100@0.1") == path(
+        "table1", "mini", "FixMatch-LPL", "cifar100@0.1"
+    )
+    assert path("table3", "full", "LPL", "cifar100@0.1") == path("fig5b", "full", "LPL", "cifar100@0.1")
+
+
+def test_mini_protocols_are_the_documented_ones() -> None:
+    cifar = one("table1", "mini", "FedAvg", "cifar10@0.5").config
+    assert (cifar.data.subset, cifar.data.image_size, cifar.model.width) == (10_000, 0, 1)
+    assert (cifar.train.batch, cifar.train.mu, cifar.train.epochs, cifar.federation.rounds) == (32, 2, 2, 20)
+    svhn = one("table1", "mini", "FedAvg", "svhn@0.1").config
+    assert (svhn.data.subset, svhn.data.image_size, svhn.train.epochs, svhn.federation.rounds) == (
+        10_000, 16, 5, 25,
+    )  # fmt: skip
+    assert [name for name, each in scale("mini").protocols.items() if not each.tried] == [
+        "cifar100",
+        "cinic10",
+    ]
+    assert not set(TUNING_SEEDS) & set(range(1, scale("mini").seeds + 1))
+
+
+def test_every_column_of_micro_is_digits_and_the_same_run() -> None:
+    cases = plan.cases(item("table4"), scale("micro"))
+    assert {plan.data_of(case) for case in cases} == {"digits"}
+    assert (len(cases), len(plan.jobs(cases, [1], FOLDER))) == (32, 8)
+
+
+def test_a_choice_takes_a_part() -> None:
+    size = scale("mini")
+    only = plan.read_choice("data=cifar10, data=svhn,alpha=0.10,method=sage", size)
+    found = plan.cases(item("table1"), size, only)
+    assert [case.key for case in found] == [("SAGE", "cifar10@0.1"), ("SAGE", "svhn@0.1")]
+
+
+def test_data_that_the_paper_lacks_has_to_be_named() -> None:
+    size = scale("mini")
+    assert not [case for case in plan.cases(item("table2"), size) if case.column.data == "digits"]
+    named = plan.cases(item("table2"), size, plan.read_choice("data=digits", size))
+    assert {case.config.data.name for case in named} == {"digits"}
+    assert len(named) == 15
+
+
+@pytest.mark.parametrize("text", ["cifar10", "colour=red", "data=cifar11", "alpha=low"])
+def test_a_choice_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        plan.read_choice(text, scale("mini"))
+
+
+def test_seeds_are_a_count_or_a_list() -> None:
+    assert plan.read_seeds("3") == [1, 2, 3]
+    assert plan.read_seeds("7, 5,7") == [7, 5]
+    with pytest.raises(ConfigError, match="how many"):
+        plan.read_seeds("many")
+
+
+def test_unknown_items_and_drawings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'table2'"):
+        item("tabel2")
+    with pytest.raises(ConfigError, match="drawing without data"):
+        item("fig3")
+
+
+def test_data_that_is_not_at_hand_is_told_with_its_cure(tmp_path: Path) -> None:
+    assert plan.absent(["digits", "cinic10"], tmp_path) == {
+        "cinic10": f"proxyfl data fetch cinic10 --data-root {tmp_path}"
+    }
+
+
+def test_cost_is_from_finished_runs_where_there_are_any(quick: Path) -> None:
+    cases = plan.cases(item("table2"), scale("micro"))
+    known = Experience.of(plan.jobs(cases, [1, 2], quick))
+    proxyfl, icpl = (one("table2", "micro", row, "cifar10@0.1").config for row in ("GPT + ICPL", "ICPL"))
+    assert known.cost(proxyfl)[1] == MEASURED
+    assert known.cost(icpl)[1] == ALIKE
+    assert known.cost(one("table2", "mini", "ICPL", "cifar10@0.1").config)[1] == ESTIMATED
+    known.seconds.clear()
+    known.seconds[protocol(proxyfl), "proxyfl"] = [2.0, 4.0]
+    known.seconds[protocol(proxyfl), "sage"] = [9.0]
+    assert known.cost(proxyfl) == (3.0, MEASURED)
+    assert known.cost(icpl) == (5.0, ALIKE)
+
+
+def test_the_formula_grows_with_the_work() -> None:
+    small, large = (one("table1", size, "ProxyFL", "cifar10@0.1").config for size in ("mini", "full"))
+    labelled = one("table1", "mini", "FedAvg", "cifar10@0.1").config
+    assert estimate(labelled) < estimate(small) < estimate(large) / 100
