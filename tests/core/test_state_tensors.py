@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from proxyfl.core.files import write_tensors
-from proxyfl.core.state import ServerState, namespace, size_in_bytes, within
+from proxyfl.core.state import ServerState, Versions, namespace, size_in_bytes, within
 
 
 def example() -> ServerState:
@@ -22,7 +22,7 @@ def example() -> ServerState:
             "half": torch.ones(2).bfloat16(),
         },
         extras={"prior/classes": torch.tensor([0.25, 0.75]), "m/flags": torch.tensor([True, False])},
-        versions={5: 11, 2: 12},
+        versions=Versions().after([5], 11).after([2], 12),
         carry={"conv.weight": torch.zeros(2, 3)},
     )
 
@@ -72,3 +72,15 @@ def test_namespace_wants_the_whole_first_word() -> None:
 def test_size_in_bytes() -> None:
     tensors = {"a": torch.zeros(3, 4), "b": torch.zeros(5, dtype=torch.int64), "c": torch.zeros(2).bfloat16()}
     assert size_in_bytes(tensors) == 3 * 4 * 4 + 5 * 8 + 2 * 2
+
+
+def test_versions_are_a_mapping_of_the_newest_rounds() -> None:
+    first = Versions().after([5, 2, 90], 1)
+    second = first.after([2, 7], 3)
+    assert first == {2: 1, 5: 1, 90: 1}
+    assert second == {2: 3, 5: 1, 7: 3, 90: 1}
+    assert list(second) == [2, 5, 7, 90]
+    assert (second[90], second.get(6, 0), second.get(91, 0), len(second)) == (1, 0, 0, 4)
+    assert second.after([], 4) == second
+    state = ServerState(3, {}, versions=second)
+    assert ServerState.from_tensors(state.to_tensors()).versions == second

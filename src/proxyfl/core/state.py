@@ -6,7 +6,7 @@ Everything here is plain data. A tensor's name says where it belongs: ``weights/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,37 @@ Tensors = dict[str, Tensor]
 
 Metrics = dict[str, float]
 """Named sums or values that JSON can hold."""
+
+
+class Versions(Mapping[int, int]):
+    """Which round wrote the state of each client, as two sorted arrays: what is kept for a hundred thousand
+    clients is copied in a moment and written as it is.
+    """
+
+    def __init__(self, clients: Tensor | None = None, rounds: Tensor | None = None) -> None:
+        self.clients = torch.empty(0, dtype=torch.int64) if clients is None else clients
+        self.rounds = torch.empty(0, dtype=torch.int64) if rounds is None else rounds
+
+    def __getitem__(self, client: int) -> int:
+        place = int(torch.searchsorted(self.clients, client))
+        if place == len(self.clients) or int(self.clients[place]) != client:
+            raise KeyError(client)
+        return int(self.rounds[place])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.clients.tolist())
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def after(self, clients: Iterable[int], round: int) -> Versions:
+        """With the state that ``round`` wrote for these clients."""
+        new = torch.tensor(sorted(clients), dtype=torch.int64)
+        stay = ~torch.isin(self.clients, new)
+        both = torch.cat([self.clients[stay], new])
+        rounds = torch.cat([self.rounds[stay], torch.full_like(new, round)])
+        order = both.argsort()
+        return Versions(both[order], rounds[order])
 
 
 @dataclass(frozen=True)
@@ -30,7 +61,7 @@ class ServerState:
     round: int
     weights: Tensors
     extras: Tensors = field(default_factory=dict)
-    versions: dict[int, int] = field(default_factory=dict)
+    versions: Versions = field(default_factory=Versions)
     carry: Tensors = field(default_factory=dict)
 
     def to_tensors(self) -> Tensors:
@@ -38,19 +69,16 @@ class ServerState:
         flat |= {f"extras/{name}": value for name, value in self.extras.items()}
         flat |= {f"carry/{name}": value for name, value in self.carry.items()}
         flat["round"] = torch.tensor(self.round)
-        clients = sorted(self.versions)
-        flat["versions/clients"] = torch.tensor(clients, dtype=torch.int64)
-        flat["versions/rounds"] = torch.tensor([self.versions[k] for k in clients], dtype=torch.int64)
+        flat |= {"versions/clients": self.versions.clients, "versions/rounds": self.versions.rounds}
         return flat
 
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> ServerState:
-        clients, rounds = flat["versions/clients"].tolist(), flat["versions/rounds"].tolist()
         return cls(
             round=int(flat["round"]),
             weights=namespace(flat, "weights"),
             extras=namespace(flat, "extras"),
-            versions=dict(zip(clients, rounds, strict=True)),
+            versions=Versions(flat["versions/clients"], flat["versions/rounds"]),
             carry=namespace(flat, "carry"),
         )
 

@@ -136,8 +136,8 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
         ctx.extras = method.serve_all(ctx, fold.kept)
     if counts := fold.counts():
         ctx.metrics["counts"] = counts
-    versions = dict.fromkeys(fold.clients, round) if method.keeps_state else {}
-    state = ServerState(round, ctx.weights, ctx.extras, state.versions | versions, fold.carry)
+    versions = state.versions.after(fold.clients if method.keeps_state else (), round)
+    state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
 
     result = federation.evaluate(state)

@@ -13,7 +13,7 @@ from typing import Any
 from proxyfl.core.config import describe
 from proxyfl.methods import registry
 
-BLOCK = re.compile(r"<!-- (parameters|results) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (parameters|results|csv) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
 MEASURED = ("mean_last", "last", "best")
 
 
@@ -27,9 +27,30 @@ def refreshed(text: str, measured: Path) -> str:
 
     def fill(found: re.Match[str]) -> str:
         kind, names = found[1], found[2]
+        if kind == "csv":
+            return block(kind, names, csv_table(measured.with_name(names)))
         return block(kind, names, parameters(names) if kind == "parameters" else results(names, measured))
 
     return BLOCK.sub(fill, text)
+
+
+def csv_table(path: Path) -> str:
+    """A file of results as it is, its numbers to the right."""
+    if not path.exists():
+        return "Not measured yet."
+    with path.open(newline="", encoding="utf-8") as file:
+        head, *rows = csv.reader(file)
+    right = [all(_is_number(row[column]) for row in rows) for column in range(len(head))]
+    marks = ["---:" if number else "---" for number in right]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, marks, *rows])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parameters(name: str, more: Sequence[str] = ()) -> str:

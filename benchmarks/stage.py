@@ -1,0 +1,119 @@
+"""What the benchmarks of whole runs share: drawn images cut into overlapping clients, a real run directory
+whose rounds are played one at a time, and how much memory a process holds.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from proxyfl.core.config import Config
+from proxyfl.core.files import write_bytes, write_tensors
+from proxyfl.core.state import ServerState
+from proxyfl.data.dataset import Dataset, Split
+from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.stream import ViewSettings
+from proxyfl.federation.client import ClientTrainer, numerics
+from proxyfl.federation.loop import Federation, play_round
+from proxyfl.runs import checkpoint
+from proxyfl.runs.assembly import assemble, model_card
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.recorder import Recorder
+from proxyfl.runs.settings import from_short, resolve, to_toml
+from proxyfl.runs.simulation import Simulation
+
+MEGABYTE = 1 << 20
+
+
+def drawn_simulation(clients: int, *, labelled: int, unlabelled: int, images: int, size: int) -> Simulation:
+    """``images`` drawn ones, a tenth of them with labels. Every client holds as many as every other: a range
+    of the labelled and one of the unlabelled, which overlap with those of others.
+    """
+    train, test = _drawn(images, size, 0), _drawn(200, size, 1)
+    mean, std = (0.5,) * 3, (0.25,) * 3
+    dataset = Dataset("drawn", train, test, tuple("0123456789"), mean, std, True, images)
+    index = np.arange(images, dtype=np.int64)
+    parts = (_windows(index[: images // 10], clients, labelled),
+             _windows(index[images // 10 :], clients, unlabelled))  # fmt: skip
+    views = ViewSettings(True, mean, std)
+    return Simulation(dataset, Partition(*parts), images // 100, views, views)
+
+
+def _windows(values: Any, clients: int, length: int) -> Ragged:
+    starts = np.arange(clients, dtype=np.int64) * 7 % (len(values) - length + 1)
+    return Ragged(values, starts, starts + length)
+
+
+def _drawn(count: int, size: int, seed: int) -> Split:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (count,), generator=generator)
+    images = torch.randint(0, 120, (count, 3, size, size), generator=generator, dtype=torch.uint8)
+    images[torch.arange(count), :, labels % size] += 100
+    return Split(images, labels)
+
+
+def settings(method: str, **short: Any) -> Config:
+    """The digits protocol with what is said otherwise; the images come from :func:`drawn_simulation`."""
+    return resolve("digits", from_short(short), {"method": {"name": method}})
+
+
+@dataclass
+class Stage:
+    """A run whose rounds are played when asked, written down by the recorder as in any other run."""
+
+    federation: Federation
+    trainer: ClientTrainer
+    recorder: Recorder
+    state: ServerState
+
+    def play(self) -> None:
+        self.state = play_round(self.federation, self.state, (self.recorder,))
+
+
+@contextmanager
+def staged(path: Path, config: Config, simulation: Simulation, workers: int) -> Iterator[Stage]:
+    """A new run at ``path``, open for as long as the block lasts."""
+    run = RunDirectory(path)
+    run.create(lambda aside: _furnish(aside, config, simulation))
+    with run.locked():
+        saved, _ = checkpoint.load_newest(run)
+        federation, trainer = assemble(run, config, simulation, workers)
+        card = model_card(config, simulation, federation)
+        recorder = Recorder(run, config, federation.method, card, saved)
+        with closing(federation.engine), numerics(config.compute):
+            yield Stage(federation, trainer, recorder, saved.state)
+
+
+def _furnish(aside: RunDirectory, config: Config, simulation: Simulation) -> None:
+    write_bytes(aside.config, to_toml(config, "proxyfl run config.toml").encode())
+    write_tensors(aside.partition, simulation.partition.to_tensors())
+    federation, trainer = assemble(aside, config, simulation, 0)
+    checkpoint.save(aside, federation.start(trainer.initial_weights()), b"", config.keep.checkpoints, {})
+
+
+def resident(pid: int | None = None) -> int:
+    """Bytes of memory that a process holds; where the system does not tell, this one's largest so far."""
+    try:
+        pages = int(Path(f"/proc/{pid or os.getpid()}/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return largest() if pid in (None, os.getpid()) else 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def largest() -> int:
+    """The most bytes that this process ever held."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
