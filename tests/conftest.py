@@ -1,12 +1,15 @@
-"""What holds for every test: one thread, and no worker processes where a test does not ask for them."""
+"""What holds for every test: one thread, no worker processes unasked, Ctrl-C and plug-ins of its own."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from proxyfl.core import plugins
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -17,3 +20,18 @@ def one_thread() -> Iterator[None]:
     os.environ.setdefault("PROXYFL_WORKERS", "0")
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_works() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would every program that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_plugins() -> Iterator[None]:
+    """Worker processes import every plug-in of their parent; those of another test may be gone by then."""
+    before = list(plugins.loaded)
+    yield
+    plugins.loaded[:] = before

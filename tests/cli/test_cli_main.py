@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from proxyfl import __version__
 from proxyfl.cli import app
 from proxyfl.cli.common import Verbs, command
-from proxyfl.core import plugins
 from proxyfl.core.errors import RunError
 
 VERBS = [
@@ -133,7 +132,6 @@ proxyfl.register_method(proxyfl.Recipe("{name}-avg", "a method of mine", FedAvg)
 @pytest.fixture
 def own_names(monkeypatch):
     """What a plug-in registers is forgotten after the test."""
-    monkeypatch.setattr(plugins, "loaded", [])
     from proxyfl.methods import registry as methods
     from proxyfl.models import registry as models
 

@@ -127,7 +127,7 @@ def test_refusals(preset: str, layer: dict[str, object], message: str) -> None:
 
 
 def test_a_combination_that_a_method_refuses_is_refused_before_anything_is_written() -> None:
-    with pytest.raises(MethodError, match="fedavg-sl cannot carry \\+prior"):
+    with pytest.raises(MethodError, match="fedavg-sl cannot carry \\+icpl"):
         resolve("digits", {"method": {"name": "fedavg-sl+icpl"}})
 
 

@@ -26,12 +26,6 @@ from toybox import Told, gone, make_simulation, play, same_bits, same_state, tin
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
 
 
-@pytest.fixture(autouse=True)
-def own_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers import every plug-in of this process; other tests' may be gone by now."""
-    monkeypatch.setattr(plugins, "loaded", [])
-
-
 def engine_of(folder: Path, workers: int, method: str = "proxyfl", **settings: object) -> PoolEngine:
     config = tiny_config(method, **settings)
     federation, _ = assemble(RunDirectory(folder), config, SIMULATION, workers)
