@@ -36,17 +36,19 @@ def test_compare_makes_what_is_missing_and_skips_what_is_done(tmp_path: Path) ->
     runs = [path for path in tmp_path.iterdir() if path.is_dir()]
     times = {path: (path / "metrics.jsonl").stat().st_mtime_ns for path in runs}
     assert len(runs) == 4
-    again = compare(tmp_path, "--alpha", "0.1,1", "--seeds", "2,1")
-    assert "4 of 8 runs to train" in again.stderr
+    assert "0 of 4 runs to train" in compare(tmp_path, "--alpha", "0.1,1").stderr
     assert {path: (path / "metrics.jsonl").stat().st_mtime_ns for path in runs} == times
+    listed = compare(tmp_path, "--alpha", "0.1,1", "--seeds", "2,1", "--dry-run").stdout
+    assert (listed.count("to do"), listed.count("done ")) == (4, 4)
 
 
 def test_a_failing_run_is_told_and_the_rest_is_made(tmp_path: Path) -> None:
-    result = compare(tmp_path, "--vary", "train.lr=0.05,1e30")
+    words = ["--runs", tmp_path, "--rounds", 2, *FLAGS, "--vary", "train.lr=0.05,1e30"]
+    result = call("compare", "fedavg", *words)
     assert result.exit_code == 2
-    assert "2 of 4 runs failed; the same command tries them again" in result.stderr
-    assert "lr 1e+30 · seed 1: failed: " in result.stderr
-    assert sum(Run(path).finished for path in tmp_path.iterdir()) == 2
+    assert "1 of 2 runs failed; the same command tries them again" in result.stderr
+    assert "fedavg · lr 1e+30 · seed 1: failed: " in result.stderr
+    assert sum(Run(path).finished for path in tmp_path.iterdir()) == 1
 
 
 def test_sweep_reads_a_grid_and_lists_it(tmp_path: Path) -> None:
