@@ -91,7 +91,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a plug-in prints must not get among the answers
     try:
-        _send(answers, profile=dataclasses.asdict(_take(json.load(sys.stdin), answers)))
+        found = dataclasses.asdict(_take(json.load(sys.stdin), answers))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to tidy up
+        _send(answers, profile=found)
     except BrokenPipeError:
         return
     except Exception as error:
