@@ -7,26 +7,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
-from proxyfl.cli import app
+from calling import invoke, known_place
 
 TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120", "--set", "train.epochs=1"]
 
 Call = Callable[..., Result]
 
 
-def invoke(*words: object) -> Result:
-    # Errors that are no ProxyFLError are bugs: they must reach the test.
-    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-
-
 @pytest.fixture(autouse=True)
 def known_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    for name in ("PROXYFL_RUNS", "PROXYFL_DATA", "PROXYFL_PLUGINS", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+    known_place(monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result as Answer
 from paper_runs import micro_cases, train
-from typer.testing import CliRunner
 
-from proxyfl.cli import app
+from calling import invoke, known_place
 from proxyfl.paper import plan
 from proxyfl.paper.results import Result
 
@@ -23,17 +22,9 @@ QUICK = (
 """Items, parts of them and seeds whose runs together give every item at least one."""
 
 
-def invoke(*words: object) -> Answer:
-    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-
-
 @pytest.fixture(autouse=True)
 def known_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    for name in ("PROXYFL_RUNS", "PROXYFL_DATA", "PROXYFL_PLUGINS", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    known_place(monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from proxyfl.paper.results import Result, from_csv, this_commit, to_csv
 from proxyfl.paper.rounds import median_rounds, targets
 from proxyfl.paper.scales import scale
 from proxyfl.paper.tables import tables
+from proxyfl.report import formats
 from proxyfl.report.formats import to_markdown
 from proxyfl.report.panels import Panel
 
@@ -168,7 +169,7 @@ def test_differences_have_colours_in_a_terminal(ablation: dict) -> None:  # type
     panels = tables(item("table2"), scale("mini"), ablation, [C10])
     console = Console(width=100, force_terminal=True, color_system="standard", highlight=False, record=True)
     with console.capture() as shown:
-        console.print(render.to_rich(panels, 100, WARNING))
+        console.print(formats.to_rich(panels, 100, WARNING))
     lines = shown.get().splitlines()
     assert lines[0] == f"\x1b[1;33m{WARNING}\x1b[0m"
     assert "\x1b[32m+1.44\x1b[0m" in next(line for line in lines if "GPT + ICPL" in line)
@@ -180,7 +181,7 @@ def test_a_table_that_is_too_wide_goes_on_below() -> None:
     wide, narrow = (Console(width=width, record=True, color_system=None) for width in (110, 60))
     for console in (wide, narrow):
         with console.capture() as shown:
-            console.print(render.to_rich(panels, console.width))
+            console.print(formats.to_rich(panels, console.width))
         lines = shown.get().splitlines()
         assert max(map(len, lines)) <= console.width
         assert sum(line.startswith("GPT + ICPL") for line in lines) == (1 if console is wide else 3)

@@ -14,6 +14,7 @@ from proxyfl.paper.cost import ALIKE, ESTIMATED, MEASURED, Experience, estimate,
 from proxyfl.paper.plan import Case
 from proxyfl.paper.scales import NAMES, TUNING_SEEDS, scale
 from proxyfl.runs.settings import identity, resolve
+from proxyfl.runs.sweep import read_seeds
 
 FOLDER = Path("runs")
 
@@ -129,10 +130,10 @@ def test_a_choice_that_is_none_is_refused(text: str) -> None:
 
 
 def test_seeds_are_a_count_or_a_list() -> None:
-    assert plan.read_seeds("3") == [1, 2, 3]
-    assert plan.read_seeds("7, 5,7") == [7, 5]
+    assert read_seeds("3") == (1, 2, 3)
+    assert read_seeds("7, 5,7") == (7, 5)
     with pytest.raises(ConfigError, match="how many"):
-        plan.read_seeds("many")
+        read_seeds("many")
 
 
 def test_unknown_items_and_drawings_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ def train(path: Path, name: str, stop_after: int | None = None) -> None:
             Experiment(config=config).run(path, observers)
 
 
-def killed_and_resumed(path: Path, name: str) -> Run:
+def killed_and_resumed(path: Path, name: str, pause: float = 0.0) -> Run:
     with pytest.raises(Stopped):
         train(path, name, stop_after=2)
+    time.sleep(pause)
     train(path, name)
     return Run(path)
 
@@ -65,7 +67,8 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    run = killed_and_resumed(tmp_path / "run", "wandb")
+    # Its offline folders are named by the second: a continuation within the same one would replace the first.
+    run = killed_and_resumed(tmp_path / "run", "wandb", pause=1.1)
     told = [line for file in sorted(run.path.rglob("*.wandb")) for line in _history(file)]
     assert sorted({(int(line["_step"]), float(line["accuracy"])) for line in told}) == accuracy(run)
 

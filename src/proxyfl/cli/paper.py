@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import DataRoot, command, err, examples, out, plain_table, require_device, runs_folder
-from proxyfl.cli.sweep import SideBySide, train_missing
-from proxyfl.cli.table import SUFFIXES, Format, Metric
+from proxyfl.cli.common import DataRoot, command, err, examples, out, plain_table, runs_folder
+from proxyfl.cli.sweep import DryRun, SideBySide, make
+from proxyfl.cli.table import SUFFIXES, Form, Format, Metric
 from proxyfl.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def run(
     data_root: DataRoot = None,
     device: Device = "cpu",
     side_by_side: SideBySide = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Make the runs of a table or figure that are not there yet. Stopped? The same command goes on."""
     from proxyfl.paper import plan
@@ -151,20 +151,9 @@ def run(
         [case for case in wanted if plan.data_of(case) not in missing], numbers, folder, data_root
     )
     show = _again("show", found, size, only, runs)
-    if dry_run:
-        for job in jobs:
-            state = "done " if job.finished else "to do"
-            out().print(f"{state}  {job.name}  {job.path}", markup=False, soft_wrap=True)
-        return
-    if wanted and not jobs:
+    if wanted and not jobs and not dry_run:
         raise RunError(f"{found.name} needs data that is not at hand; see the notes above")
-    for job in jobs:
-        if not job.finished:
-            require_device(job.config)
-    failed = train_missing(jobs, side_by_side) if jobs else {}
-    out().print(f"look       {show}", markup=False, soft_wrap=True)
-    if failed:
-        raise RunError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
+    make(jobs, side_by_side, dry_run, f"look       {show}")
 
 
 @app.command(epilog=SHOW_EXAMPLES)
@@ -176,15 +165,7 @@ def show(
     metric: Annotated[
         Metric, typer.Option(metavar="METRIC", help="The accuracy that counts: mean-last, last or best.")
     ] = Metric.mean_last,
-    form: Annotated[
-        Format | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="terminal, markdown, latex or csv.",
-            show_default="by the file's name, else terminal",
-        ),
-    ] = None,
+    form: Form = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -231,7 +212,7 @@ def _tell(
 
     if form is Format.terminal and file is None:
         console = out()
-        console.print(render.to_rich(panels, console.width, size.warning))
+        console.print(formats.to_rich(panels, console.width, size.warning))
         return
     if form is Format.csv:
         text = render.to_csv(panels, item.name, size.name)
@@ -276,10 +257,10 @@ def export(
         out().print(f"results    {write(file, text.encode())}", markup=False, soft_wrap=True)
 
 
-def _place(scale: ScaleName, runs: Path | None, seeds: str) -> tuple[Scale, Path, list[int]]:
+def _place(scale: ScaleName, runs: Path | None, seeds: str) -> tuple[Scale, Path, Sequence[int]]:
     """The scale, where its runs are kept, and the seeds."""
-    from proxyfl.paper.plan import read_seeds
     from proxyfl.paper.scales import scale as named
+    from proxyfl.runs.sweep import read_seeds
 
     size = named(scale)
     numbers = read_seeds(seeds or str(size.seeds))
@@ -297,7 +278,7 @@ def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[
     return found, wanted
 
 
-def _reported(seeds: list[int]) -> list[int]:
+def _reported(seeds: Sequence[int]) -> list[int]:
     """Without the seeds on which protocols were chosen."""
     from proxyfl.paper.scales import TUNING_SEEDS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,7 @@ def compare(
     Runs what is missing, skips what is done. `proxyfl table` shows the result.
     """
     from proxyfl.core.config import merge, nested, parse_assignment
-    from proxyfl.runs.sweep import Grid
+    from proxyfl.runs.sweep import Grid, read_seeds
 
     settings = {"partition.alpha": alpha, "labels.ratio": label_ratio}
     varied = {key: _listed(key, values) for key, values in settings.items() if values}
@@ -94,7 +95,7 @@ def compare(
     common = merge(*(parse_assignment(text) for text in set_ or []))
     if rounds:
         common = merge(common, nested({"federation.rounds": rounds}))
-    grid = Grid(_words(methods), _words(data), _seeds(seeds), varied, common)
+    grid = Grid(_words(methods), _words(data), read_seeds(seeds), varied, common)
     work(grid, runs, data_root, side_by_side, dry_run)
 
 
@@ -102,22 +103,26 @@ def work(grid: Grid, runs: Path, data_root: Path | None, side_by_side: int, dry_
     """Make what is missing and say how to look at it."""
     from proxyfl.runs.sweep import jobs_of
 
-    jobs = jobs_of(grid, runs, data_root)
-    missing = [job for job in jobs if not job.finished]
+    make(jobs_of(grid, runs, data_root), side_by_side, dry_run, f"table      {command('table', runs)}")
+
+
+def make(jobs: Sequence[Job], side_by_side: int, dry_run: bool, afterwards: str) -> None:
+    """Train what is missing of the jobs, or list them; ``afterwards`` is told when it is done."""
     if dry_run:
         for job in jobs:
-            state = "to do" if job in missing else "done "
+            state = "done " if job.finished else "to do"
             out().print(f"{state}  {job.name}  {job.path}", markup=False, soft_wrap=True)
         return
-    for job in missing:
-        require_device(job.config)
-    failed = train_missing(jobs, side_by_side)
-    out().print(f"table      {command('table', runs)}", markup=False, soft_wrap=True)
+    for job in jobs:
+        if not job.finished:
+            require_device(job.config)
+    failed = train_missing(jobs, side_by_side) if jobs else {}
+    out().print(afterwards, markup=False, soft_wrap=True)
     if failed:
         raise RunError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
 
 
-def train_missing(jobs: list[Job], side_by_side: int = 0) -> dict[Path, str]:
+def train_missing(jobs: Sequence[Job], side_by_side: int = 0) -> dict[Path, str]:
     """Train what is not finished, with a live table. Ctrl-C keeps what is done."""
     from proxyfl.runs.batch import train_all
 
@@ -138,14 +143,6 @@ def _words(text: str) -> tuple[str, ...]:
     if not words:
         raise ConfigError(f"'{text}' names nothing; write names with commas between them")
     return words
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    words = _words(text)
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--seeds {text} must be how many, or which: 11,12,13")
-    numbers = [int(word) for word in words]
-    return tuple(range(1, numbers[0] + 1)) if len(numbers) == 1 else tuple(numbers)
 
 
 def _listed(key: str, text: str) -> list[Any]:

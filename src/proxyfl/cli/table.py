@@ -44,6 +44,15 @@ class Format(StrEnum):
     csv = "csv"
 
 
+Form = Annotated[
+    Format | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="terminal, markdown, latex or csv.",
+        show_default="by the file's name, else terminal",
+    ),
+]
 SUFFIXES = {".md": Format.markdown, ".tex": Format.latex, ".csv": Format.csv}
 
 
@@ -79,15 +88,7 @@ def table(
         ),
     ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Take in runs that are not finished.")] = False,
-    form: Annotated[
-        Format | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="terminal, markdown, latex or csv.",
-            show_default="by the file's name, else terminal",
-        ),
-    ] = None,
+    form: Form = None,
     each: Annotated[bool, typer.Option("--each", help="CSV with a row per run, not per cell.")] = False,
     file: Annotated[
         Path | None,

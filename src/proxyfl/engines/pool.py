@@ -167,7 +167,7 @@ class PoolEngine:
     def _answers(self, waiting: Iterator[Task]) -> Iterator[Update | Failure]:
         queue, more = deque[_Job](), True
         while True:
-            for worker in [worker for worker in self._staff() if worker.job is None]:
+            for worker in [worker for worker in self._staff() if worker.ready and worker.job is None]:
                 if self._retry:
                     self._give(worker, self._retry.popleft())
                 elif more and len(queue) < self.count + SLACK:
@@ -176,9 +176,9 @@ class PoolEngine:
                     if task is not None:
                         queue.append(_Job(task))
                         self._give(worker, queue[-1])
-            if not queue:
+            if not queue and not more:
                 return
-            if queue[0].answer is None and any(worker.job for worker in self.workers):
+            if not queue or queue[0].answer is None:
                 self._listen()
             while queue and (answer := queue[0].answer) is not None:
                 queue.popleft()

@@ -114,15 +114,6 @@ def read_choice(text: str, size: Scale) -> Choice:
     return only
 
 
-def read_seeds(text: str) -> list[int]:
-    """How many (seeds 1 to n), or which, with commas between them."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--seeds {text} must be how many, or which: 11,12,13")
-    numbers = [int(word) for word in words]
-    return list(range(1, numbers[0] + 1)) if len(numbers) == 1 else list(dict.fromkeys(numbers))
-
-
 def jobs(wanted: Iterable[Case], seeds: Iterable[int], folder: Path, root: Path | None = None) -> list[Job]:
     """Each run once, however many cases need it."""
     seeds = list(seeds)

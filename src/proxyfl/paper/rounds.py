@@ -51,7 +51,7 @@ def rounds_panel(item: Item, size: Scale, results: Results, column: Column) -> P
             for label in labels
         }
         to = f"ours, to {100 * aims[place]:.0f} %" if aims else "ours"
-        heads += [panels.Column(to), panels.Column(f"paper, to {100 * theirs:.0f} %")]
+        heads += [panels.Column(to), panels.Column(f"paper, to {100 * theirs:.0f} %", follows=True)]
         pillars += [[_with_speed(found, label) for label in labels] for found in (ours, paper)]
     rows = [tuple(map(Field, line)) for line in zip(labels, *pillars, strict=True)]
     title = f"{name_of(item)}: rounds to an accuracy (speed-up over {BASE}), "

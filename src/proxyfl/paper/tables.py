@@ -17,16 +17,10 @@ from proxyfl.report.communication import PAPER, measure, method_rows
 from proxyfl.report.panels import MINUS, NONE, Field, Panel
 from proxyfl.report.tables import Spread
 
+THEIRS = (panels.Column("paper", follows=True), panels.Column("diff.", follows=True))
 ABOVE, BELOW, NEUTRAL = "green", "red", "cyan"
 TRAFFIC = {"FedMatch": "FedMatch + helpers", "Prototypes": "prototypes"}
 """Rows of table 7 that the count calls otherwise."""
-
-
-@dataclass(frozen=True)
-class Shade(Field):
-    """A field with a colour for terminals."""
-
-    tint: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,11 @@ def _accuracies(
     for column in columns:
         name = f"α={column.alpha:g}" if one_set else TITLES[column.data]
         heads.append(panels.Column(f"{name}: ours"))
-        heads += [panels.Column("paper"), panels.Column("diff.")] if printed.values else []
+        heads += (
+            [panels.Column("paper", follows=True), panels.Column("diff.", follows=True)]
+            if printed.values
+            else []
+        )
     ranks = [_ranks(item, results, column, what, metric) for column in columns]
     rows: list[tuple[Field, ...]] = []
     for row in item.rows:
@@ -144,10 +142,10 @@ def _compared(ours: float | None, theirs: float | None, what: Measure) -> list[F
     return [there, Field(NONE) if ours is None else _signed(ours - theirs, what)]
 
 
-def _signed(value: float, what: Measure) -> Shade:
+def _signed(value: float, what: Measure) -> Field:
     shown = f"{value:+.{what.places}f}"
     tint = BELOW if shown.startswith("-") else ABOVE
-    return Shade(shown.replace("-", MINUS), tint=tint if what.more_is_better else NEUTRAL)
+    return Field(shown.replace("-", MINUS), tint=tint if what.more_is_better else NEUTRAL)
 
 
 def _gain_row(
@@ -198,7 +196,11 @@ def _traffic(item: Item) -> Panel:
         compared = _compared(ours, printed.get(label, column), SENT)
         rows.append((Field(label), Field(row.formula), Field(f"{ours:.2f}"), *compared))
     heads = [panels.Column("method", left=True), panels.Column("ours: formula", left=True)]
-    heads += [panels.Column("ours"), panels.Column("paper"), panels.Column("diff.")]
+    heads += [
+        panels.Column("ours"),
+        panels.Column("paper", follows=True),
+        panels.Column("diff.", follows=True),
+    ]
     title = f"{name_of(item)}: {item.title}, millions of numbers"
     return Panel(item.name, title, tuple(heads), 1, tuple(rows), item.notes)
 

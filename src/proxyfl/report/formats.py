@@ -50,16 +50,20 @@ _LATEX_SIGNS = str.maketrans(
 )
 
 
-def to_rich(panels: Sequence[Panel], width: int) -> RenderableType:
-    """Tables for a terminal. One that is too wide goes on below, with its first columns repeated."""
+def to_rich(panels: Sequence[Panel], width: int, warning: str = "") -> RenderableType:
+    """Tables for a terminal. One that is too wide goes on below, with its first columns repeated. A
+    ``warning`` among the captions is said first.
+    """
     parts: list[RenderableType] = []
+    if any(warning in panel.caption for panel in panels):
+        parts.append(Text(warning, style="bold yellow"))
     for panel, said in zip(panels, _captions(panels, "underlined"), strict=True):
         parts += [Text("")] if parts else []
         parts.append(Text(panel.title, style="bold"))
         for position, columns in enumerate(_pieces(panel, width)):
             parts += [Text("")] if position else []
             parts.append(_piece(panel, columns, width))
-        parts += [Text(line, style="dim") for line in said]
+        parts += [Text(line, style="dim") for line in said if line != warning]
     return Stack(*parts)
 
 
@@ -81,12 +85,23 @@ def _pieces(panel: Panel, width: int) -> Iterator[list[int]]:
     """Columns that fit side by side: the key columns each time, and as many others as there is room for."""
     keys = list(range(panel.keys))
     piece = list(keys)
-    for column in range(panel.keys, len(panel.columns)):
-        if len(piece) > len(keys) and _needs(panel, [*piece, column]) > width:
+    for block in column_blocks(panel):
+        if len(piece) > len(keys) and _needs(panel, [*piece, *block]) > width:
             yield piece
             piece = list(keys)
-        piece.append(column)
+        piece += block
     yield piece
+
+
+def column_blocks(panel: Panel) -> list[list[int]]:
+    """The columns after the keys, those that belong together as one."""
+    blocks: list[list[int]] = []
+    for place in range(panel.keys, len(panel.columns)):
+        if blocks and panel.columns[place].follows:
+            blocks[-1].append(place)
+        else:
+            blocks.append([place])
+    return blocks
 
 
 def _needs(panel: Panel, columns: Iterable[int]) -> int:
@@ -110,7 +125,8 @@ def _piece(panel: Panel, columns: Sequence[int], width: int) -> Table:
     for number, row in enumerate(panel.rows):
         if number in panel.breaks:
             table.add_row()
-        table.add_row(*(Text(row[column].text, style=STYLES[row[column].rank]) for column in columns))
+        fields = [row[column] for column in columns]
+        table.add_row(*(Text(field.text, style=field.tint or STYLES[field.rank]) for field in fields))
     return table
 
 

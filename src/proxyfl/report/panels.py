@@ -39,16 +39,22 @@ def question(
 
 @dataclass(frozen=True)
 class Field:
-    """What stands at one place. ``rank``: 1 the best of its group, 2 the second best, 0 no matter."""
+    """What stands at one place. ``rank``: 1 the best of its group, 2 the second best, 0 no matter.
+    ``tint`` is its colour in a terminal.
+    """
 
     text: str
     rank: int = 0
+    tint: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
+    """``follows``: it belongs to the column before it and is never parted from that."""
+
     heading: str
     left: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from proxyfl.federation.loop import RoundReport
 from proxyfl.runs.settings import to_toml
 
 
-class Logger:
+class Logger(ABC):
     """One tool. It is opened with the first round, since only then is the run's folder there."""
 
     extra = ""
@@ -51,14 +51,14 @@ class Logger:
     def round_finished(self, report: RoundReport) -> None:
         self.tell(report.state.round, {**scalars(report), "clients failed": float(self.failed)})
 
-    def open(self, first_round: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def open(self, first_round: int) -> None: ...
 
-    def tell(self, round: int, values: dict[str, float]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def tell(self, round: int, values: dict[str, float]) -> None: ...
 
-    def close(self, *, failed: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self, *, failed: bool) -> None: ...
 
 
 class TensorBoard(Logger):
@@ -143,7 +143,7 @@ class Wandb(Logger):
 LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb}
 
 
-def find(name: str) -> Callable[[Path, Config], Logger]:
+def find(name: str) -> type[Logger]:
     if name not in LOGGERS:
         raise ConfigError(f"unknown logger '{name}'; {nearest(name, LOGGERS)}")
     return LOGGERS[name]

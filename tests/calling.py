@@ -1,0 +1,25 @@
+"""A command line as a user would type it, in a terminal of known width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from proxyfl.cli import app
+
+
+def invoke(*words: object) -> Result:
+    # Errors that are no ProxyFLError are bugs: they must reach the test.
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+def known_place(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """An empty folder, 160 columns, and nothing of the user's own environment."""
+    monkeypatch.setenv("COLUMNS", "160")
+    for name in ("PROXYFL_RUNS", "PROXYFL_DATA", "PROXYFL_PLUGINS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.chdir(folder)
