@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -25,6 +26,10 @@ FLAGS = (
 
 def find_chromium() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Gone(AssertionError):
+    """The page that was asked is being replaced by another."""
 
 
 class Browser:
@@ -62,6 +67,8 @@ class Browser:
         while True:
             told = self._next(60)
             if told.get("id") == number:
+                if "navigated" in told.get("error", {}).get("message", ""):
+                    raise Gone(method)
                 assert "error" not in told, f"{method}: {told['error']}"
                 return dict(told["result"])
 
@@ -103,13 +110,19 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
+    def click(self, selector: str) -> None:
+        """Afterwards, so that the answer does not race with the page that the click leads to."""
+        self.ask(f"void setTimeout(() => document.querySelector({json.dumps(selector)}).click())")
+
     def until(self, expression: str, patience: float = 30) -> None:
         """Wait for an expression to become true."""
         end = time.monotonic() + patience
+        # While a page is on its way there may be no document to ask about.
+        careful = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
         while True:
-            # While a page is on its way there may be no document to ask about.
-            if self.ask(f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"):
-                return
+            with contextlib.suppress(Gone):
+                if self.ask(careful):
+                    return
             assert time.monotonic() < end, f"still not so after {patience:g} s: {expression}"
             time.sleep(0.05)
 

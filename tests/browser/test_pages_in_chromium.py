@@ -172,7 +172,7 @@ def test_the_list_leads_to_a_run(browser, server):
     browser.open(server.url)
     browser.until("document.querySelectorAll('tbody tr').length === 3")
     assert "2 / 2" in browser.ask("document.querySelector('tbody tr').innerText")
-    browser.ask("document.querySelector('tbody a').click()")
+    browser.click("tbody a")
     browser.until(f"document.documentElement.dataset.page === 'run' && {ACCURACY}")
     assert browser.ask("document.querySelector('h1').textContent") == "fedavg-1"
     assert browser.errors == []
@@ -192,7 +192,7 @@ def test_an_unfinished_curve_grows_while_its_run_runs(browser, server, folder):
         try:
             browser.until("document.querySelector('a[href=\"run?name=live\"]')", patience=90)
             browser.until("document.querySelector('.state.running')", patience=60)
-            browser.ask("document.querySelector('a[href=\"run?name=live\"]').click()")
+            browser.click('a[href="run?name=live"]')
             browser.until(f"{ACCURACY} && {points} > 1", patience=90)
             first = browser.ask(points)
             browser.ask("document.querySelector('#settings details').open = true")

@@ -132,6 +132,7 @@ def test_a_choice_that_is_none_is_refused(text: str) -> None:
 def test_seeds_are_a_count_or_a_list() -> None:
     assert read_seeds("3") == (1, 2, 3)
     assert read_seeds("7, 5,7") == (7, 5)
+    assert read_seeds("7,") == (7,)
     with pytest.raises(ConfigError, match="how many"):
         read_seeds("many")
 

@@ -73,12 +73,12 @@ def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """How many (seeds 1 to n), or which, with commas between them, as a command line says it."""
+    """How many (seeds 1 to n), or which, with commas: ``3`` is 1, 2, 3, ``3,`` is 3 alone."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
         raise ConfigError(f"--seeds {text} must be how many, or which: 11,12,13")
     numbers = [int(word) for word in words]
-    return tuple(range(1, numbers[0] + 1)) if len(numbers) == 1 else tuple(dict.fromkeys(numbers))
+    return tuple(range(1, numbers[0] + 1)) if "," not in text else tuple(dict.fromkeys(numbers))
 
 
 def _leaves(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
