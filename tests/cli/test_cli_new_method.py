@@ -262,7 +262,7 @@ def test_three_files_or_none(call, checkout):
 
 
 def test_parents_that_cannot_be(call, tmp_path, own_names):
-    for parent in ("fedavg", "gpl-all"):
+    for parent in ("fedavg", "gpl-all", "gpl-all-corrected"):
         result = call("new-method", "mine", "--parent", parent)
         assert result.exit_code == 2
         start = f"error: --parent {parent} does not choose images by confidence; these do: fixmatch-lpl, "
@@ -296,7 +296,7 @@ def contract(name: str, *words: object, cwd: Path, **environment: str) -> int:
 @pytest.mark.timeout(1200)
 def test_the_contract_holds_in_a_checkout(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for folder in ("src", "tests", "docs"):
+    for folder in ("src", "tests", "docs", "results"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     source = {"PYTHONPATH": str(tmp_path / "src")}
     python("proxyfl", "new-method", "swift-lead", cwd=tmp_path, **source)

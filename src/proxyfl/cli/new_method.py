@@ -168,12 +168,13 @@ def _parent(name: str) -> Recipe:
 
 
 def can_be_parent(recipe: Recipe) -> bool:
-    """Whether a recipe's method is one of FixMatch's family that looks at confidence."""
+    """Whether a recipe's method is one of FixMatch's family that looks at confidence, and at no true label."""
     from proxyfl.methods import registry
     from proxyfl.methods.fixmatch import FixMatch
 
     _, parameters = registry.resolve(recipe.name, {})
-    return issubclass(recipe.method, FixMatch) and parameters.get("mask") != "all"
+    chooses = issubclass(recipe.method, FixMatch) and parameters.get("mask") != "all"
+    return chooses and not recipe.method.oracle
 
 
 def with_import(package: str, module: str) -> str:
