@@ -27,6 +27,7 @@ from proxyfl.federation.loop import Federation, play_round
 from proxyfl.runs import checkpoint
 from proxyfl.runs.assembly import assemble, model_card
 from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.ledger import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.settings import from_short, resolve, to_toml
 from proxyfl.runs.simulation import Simulation
@@ -97,7 +98,8 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation) -> Non
     write_bytes(aside.config, to_toml(config, "proxyfl run config.toml").encode())
     write_tensors(aside.partition, simulation.partition.to_tensors())
     federation, trainer = assemble(aside, config, simulation, 0)
-    checkpoint.save(aside, federation.start(trainer.initial_weights()), b"", config.keep.checkpoints, {})
+    state = federation.start(trainer.initial_weights())
+    checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, {})
 
 
 def resident(pid: int | None = None) -> int:

@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, say what is out of date")
     check = parser.parse_args().check
     stale = []
-    for page in [*sorted((DOCS / "methods").glob("*.md")), *DOCS.glob("paper.md"), *DOCS.glob("scaling.md")]:
+    for page in [*sorted((DOCS / "methods").glob("*.md")), *sorted(DOCS.glob("*.md"))]:
         old = page.read_text(encoding="utf-8")
         of_paper = page.name == "paper.md"
         new = paper_pages.refreshed(old, MEASURED) if of_paper else refreshed(old, RESULTS)

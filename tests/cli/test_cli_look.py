@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxyfl.runs.run import Run
+from written_runs import without_seals
 
 
 def percent(share: float) -> str:
@@ -75,7 +76,7 @@ def add_rounds(run: Path, accuracies: list[float]) -> None:
     for number, accuracy in enumerate(accuracies, 1):
         failed = {"3": "MemoryError: no\nroom"} if number == 2 else {}
         lines.append(json.dumps({**line, "round": number, "accuracy": accuracy, "failed": failed}))
-    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (without_seals(run) / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def test_show_has_settings_result_curve_rounds_failures_and_what_to_do(call, own_tiny):
@@ -102,7 +103,7 @@ def test_show_of_a_finished_run_has_nothing_to_continue(call, tiny):
 
 
 def test_show_has_what_the_last_round_sent_by_part(call, own_tiny):
-    file = own_tiny / "metrics.jsonl"
+    file = without_seals(own_tiny) / "metrics.jsonl"
     line = json.loads(file.read_text().splitlines()[-1])
     line["traffic"]["up"] = line["traffic"]["down"] = {"trunk": 5_000_000, "extras": 40}
     line["traffic"]["numbers"] = {"up": {"trunk": 1_250_000, "extras": 10}, "down": {"trunk": 7, "extras": 8}}
@@ -118,7 +119,7 @@ def test_show_has_what_the_last_round_sent_by_part(call, own_tiny):
 
 
 def test_show_before_the_first_round(call, own_tiny):
-    (own_tiny / "metrics.jsonl").write_text("")
+    (without_seals(own_tiny) / "metrics.jsonl").write_text("")
     assert "no round is finished yet" in call("show", "tiny").stdout
 
 

@@ -43,12 +43,12 @@ def test_label_ten_is_the_digit_zero(tmp_path, folder):
             r"variable X is \(3, 32, 32, 4\), expected \(32, 32, 3, N\)",
         ),
         ({"X": np.zeros((32, 32, 3), np.uint8)}, "variable X"),
-        ({"X": np.zeros((32, 32, 3, 4), np.float64)}, "variable X is no whole-number array"),
-        ({"X": np.zeros((32, 32, 3, 4), np.int16)}, "X as uint8"),
+        ({"X": np.zeros((32, 32, 3, 4), np.float64)}, "variable X is double, expected uint8"),
+        ({"X": np.zeros((32, 32, 3, 4), np.int16)}, "variable X is int16, expected uint8"),
         ({"y": np.ones((3, 1), np.uint8)}, r"variable y is \(3, 1\), expected \(4, 1\)"),
         ({"y": np.array([[0], [1], [2], [3]], np.uint8)}, "y from 1 to 10"),
         ({"y": np.array([[11], [1], [2], [3]], np.uint8)}, "y from 1 to 10"),
-        ({"y": np.ones((4, 1), np.float64)}, "variable y is no whole-number array"),
+        ({"y": np.ones((4, 1), np.float64)}, "variable y is double, expected uint8"),
     ],
 )
 def test_other_shapes_and_types(tmp_path, changes, fault):

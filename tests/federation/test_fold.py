@@ -87,14 +87,15 @@ def test_an_update_without_what_the_method_reads_is_refused_before_it_is_folded(
 
 def test_losses_are_means_over_all_steps() -> None:
     folded = fold()
-    folded.take(answer(0, 1.0, metrics={"steps": 3.0, "loss/a": 6.0, "pseudo/visits": 4.0}))
-    folded.take(answer(1, 1.0, metrics={"steps": 1.0, "loss/a": 2.0, "loss/b": 8.0, "pseudo/visits": 5.0}))
+    folded.take(answer(0, 1.0, metrics={"steps": 3.0, "loss/a": 6.0, "pseudo/set_right": 4.0}))
+    folded.take(answer(1, 1.0, metrics={"steps": 1.0, "loss/a": 2.0, "loss/b": 8.0, "pseudo/set_right": 5.0}))
     assert folded.losses() == {"a": 2.0, "b": 2.0}
-    assert folded.sums["pseudo/visits"] == 9.0
+    assert folded.sums["pseudo/set_right"] == 9.0
 
 
 def test_what_one_client_hands_to_the_next() -> None:
     folded = fold()
+    folded.guard.carries = True
     assert folded.carry["w"].item() == 9.0
     folded.take(answer(0, 1.0, carry={"w": torch.tensor([5.0])}))
     assert folded.carry["w"].item() == 5.0

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Update
+from proxyfl.federation.aggregate import WeightedMean
 from proxyfl.federation.guard import Guard, change_norm
 
 SENT = {"w": torch.zeros(2, 3), "steps": torch.tensor(0)}
@@ -42,6 +45,10 @@ def weights(**changes: Any) -> dict[str, Any]:
     return {**update().weights, **changes}
 
 
+def moved(length: str, limit: str) -> str:
+    return f"moves the weights by {length}, more than {limit}"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -59,10 +66,174 @@ def weights(**changes: Any) -> dict[str, Any]:
         ({"weights": weights(w=torch.full((2, 3), math.inf))}, "'w' holds values that are not finite"),
         ({"extras": {"a/b": torch.tensor([1.0, -math.inf])}}, "'a/b' holds values that are not finite"),
         ({"metrics": {"loss/x": math.nan}}, "its metrics are not finite"),
+        # whole numbers are whole numbers: True is 1 and 4.0 is 4 for Python, but no client says so
+        ({"round": 4.0}, "belongs to round 4.0, not 4"),
+        ({"client": 7.0}, "was not asked in this round"),
+        ({"client": [7]}, "was not asked in this round"),
+        ({"samples": True}, "claims True images, registered 10"),
+        ({"samples": 5.0}, "claims 5.0 images, registered 10"),
+        ({"samples": 1e300}, "claims 1e+300 images, registered 10"),
+        ({"samples": 10**5000}, "claims far too many images, registered 10"),
+        ({"samples": math.nan}, "claims nan images, registered 10"),
+        ({"samples": "10"}, "claims '10' images, registered 10"),
+        ({"samples": None}, "claims None images, registered 10"),
+        # names that are paths, or would move the cursor of whoever reads the log
+        ({"weights": weights(**{"../../w": torch.ones(1)})}, "tensors missing: [], unknown: ['../../w']"),
+        ({"weights": weights(**{"\x1b[2J": torch.ones(1)})}, "tensors missing: [], unknown: ['\\x1b[2J']"),
+        ({"weights": {}}, "tensors missing: ['steps', 'w'], unknown: []"),
+        ({"weights": {**weights(), 3: torch.ones(1)}}, "holds something that is no named tensor"),
+        ({"weights": None}, "holds something that is no named tensor"),
+        ({"weights": weights(w=[[1.0] * 3] * 2)}, "'w' is no tensor"),
+        ({"weights": weights(w=torch.ones(2, 3).to_sparse())}, "'w' is no plain array of real numbers"),
+        ({"weights": weights(w=torch.ones(2, 3, device="meta"))}, "'w' is no plain array of real numbers"),
+        ({"weights": weights(w=torch.ones(1).expand(2, 3))}, "'w' is no plain array of real numbers"),
+        ({"weights": weights(w=torch.ones(2, 3).cfloat())}, "'w' is no plain array of real numbers"),
+        ({"weights": weights(w=torch.ones(2, 3).bfloat16())}, "'w' is torch.bfloat16, not torch.float32"),
+        ({"weights": weights(steps=torch.tensor(2**62))}, "'steps' holds values beyond 1e+15"),
+        ({"weights": weights(steps=torch.tensor(-(2**63)))}, "'steps' holds values beyond 1e+15"),
+        # finite, but the mean's square is not
+        (
+            {"weights": weights(w=torch.full((2, 3), 3.4e38))},
+            moved("8.33e+38", "1e+06"),
+        ),
+        (
+            {"weights": weights(w=torch.full((2, 3), -5e5))},
+            moved("1.22e+06", "1e+06"),
+        ),
+        ({"extras": {"a/b": torch.tensor([3e38])}}, "'a/b' holds values beyond 1e+15"),
+        ({"extras": {"a/b": torch.tensor([1j])}}, "'a/b' is no plain array of real numbers"),
+        ({"carry": {"w": torch.ones(3)}}, "'w' has shape (3,), not (2, 3)"),
+        ({"carry": {"w": torch.full((2, 3), math.nan)}}, "'w' holds values that are not finite"),
+        ({"metrics": {"loss/x": 1e31}}, "its metrics are absurd: loss/x is 1e+31"),
+        ({"metrics": {"loss/x": 10**400}}, "its metrics are not finite"),
+        ({"metrics": {"loss/x": True}}, "its metrics are not finite"),
+        ({"metrics": {"loss/x": "1"}}, "its metrics are not finite"),
+        ({"metrics": {"steps": -1.0}}, "its metrics count steps as -1.0"),
+        ({"metrics": {"steps": 0.5}}, "its metrics count steps as 0.5"),
+        ({"metrics": {"steps": 1e16}}, "its metrics are absurd: steps is 1e+16"),
+        ({"metrics": {"accuracy": 1.0}}, "its metrics name 'accuracy', which nobody asked for"),
+        ({"metrics": {"loss/\n": 1.0}}, "its metrics name 'loss/\\n', which nobody asked for"),
+        (
+            {"metrics": {"loss/" + "x" * 81: 1.0}},
+            f"its metrics name 'loss/{'x' * 75}', which nobody asked for",
+        ),
+        ({"metrics": {7: 1.0}}, "its metrics name 7, which nobody asked for"),
+        ({"metrics": [1.0]}, "its metrics are no table of at most 500 numbers"),
+        (
+            {"metrics": {"pseudo/visits": 4.0, "pseudo/selected": 1.0}},
+            "its metrics have pseudo/visits without ['excluded_images']",
+        ),
+        ({"seconds": math.nan}, "took nan seconds"),
+        ({"seconds": -1.0}, "took -1.0 seconds"),
     ],
 )
 def test_refusals(changes: dict[str, Any], message: str) -> None:
     assert refusal(update(**changes)) == message
+    assert len(message.splitlines()) == 1
+
+
+def test_many_unknown_names_make_a_short_reason() -> None:
+    strange = {f"{'n' * 500}{k}": torch.ones(1) for k in range(1000)}
+    reason = refusal(update(weights=weights(**strange)))
+    assert len(reason) < 600
+    assert reason.endswith("…]")
+
+
+@pytest.mark.parametrize(
+    ("extras", "message"),
+    [
+        ({}, "'prior/counts' is missing"),
+        ({"prior/counts": torch.ones(4)}, "'prior/counts' has shape (4,), not (3,)"),
+        ({"prior/counts": torch.ones(3).double()}, "'prior/counts' is torch.float64, not torch.float32"),
+        ({"prior/counts": torch.ones(3).long()}, "'prior/counts' is torch.int64, not torch.float32"),
+        (
+            {"prior/counts": torch.tensor([1.0, math.nan, 1.0])},
+            "'prior/counts' holds values that are not finite",
+        ),
+        (
+            {"prior/counts": torch.ones(3), "prior/more": torch.ones(1)},
+            "sends 'prior/more', which nobody asked for",
+        ),
+        (
+            {"prior/counts": torch.ones(3), "../prior/x": torch.ones(1)},
+            "sends '../prior/x', which nobody asked for",
+        ),
+    ],
+)
+def test_extras_of_another_form(extras: dict[str, Any], message: str) -> None:
+    form = {"prior/counts": (3,)}
+    guard(extras=form, parts={"prior", "mine"}).check(update())
+    assert refusal(update(extras=extras), extras=form, parts={"prior", "mine"}) == message
+
+
+def test_a_part_that_declares_no_form_may_send_any() -> None:
+    given = update(extras={"mine/table": torch.ones(5, dtype=torch.int32)})
+    guard(parts={"mine"}).check(given)
+    assert refusal(given, parts={"other"}) == "sends 'mine/table', which nobody asked for"
+
+
+def test_momentum_is_handed_on_only_where_the_run_does_so() -> None:
+    given = update(carry={"w": torch.ones(2, 3)})
+    guard().check(given)
+    message = "hands something to the next client, which this run does not do"
+    assert refusal(given, carries=False) == message
+
+
+def test_a_client_cannot_answer_for_another() -> None:
+    strict = guard()
+    with pytest.raises(UpdateRefused, match="says it is client 7"):
+        strict.check(update(), asked=8)
+    strict.check(update(), asked=7)  # whose own answer is not thereby one too many
+
+
+anything = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+)
+tensors = st.dictionaries(
+    st.sampled_from(["w", "steps", "a/b", "../w", ""]),
+    st.one_of(
+        anything,
+        st.builds(
+            lambda shape, kind, value: torch.full(shape, value).to(kind),
+            st.sampled_from([(2, 3), (), (3,), (0,)]),
+            st.sampled_from([torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64]),
+            st.floats(width=32),
+        ),
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "round": anything,
+            "client": anything,
+            "samples": anything,
+            "weights": st.one_of(anything, tensors),
+            "extras": st.one_of(anything, tensors),
+            "carry": st.one_of(anything, tensors),
+            "metrics": st.one_of(anything, st.dictionaries(st.text(max_size=8), anything)),
+            "seconds": anything,
+        },
+    )
+)
+def test_whatever_comes_is_refused_or_can_be_averaged(changes: dict[str, Any]) -> None:
+    given = update(**changes)
+    try:
+        guard().check(given)
+    except UpdateRefused:
+        return
+    mean = WeightedMean()
+    mean.add(given.weights, given.samples)
+    mean.add(update().weights, 10)
+    assert all(bool(torch.isfinite(value).all()) for value in mean.mean().values())
 
 
 def test_an_answer_counts_once() -> None:
@@ -87,5 +258,6 @@ def test_the_length_of_a_change() -> None:
 
 
 def test_too_long_a_change() -> None:
+    assert change_norm({"n": torch.tensor(4)}, {"n": torch.tensor(1)}) == 0.0
     # six ones: sqrt(6) = 2.449
     assert refusal(update(), max_norm=2.4) == "moves the weights by 2.45, more than 2.4"

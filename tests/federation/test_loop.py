@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxyfl.core.config import Config, FederationSettings
+from proxyfl.core.config import Config, FederationSettings, TrainSettings
 from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.federation.evaluate import Evaluation
@@ -201,6 +201,7 @@ def test_a_clients_answer_can_depend_on_the_one_before() -> None:
         return dataclasses.replace(train(task), carry={"n": seen})
 
     fed = federation(work, rounds=2)
+    fed.config = dataclasses.replace(fed.config, train=TrainSettings(leak_momentum=True))
     end = run_rounds(fed, START)
     assert end.carry["n"].item() == 6
     seen = [task.carry["n"].item() if task.carry else 0 for task in fed.engine.tasks]

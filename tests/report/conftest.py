@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxyfl import Experiment, Run
+from written_runs import without_seals
 
 TINY = {"rounds": 2, "clients": 4, "per_round": 2, "subset": 150, "train__epochs": 1}
 
@@ -31,7 +32,7 @@ def rewritten(runs: dict[str, list[Run]], tmp_path: Path) -> Callable[..., Run]:
 
     def rewrite(name: str, accuracies: Sequence[float], seconds: float = 1.0, mb: float = 1.0) -> Run:
         path = tmp_path / name
-        shutil.copytree(runs["fedavg"][0].path, path)
+        without_seals(Path(shutil.copytree(runs["fedavg"][0].path, path)))
         line = runs["fedavg"][0].metrics[0]
         line["traffic"] |= {"bytes_up": int(mb * 4e5), "bytes_down": int(mb * 6e5)}
         metrics = [line | {"round": k, "accuracy": value} for k, value in enumerate(accuracies, 1)]

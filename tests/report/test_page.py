@@ -20,6 +20,7 @@ from proxyfl.report.html.gather import gather, groups
 from proxyfl.report.html.page import as_json, render, write_report
 from proxyfl.report.html.pieces import Labels, principal_plane
 from proxyfl.report.html.records import Records
+from written_runs import without_seals
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>&quot;'\u2028"
 
@@ -52,6 +53,7 @@ def own_copy(run: Run, folder: Path, name: str = "copy") -> Path:
 
 
 def write_lines(path: Path, lines: list[dict[str, object]]) -> None:
+    without_seals(path.parent)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
@@ -258,6 +260,7 @@ def test_values_that_are_no_numbers_are_left_out(runs, tmp_path):
 
 def test_a_run_before_its_first_round(runs, tmp_path):
     path = own_copy(runs["fedavg"][0], tmp_path)
+    without_seals(path)
     for name in ("metrics.jsonl", "timing.jsonl"):
         (path / name).write_text("")
     data = gather([Run(path)])["runs"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ import torch
 
 import proxyfl
 from proxyfl.core.errors import RunError
+from proxyfl.core.files import write_tensors
+from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import Tensors
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
@@ -140,7 +143,6 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
         (folder / "state.safetensors").read_bytes()[:1000]
     ),
     "no state": lambda folder: (folder / "state.safetensors").unlink(),
-    "a bit of the metrics": lambda folder: flip_a_bit(folder / "metrics.jsonl"),
     "a bit of the config": lambda folder: flip_a_bit(folder / "config.toml"),
     "a bit of the manifest": lambda folder: flip_a_bit(folder / "manifest.json"),
     "an empty manifest": lambda folder: (folder / "manifest.json").write_bytes(b""),
@@ -277,6 +279,83 @@ def test_tampered_metrics_are_restored(stopped: Path, finished: Path) -> None:
     run = proxyfl.resume(stopped)
     assert result(stopped) == result(finished)
     assert [line["round"] for line in run.timing] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("which", ["metrics.jsonl", "checkpoints/metrics.copy.jsonl"])
+def test_one_copy_of_the_metrics_is_enough(stopped: Path, finished: Path, which: str) -> None:
+    flip_a_bit(stopped / which)
+    assert Run(stopped).metrics == Run(finished).metrics[:2]
+    proxyfl.resume(stopped)
+    assert result(stopped) == result(finished)
+    copied = (stopped / "checkpoints" / "metrics.copy.jsonl").read_bytes()
+    assert copied == (stopped / "metrics.jsonl").read_bytes()
+
+
+def test_without_either_copy_of_the_metrics_an_older_checkpoint_is_used(stopped: Path, finished: Path) -> None:
+    for which in ("metrics.jsonl", "checkpoints/metrics.copy.jsonl"):
+        file = stopped / which
+        file.write_bytes(file.read_bytes()[:-10])
+    told = Told()
+    run = proxyfl.resume(stopped, [told])
+    assert [report.state.round for report in told.reports] == [2, 3, 4]
+    assert result(stopped) == result(finished)
+    warnings = [line["text"] for line in run.events if line["event"] == "warning"]
+    assert "metrics.jsonl and its copy" in warnings[0]
+
+
+def test_a_checkpoint_costs_as_much_after_many_rounds(finished: Path) -> None:
+    """Metrics are not among its files: what is written does not grow with the square of the rounds."""
+    manifest = json.loads((newest(finished) / "manifest.json").read_bytes())["manifest"]
+    content = (finished / "metrics.jsonl").read_bytes()
+    assert manifest["metrics"] == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert sorted(manifest["files"]) == ["config.toml", "state.safetensors"]
+
+
+def as_format_1(where: Path) -> None:
+    """What the first version wrote: metrics inside of checkpoints, no copies, no hashes inside of files."""
+    lines = (where / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    for folder in checkpoint.folders(RunDirectory(where)):
+        manifest = json.loads((folder / "manifest.json").read_bytes())["manifest"]
+        metrics = b"".join(lines[: manifest["round"]])
+        (folder / "metrics.jsonl").write_bytes(metrics)
+        del manifest["metrics"]
+        manifest["format"] = 1
+        manifest["files"]["metrics.jsonl"] = hashlib.sha256(metrics).hexdigest()
+        (folder / "manifest.json").write_bytes(checkpoint._sealed(manifest))
+    for copied in ("metrics.copy.jsonl", "best.safetensors"):
+        (where / "checkpoints" / copied).unlink()
+    for file in [*where.glob("models/*"), *where.glob("clients/*/*/*")]:
+        tensors, metadata = read_sealed(file)
+        kept = {name: value for name, value in metadata.items() if name == "proxyfl"}
+        write_tensors(file, tensors, kept)
+
+
+def test_a_run_of_the_first_version_goes_on(stopped: Path, finished: Path) -> None:
+    as_format_1(stopped)
+    assert Run(stopped).metrics == Run(finished).metrics[:2]
+    assert Run(stopped).model("best").card.round in (1, 2)
+    proxyfl.resume(stopped)
+    ours, theirs = result(stopped), result(finished)
+    assert ours.keys() == theirs.keys()
+    best = "models/best.safetensors"  # made by the first version where a later round was not better
+    assert {name: value for name, value in ours.items() if name != best} == {
+        name: value for name, value in theirs.items() if name != best
+    }
+    assert torch.equal(
+        Run(stopped).model("best").network.classifier.weight,
+        Run(finished).model("best").network.classifier.weight,
+    )
+
+
+@pytest.mark.usefixtures("counting")
+def test_client_states_of_the_first_version_are_read(tmp_path: Path) -> None:
+    options = {**TINY, "rounds": 3, "per_round": 4, "subset": 120}
+    straight = proxyfl.Experiment("counting", "digits", **options).run(tmp_path / "straight")
+    where = tmp_path / "run"
+    with pytest.raises(Stopped):
+        proxyfl.Experiment("counting", "digits", **options).run(where, [Told(stop_after=2)])
+    as_format_1(where)
+    assert proxyfl.resume(where).metrics == straight.metrics
 
 
 def test_metrics_of_a_finished_run_are_restored_too(finished: Path, tmp_path: Path) -> None:
@@ -437,12 +516,84 @@ def test_client_states_reach_back_as_far_as_the_checkpoints(tmp_path: Path, ever
         ).read_bytes()
 
 
-@pytest.mark.usefixtures("counting")
-def test_a_client_state_that_is_gone_ends_the_run_with_words(tmp_path: Path) -> None:
+@pytest.fixture
+def half_counted(tmp_path: Path, counting: None) -> tuple[Path, Run]:
+    """A run of a method with client states, stopped after round 3 of 4; and the same one undisturbed."""
+    options = {**TINY, "rounds": 4, "per_round": 4, "subset": 120}
+    straight = proxyfl.Experiment("counting", "digits", **options).run(tmp_path / "straight")
     where = tmp_path / "run"
-    options = {**TINY, "rounds": 3, "per_round": 4, "subset": 120}
     with pytest.raises(Stopped):
-        proxyfl.Experiment("counting", "digits", **options).run(where, [Told(stop_after=1)])
-    shutil.rmtree(where / "clients")
-    with pytest.raises(RunError, match="the state of client 0 from round 1 is gone"):
+        proxyfl.Experiment("counting", "digits", **options).run(where, [Told(stop_after=3)])
+    return where, straight
+
+
+def state_of(where: Path, client: int, round: int) -> Path:
+    return where / "clients" / "000000" / f"{client:09d}" / f"round-{round:08d}.safetensors"
+
+
+@pytest.mark.parametrize("damage", ["flip", "gone", "another's"])
+def test_a_damaged_client_state_of_the_last_round_is_made_again(
+    half_counted: tuple[Path, Run], damage: str
+) -> None:
+    where, straight = half_counted
+    file = state_of(where, 2, 3)
+    if damage == "flip":
+        flip_a_bit(file)
+    elif damage == "gone":
+        file.unlink()
+    else:
+        shutil.copyfile(state_of(where, 1, 3), file)
+    told = Told()
+    run = proxyfl.resume(where, [told])
+    assert [report.state.round for report in told.reports] == [3, 4]
+    assert run.metrics == straight.metrics
+    assert file.read_bytes() == state_of(straight.path, 2, 3).read_bytes()
+    warnings = [line["text"] for line in run.events if line["event"] == "warning"]
+    assert warnings[0].startswith("the state of client 2 from round 3 is ")
+
+
+@pytest.mark.parametrize(("damage", "words"), [("gone", "is gone: "), ("flip", "is damaged: ")])
+def test_a_client_state_that_cannot_be_made_again_ends_the_run_with_words(
+    half_counted: tuple[Path, Run], damage: str, words: str
+) -> None:
+    where, straight = half_counted
+    for client in range(4):
+        for file in state_of(where, client, 3).parent.iterdir():
+            file.unlink() if damage == "gone" else flip_a_bit(file)
+    with pytest.raises(RunError, match=f"the state of client 0 from round 2 {words}.*put it back from a copy"):
         proxyfl.resume(where)
+    shutil.copytree(straight.path / "clients", where / "clients", dirs_exist_ok=True)
+    assert proxyfl.resume(where).metrics == straight.metrics
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_a_damaged_model_comes_back(
+    stopped: Path, finished: Path, tmp_path: Path, which: str, rounds: int
+) -> None:
+    where = stopped if rounds == 2 else Path(shutil.copytree(finished, tmp_path / "whole"))
+    flip_a_bit(where / "models" / f"{which}.safetensors")
+    with pytest.raises(RunError, match=f"{which}.safetensors is not a model of proxyfl or is damaged"):
+        Run(where).model(which)
+    proxyfl.resume(where)
+    assert result(where) == result(finished)
+
+
+def test_a_best_model_without_a_copy_is_said_to_be_lost(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = Path(shutil.copytree(finished, tmp_path / "whole"))
+    best = Run(where).summary.best_round
+    assert best < 4
+    for file in ("models/best.safetensors", "checkpoints/best.safetensors"):
+        flip_a_bit(where / file)
+    proxyfl.resume(where)
+    assert f"the best model, of round {best}, is damaged and there is no copy" in capsys.readouterr().err
+    with pytest.raises(RunError, match="damaged"):
+        Run(where).model("best")
+
+
+def test_a_damaged_snapshot_is_not_shown(stopped: Path) -> None:
+    flip_a_bit(stopped / "snapshots" / "round-00000001.safetensors")
+    with pytest.raises(RunError, match=r"round-00000001\.safetensors is damaged"):
+        Run(stopped).snapshot(1)

@@ -41,9 +41,11 @@ def test_everything_is_there(run: Run) -> None:
     checkpoints = {
         f"checkpoints/round-0000000{round}/{name}"
         for round in (2, 3)
-        for name in ("state.safetensors", "metrics.jsonl", "config.toml", "manifest.json")
+        for name in ("state.safetensors", "config.toml", "manifest.json")
     }
     assert names == checkpoints | {
+        "checkpoints/metrics.copy.jsonl",
+        "checkpoints/best.safetensors",
         "config.toml",
         "environment.json",
         "partition.safetensors",
@@ -146,9 +148,10 @@ def test_durations_are_not_among_the_metrics(run: Run) -> None:
 def test_the_manifest_vouches_for_every_file(run: Run) -> None:
     folder = run.path / "checkpoints" / "round-00000003"
     manifest = json.loads((folder / "manifest.json").read_text())["manifest"]
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     assert manifest["round"] == 3
-    assert set(manifest["files"]) == {"state.safetensors", "metrics.jsonl", "config.toml"}
+    assert set(manifest["files"]) == {"state.safetensors", "config.toml"}
+    assert manifest["metrics"]["sha256"] == sha256(run.path / "metrics.jsonl")
     for name, digest in manifest["files"].items():
         assert sha256(folder / name) == digest
     for name in ("partition.safetensors", "environment.json"):

@@ -20,6 +20,7 @@ from proxyfl.cli import (
     dashboard,
     data,
     demo,
+    deploy,
     evaluate,
     ls,
     methods,
@@ -39,6 +40,7 @@ from proxyfl.cli.common import Verbs, examples
 from proxyfl.core.plugins import VARIABLE, load_plugins
 
 TRAIN, LOOK, USE, KNOW = "Train", "Look at runs", "Use a model", "Methods, data, settings"
+DEPLOY = "Real federations"
 
 app = typer.Typer(
     cls=Verbs,
@@ -96,6 +98,7 @@ app.command(rich_help_panel=LOOK, epilog=validate.EXAMPLES)(validate.validate)
 app.add_typer(paper.app, name="paper", rich_help_panel=LOOK)
 app.command("eval", rich_help_panel=USE, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(rich_help_panel=USE, epilog=predict.EXAMPLES)(predict.predict)
+app.add_typer(deploy.app, name="deploy", rich_help_panel=DEPLOY)
 app.add_typer(methods.app, name="methods", rich_help_panel=KNOW)
 app.command("new-method", rich_help_panel=KNOW, epilog=new_method.EXAMPLES)(new_method.new_method)
 app.command(rich_help_panel=KNOW, epilog=models.EXAMPLES)(models.models)

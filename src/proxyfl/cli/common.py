@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
+from proxyfl.core.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,8 +95,7 @@ class Verbs(TyperGroup):
 
 
 def tell_error(message: str) -> None:
-    one_line = " ".join(part.strip() for part in message.splitlines() if part.strip())
-    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {one_line}", err=True)
+    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {one_line(message)}", err=True)
 
 
 def examples(*commands: str) -> str:
@@ -117,16 +117,16 @@ def command(*words: object) -> str:
 
 def out() -> Console:
     """Where results go."""
-    from rich.console import Console
+    from proxyfl.cli.terminal import Terminal
 
-    return Console(highlight=False)
+    return Terminal(highlight=False)
 
 
 def err() -> Console:
     """Where progress and warnings go."""
-    from rich.console import Console
+    from proxyfl.cli.terminal import Terminal
 
-    return Console(stderr=True, highlight=False)
+    return Terminal(stderr=True, highlight=False)
 
 
 def plain_table(*columns: str, right: Sequence[str] = (), keep: Sequence[str] = ()) -> Table:
@@ -181,9 +181,15 @@ def environment(run: Path) -> dict[str, Any]:
 
     try:
         found = json.loads(RunDirectory(run).environment.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def recorded_root(noted: Mapping[str, Any]) -> Path | None:
+    """Where the data was, as a run noted it."""
+    found = noted.get("data_root")
+    return Path(found) if isinstance(found, str) and found and "\0" not in found else None
 
 
 def load_settings(
@@ -192,13 +198,13 @@ def load_settings(
     """The config that a preset or TOML file, flags and ``--set`` ask for together."""
     from proxyfl.runs.experiment import load_config
 
-    overrides = _overrides(method, flags, assignments or ())
+    asked = overrides(method, flags, assignments or ())
     if preset.endswith(".toml"):
         _note_other_method(Path(preset), method)
-    return load_config(preset, overrides, method)
+    return load_config(preset, asked, method)
 
 
-def _overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
+def overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
     """Flags and assignments as nested tables. A setting that is given twice is an error, whichever way."""
     from proxyfl.core.config import merge, parse_assignment
     from proxyfl.runs.settings import COMMON, from_short
@@ -239,7 +245,7 @@ def _note_other_method(path: Path, method: str | None) -> None:
     named = section.get("name") if isinstance(section, dict) else None
     if method and named and named != method and len(section or {}) > 1:
         text = f"note: [method] of {path} is for {named}; {method} starts from its own defaults"
-        typer.echo(text, err=True)
+        typer.echo(one_line(text), err=True)
 
 
 def require_device(config: Config) -> None:

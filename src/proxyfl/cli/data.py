@@ -31,9 +31,9 @@ COLOURS = {"unknown": "yellow", "differs": "red"}
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from proxyfl.cli.terminal import Terminal
 
-    return Console(highlight=False, soft_wrap=True)
+    return Terminal(highlight=False, soft_wrap=True)
 
 
 @app.command()

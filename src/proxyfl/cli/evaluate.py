@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +15,7 @@ from proxyfl.cli.common import (
     find_run,
     out,
     plain_table,
+    recorded_root,
     require_device,
 )
 from proxyfl.cli.present import percent
@@ -45,13 +45,15 @@ Model = Annotated[Which, typer.Option("--model", help="The model of the last rou
 
 def evaluate(run: RunName, model: Model = Which.last, data_root: DataRoot = None) -> None:
     """Accuracy of a run's model on the test images of its data set, class by class."""
+    from rich.markup import escape
+
     from proxyfl.runs.run import Run
     from proxyfl.runs.simulation import prepare
 
     found = Run(find_run(run))
     config, noted = found.config, environment(found.path)
     require_device(config)
-    root = data_root or (Path(noted["data_root"]) if noted.get("data_root") else None)
+    root = data_root or recorded_root(noted)
     trained = found.model(model, config.compute.device)
     simulation = prepare(config, root)
     if simulation.fingerprint() != noted.get("data"):
@@ -59,10 +61,11 @@ def evaluate(run: RunName, model: Model = Which.last, data_root: DataRoot = None
     result = _test(trained, config, simulation.dataset)
     console = out()
     card = trained.card
+    which = f"{model} model, round {card.round}, {escape(card.method)}"
     console.print(_classes(result, card.classes))
     console.print(
         f"\n[bold]accuracy {percent(result.accuracy)}[/]  ({int(result.confusion.diagonal().sum()):,} of "
-        f"{int(result.confusion.sum()):,} test images; {model} model, round {card.round}, {card.method})",
+        f"{int(result.confusion.sum()):,} test images; {which})",
         soft_wrap=True,
     )
     if result.accuracy != card.accuracy:

@@ -115,6 +115,7 @@ def show(
         console.print()
         console.print(_last_traffic(lines[-1]))
         _print_failures(lines, console)
+        _print_privacy(lines[-1], console)
     if found.directory.is_locked():
         console.print(f"\nrunning: {len(lines)} of {total} rounds done")
     elif not found.finished:
@@ -144,9 +145,7 @@ def _last_rounds(lines: list[dict[str, Any]]) -> Table:
             str(line["round"]),
             percent(line["accuracy"]),
             f"{sum(losses.values()):.3f}" if losses else "–",
-            str(len(line["clients"])),
-            str(len(line["idle"])),
-            str(len(line["failed"])),
+            *(str(len(line.get(name, ()))) for name in ("clients", "idle", "failed")),
             _share(pseudo.get("selected_share")),
             _share(pseudo.get("selected_accuracy")),
             in_words(traffic["bytes_up"] + traffic["bytes_down"]),
@@ -156,18 +155,21 @@ def _last_rounds(lines: list[dict[str, Any]]) -> Table:
 
 def _last_traffic(line: dict[str, Any]) -> Table:
     """What the last round sent, by part of the model."""
+    from rich.text import Text
+
     from proxyfl.data.files import in_words
 
     traffic = line["traffic"]
     numbers = traffic.get("numbers", {})  # runs of earlier versions have bytes alone
     heads = [f"round {line['round']}", "numbers up", "bytes up", "numbers down", "bytes down"]
     table = plain_table(*heads, right=heads[1:], keep=heads)
-    for part in traffic["down"]:
+    for part in traffic.get("down", ()):
         cells = [part]
         for way in ("up", "down"):
             count = numbers.get(way, {}).get(part)
-            cells += ["–" if count is None else f"{count:,}", in_words(traffic[way].get(part, 0))]
-        table.add_row(*cells)
+            sent = in_words(traffic.get(way, {}).get(part, 0))
+            cells += ["–" if count is None else f"{count:,}", sent]
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -176,7 +178,9 @@ def _share(value: float | None) -> str:
 
 
 def _print_failures(lines: list[dict[str, Any]], console: Console, most: int = 10) -> None:
-    failures = [(line["round"], client, why) for line in lines for client, why in line["failed"].items()]
+    failures = [
+        (line["round"], client, why) for line in lines for client, why in line.get("failed", {}).items()
+    ]
     if not failures:
         return
     console.print(f"\n[yellow]{len(failures)} client updates failed or were refused[/]")
@@ -185,3 +189,12 @@ def _print_failures(lines: list[dict[str, Any]], console: Console, most: int = 1
         console.print(text, markup=False, soft_wrap=True)
     if len(failures) > most:
         console.print(f"  and {len(failures) - most} before these; see metrics.jsonl")
+
+
+def _print_privacy(line: dict[str, Any], console: Console) -> None:
+    """What the rounds so far have cost, where clients are kept private."""
+    if cost := line.get("privacy"):
+        console.print(
+            f"\nprivacy: ε = {cost['epsilon']:.3g} at δ = {cost['delta']:g} after {line['round']} rounds, "
+            "as long as noise and sample are nobody's guess"
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,10 +19,6 @@ from proxyfl.cli.common import (
     require_device,
 )
 from proxyfl.cli.progress import tell_result, train
-
-if TYPE_CHECKING:
-    from proxyfl.runs.checkpoint import Checkpoint
-    from proxyfl.runs.directory import RunDirectory
 
 EXAMPLES = examples(
     "proxyfl resume runs/digits-proxyfl-seed1-4b2c91",
@@ -45,6 +40,7 @@ def resume(
     from proxyfl.runs.checkpoint import load_newest
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.experiment import resume as go_on
+    from proxyfl.runs.mend import is_whole, require_same_config
     from proxyfl.runs.settings import load_toml, resolve
 
     path = find_run(run, lambda place: is_run(place) or _creation_cut_short(place))
@@ -52,9 +48,10 @@ def resume(
     before: list[float] = []
     if path.exists():
         saved, _ = load_newest(directory)
+        require_same_config(directory, saved)
         before = [json.loads(line)["accuracy"] for line in saved.metrics.splitlines()]
         config = resolve("", load_toml(directory.config))
-        if saved.state.round >= config.federation.rounds and _is_whole(directory, saved):
+        if saved.state.round >= config.federation.rounds and is_whole(directory, saved):
             _tell_finished(path, quiet)
             return
     else:
@@ -75,20 +72,6 @@ def _creation_cut_short(path: Path) -> bool:
     from proxyfl.runs.directory import RunDirectory
 
     return not path.exists() and RunDirectory(RunDirectory(path).aside).config.is_file()
-
-
-def _is_whole(directory: RunDirectory, saved: Checkpoint) -> bool:
-    """Whether the run's files are what the checkpoint says; where not, resuming mends or explains it."""
-    from proxyfl.core.files import sha256
-
-    metrics = directory.metrics.read_bytes() if directory.metrics.is_file() else b""
-    partition = sha256(directory.partition) if directory.partition.is_file() else ""
-    return (
-        directory.config.read_bytes() == saved.config
-        and metrics == saved.metrics
-        and partition == saved.run_files[directory.partition.name]
-        and (directory.models / "last.safetensors").is_file()
-    )
 
 
 def _tell_finished(path: Path, quiet: bool) -> None:

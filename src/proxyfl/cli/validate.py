@@ -21,6 +21,7 @@ from proxyfl.core.errors import ProxyFLError, RunError
 
 if TYPE_CHECKING:
     from proxyfl.core.config import Config
+    from proxyfl.core.state import Versions
     from proxyfl.data.dataset import Dataset
     from proxyfl.runs.directory import RunDirectory
 
@@ -87,6 +88,8 @@ def _parameters(config: Config, dataset: Dataset) -> int:
 
 
 def _validate_run(path: Path) -> None:
+    from rich.markup import escape
+
     from proxyfl.runs.checkpoint import folders
     from proxyfl.runs.directory import RunDirectory
 
@@ -98,7 +101,7 @@ def _validate_run(path: Path) -> None:
     checks += [(f"models/{which}", _model_fault(run, which)) for which in ("best", "last")]
     table = plain_table("what", "verdict", keep=("what",))
     for name, fault in checks:
-        table.add_row(name, f"[red]{fault}[/]" if fault else "[green]intact[/]")
+        table.add_row(escape(name), f"[red]{escape(fault)}[/]" if fault else "[green]intact[/]")
     out().print(table)
     bad = [name for name, fault in checks if fault]
     if not intact:
@@ -133,7 +136,20 @@ def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
     recorded = run.metrics.read_bytes() if run.metrics.is_file() else b""
     same = recorded.startswith(saved.metrics)
     verdicts.append((run.metrics.name, "" if same else "not what the checkpoint says"))
+    if len(saved.state.versions):
+        verdicts.append((run.clients.name, _states_fault(run, saved.state.versions)))
     return verdicts
+
+
+def _states_fault(run: RunDirectory, versions: Versions) -> str:
+    from proxyfl.federation.shelf import Shelf
+
+    try:
+        for client, round in versions.items():
+            Shelf(run.clients).load(client, round)
+    except ProxyFLError as error:
+        return str(error)
+    return ""
 
 
 def _model_fault(run: RunDirectory, which: str) -> str:

@@ -21,6 +21,11 @@ Tree = dict[str, Any]
 T = TypeVar("T")
 
 FIDELITIES = ("clean", "code", "paper")
+DEEPEST = 10
+"""Tables inside each other; no setting is as deep."""
+
+LARGEST = 10**18
+"""What no whole number of a config reaches, so that it fits wherever it is used."""
 
 
 def setting(
@@ -45,7 +50,7 @@ class DataSettings:
     """Which images."""
 
     name: str = setting("digits", "data source, or folder:PATH, npz:FILE, idx:PATH for your own")
-    image_size: int = setting(0, "side in pixels after resizing; 0 keeps the native size", low=0)
+    image_size: int = setting(0, "side in pixels after resizing; 0 keeps the native size", low=0, high=1024)
     subset: float = setting(1.0, "training images kept: a share up to 1, or a count above 1", low=0)
     flip: str = setting(
         "own",
@@ -85,7 +90,7 @@ class PartitionSettings:
     alpha: float = setting(
         0.1, "Dirichlet concentration; smaller is more heterogeneous, but 0 means IID", low=0
     )
-    clients: int = setting(20, "registered clients (K)", low=1)
+    clients: int = setting(20, "registered clients (K)", low=1, high=10_000_000)
     seed: int = setting(0, "seed of the partition", low=0)
 
 
@@ -94,7 +99,7 @@ class ModelSettings:
     """The network every client trains."""
 
     name: str = setting("resnet8", "registered network")
-    width: int = setting(4, "width factor; features have 64 × width dimensions", low=1)
+    width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,8 @@ class TrainSettings:
     """What a client does in a round."""
 
     epochs: int = setting(5, "local epochs (E)", low=1)
-    batch: int = setting(128, "labelled images in a batch (B)", low=1)
-    mu: int = setting(2, "unlabelled images per labelled one in a batch", low=1)
+    batch: int = setting(128, "labelled images in a batch (B)", low=1, high=100_000)
+    mu: int = setting(2, "unlabelled images per labelled one in a batch", low=1, high=1000)
     lr: float = setting(0.1, "learning rate of SGD, constant", low=0)
     momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
     weight_decay: float = setting(1e-4, "weight decay on every parameter", low=0)
@@ -128,12 +133,13 @@ class TrainSettings:
 class FederationSettings:
     """The rounds."""
 
-    rounds: int = setting(300, "communication rounds (T)", low=1)
+    rounds: int = setting(300, "communication rounds (T)", low=1, high=99_999_999)
     per_round: int = setting(8, "clients that take part in a round (M)", low=1)
     sampling: str = setting(
         "stream",
-        "stream: a pure function of seed and round; legacy: the released program's one numpy stream",
-        choices=("stream", "legacy"),
+        "stream: a pure function of seed and round; poisson: the same, every client by a coin of its own; "
+        "legacy: the released program's one numpy stream",
+        choices=("stream", "poisson", "legacy"),
         code="legacy",
     )
     weighting: str = setting(
@@ -144,7 +150,56 @@ class FederationSettings:
     )
     quorum: int = setting(1, "updates a round needs to count", low=1)
     max_norm: float = setting(
-        0.0, "refuse updates whose change of weights is longer than this; 0: no limit", low=0
+        0.0, "refuse updates whose change of weights is longer; 0: a million times the weights' length", low=0
+    )
+
+
+@dataclass(frozen=True)
+class AggregationSettings:
+    """What becomes of the round's updates where some clients may be hostile."""
+
+    rule: str = setting(
+        "mean",
+        "mean: weighted; median, trimmed: of each coordinate; krum: updates that are near to the others",
+        choices=("mean", "median", "trimmed", "krum"),
+    )
+    hostile: float = setting(
+        0.2,
+        "share of hostile updates reckoned with: cut at either end by trimmed, expected by krum",
+        low=0,
+        high=0.49,
+    )
+    keep: int = setting(
+        0, "updates that krum keeps: 1 is Krum, more are multi-Krum; 0: all but the hostile", low=0
+    )
+    clip: float = setting(
+        0.0, "longer changes of weights are shortened to this before the rule; 0: they are left", low=0
+    )
+    clip_by: str = setting(
+        "length",
+        "clip is a length, or a multiple of the median length of the round's changes",
+        choices=("length", "median"),
+    )
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """Differential privacy of whole clients: each one's change is shortened, their sum is noised."""
+
+    clip: float = setting(
+        0.0, "length to which a client's change of weights is shortened; 0: no differential privacy", low=0
+    )
+    noise: float = setting(1.0, "noise multiplier: standard deviation on the sum, in units of clip", low=0)
+    delta: float = setting(1e-5, "delta at which epsilon is told", low=0, high=1)
+    where: str = setting(
+        "server",
+        "who shortens and noises: the server the sum, or every site its share before it sends",
+        choices=("server", "site"),
+    )
+    draw: str = setting(
+        "seed",
+        "noise from the run's seed: repeatable, but who knows it can remove it; system: from its entropy",
+        choices=("seed", "system"),
     )
 
 
@@ -158,7 +213,7 @@ class ComputeSettings:
         "fp32, or bf16 autocast; auto is settled once: bf16 where the machine computes in it, else fp32",
         choices=("auto", "fp32", "bf16"),
     )
-    threads: int = setting(1, "intra-op threads of a client; one makes all engines agree to the bit", low=1)
+    threads: int = setting(1, "intra-op threads of a client; with one all engines agree", low=1, high=1024)
     eval_batch: int = setting(0, "test images in a batch; 0 chooses for the machine", low=0)
 
 
@@ -200,6 +255,8 @@ class Config:
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     federation: FederationSettings = field(default_factory=FederationSettings)
+    aggregation: AggregationSettings = field(default_factory=AggregationSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
     keep: KeepSettings = field(default_factory=KeepSettings)
     method: MethodSettings = field(default_factory=MethodSettings)
@@ -250,7 +307,7 @@ def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: s
 
 
 def _checked(value: Any, kind: Any, meta: Mapping[str, Any], where: str) -> Any:
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < LARGEST:
         value = float(value)
     if isinstance(kind, types.GenericAlias):
         kind = kind.__origin__
@@ -267,6 +324,10 @@ def _checked(value: Any, kind: Any, meta: Mapping[str, Any], where: str) -> Any:
     low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} must be a number, not {value}")
+    if kind is str and not value.isprintable():
+        raise ConfigError(f"{where} holds control characters: {value!r}")
+    if kind is int and abs(value) >= LARGEST:
+        raise ConfigError(f"{where} is beyond any use; give a number below {LARGEST:g}")
     if low is not None and value < low:
         raise ConfigError(f"{where} = {value} is below {low}")
     if high is not None and value > high:
@@ -311,6 +372,8 @@ def nested(dotted: Mapping[str, Any]) -> Tree:
     tree: Tree = {}
     for key, value in dotted.items():
         *path, last = key.split(".")
+        if len(path) > DEEPEST:
+            raise ConfigError(f"'{key}' is not a setting; write it like method.tau")
         if not all((*path, last)):
             raise ConfigError(f"'{key}' is not a setting; write it like method.tau")
         place = tree
@@ -331,4 +394,6 @@ def parse_assignment(text: str) -> Tree:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw.strip()
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the value of '{key.strip()}' cannot be read: {error}") from None
     return nested({key.strip(): value})

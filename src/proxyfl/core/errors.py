@@ -5,9 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from proxyfl.core.text import one_line
+
 
 class ProxyFLError(Exception):
-    """Something the user can mend. The command line prints it on one line, without a traceback."""
+    """Something the user can mend. The command line prints it on one line, without a traceback.
+
+    Whatever of a stranger's file is quoted in it cannot move a cursor or fill a screen.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class ConfigError(ProxyFLError):
@@ -20,6 +28,10 @@ class DataError(ProxyFLError):
 
 class RunError(ProxyFLError):
     """A run directory that cannot be created, read or continued."""
+
+
+class BelowQuorum(RunError):
+    """A round with too few usable updates. Nothing of it was kept, so that it may be played again."""
 
 
 class MethodError(ProxyFLError):

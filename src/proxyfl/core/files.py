@@ -31,12 +31,44 @@ def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """A safetensors file, written like :func:`write_bytes`."""
+    write_bytes(path, tensor_bytes(tensors, metadata))
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Named tensors as safetensors."""
     # Copies: the format refuses tensors that share memory, which a method's state may well do.
     plain = {
         name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, value in tensors.items()
     }
-    write_bytes(path, save(plain, dict(metadata) if metadata else None))
+    return save(plain, dict(metadata) if metadata else None)
+
+
+def append_bytes(path: Path, content: bytes) -> None:
+    """Add to the end and flush to the disk. A crash may leave a part: who reads must know how much counts."""
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def clear_asides(folder: Path) -> None:
+    """Remove what processes that are gone were writing when they ended."""
+    for stale in folder.glob(".*.aside"):
+        if stale.is_file() and not _is_running(stale.name.split(".")[-2]):
+            stale.unlink(missing_ok=True)
+
+
+def _is_running(pid: str) -> bool:
+    if not pid.isdecimal() or os.name != "posix":
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return int(pid) != os.getpid()
 
 
 def sync_folder(folder: Path) -> None:

@@ -114,14 +114,22 @@ class Update:
     seconds: float = 0.0
 
 
+LONGEST_REASON, LONGEST_DETAIL = 500, 8_000
+"""Characters kept of what a failed client said: logs stay small whatever an error message holds."""
+
+
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer, and why."""
+    """A client that did not answer, and why. Of a long detail, the end is kept: there a traceback ends."""
 
     round: int
     client: int
     reason: str
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", self.reason[:LONGEST_REASON])
+        object.__setattr__(self, "detail", self.detail[-LONGEST_DETAIL:])
 
 
 def namespace(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:

@@ -11,6 +11,7 @@ import io
 import lzma
 import shutil
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -24,11 +25,14 @@ from proxyfl.data.files import CHUNK, in_words
 
 MAX_BYTES = 8 << 30
 MAX_MEMBERS = 1_000_000
+MAX_RATIO, ALWAYS_FINE = 100, 64 << 20
+"""How many times its own size an archive may unpack to, beyond some megabytes: images hardly shrink."""
 MAX_READ = 1 << 20
 FAULTS = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    *(EOFError, NotImplementedError, OSError, ValueError),
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, OSError, RuntimeError, ValueError, ArithmeticError, MemoryError),
 )
+"""What the standard library's readers raise on damaged archives; RuntimeError where a password is asked."""
 
 Member: TypeAlias = tuple[str, IO[bytes] | None]
 """A member's name and its content; None for a folder."""
@@ -138,7 +142,8 @@ def unpack(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".unpack-", dir=target.parent))
-        _write(_members(archive), aside, max_bytes, max_members)
+        room = min(max_bytes, ALWAYS_FINE + MAX_RATIO * archive.stat().st_size)
+        _write(_members(archive), aside, room, max_members)
         content = _content(aside)
         if not any(content.iterdir()):
             raise Refused("no files")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from proxyfl.core.errors import ConfigError
+from proxyfl.data.files import in_words, memory_limit
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,12 @@ class Dataset:
             raise ConfigError(f"data.image_size = {size} is too small; the networks need 8 or more")
         if size == self.image_size and self.train.images.shape[-2] == size:
             return self
-        return replace(self, train=_resize(self.train, size), test=_resize(self.test, size))
+        needed = (len(self.train) + len(self.test)) * self.channels * size * size
+        if needed > memory_limit():
+            raise ConfigError(
+                f"data.image_size = {size} needs {in_words(needed)} of memory; set a smaller one"
+            )
+        return replace(self, train=resize(self.train, size), test=resize(self.test, size))
 
     def subset(self, count: int, generator: torch.Generator) -> Dataset:
         """``count`` training images drawn without replacement, kept in their order; the test split stays."""
@@ -69,7 +75,8 @@ class Dataset:
         return replace(self, train=self.train.take(chosen))
 
 
-def _resize(split: Split, size: int, chunk: int = 4096) -> Split:
+def resize(split: Split, size: int, chunk: int = 4096) -> Split:
+    """Every image at ``size`` × ``size``."""
     parts = []
     for images in torch.split(split.images, chunk):
         scaled = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)

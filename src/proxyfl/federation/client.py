@@ -18,6 +18,7 @@ from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
+from proxyfl.federation.privacy import outgoing
 from proxyfl.federation.shelf import Shelf
 from proxyfl.federation.watch import watch
 from proxyfl.methods.base import Addon, Method
@@ -83,7 +84,7 @@ class ClientTrainer:
         )
         # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
         vars(ctx).clear()
-        return update
+        return outgoing(self.config, task, update)
 
     def _private(self, ctx: ClientContext) -> Tensors:
         """What this client kept of the network to itself; at its first round, as the seed initialises it."""

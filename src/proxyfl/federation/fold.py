@@ -10,9 +10,9 @@ from torch import Tensor
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import UpdateRefused
-from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update, namespace
-from proxyfl.federation.aggregate import SpooledMean, WeightedMean
+from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update
 from proxyfl.federation.guard import Guard
+from proxyfl.federation.pipeline import pipeline_for
 from proxyfl.federation.sampling import Population
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
@@ -37,9 +37,16 @@ class Fold:
         sizes = {client: int(population.sizes[client]) for client in clients}
         self.snapshot = config.keep.snapshot(state.round + 1, config.federation.rounds)
         limit = config.federation.max_norm
-        self.guard = Guard(state.round + 1, state.weights, sizes, limit, method.extras_form_all(ctx))
-        self.spooled = SpooledMean(spool) if method.needs_all_updates else None
-        self.running = WeightedMean()
+        self.guard = Guard(
+            state.round + 1,
+            state.weights,
+            sizes,
+            limit,
+            method.extras_form_all(ctx),
+            parts={part.name for part in method.parts},
+            carries=config.train.leak_momentum,
+        )
+        self.pipeline = pipeline_for(config, method, state, population, spool)
         self.kept: list[Tensors] = []
         self.classifiers: list[Tensor] = []
         self.clients: list[int] = []
@@ -49,38 +56,58 @@ class Fold:
         self.sums: defaultdict[str, float] = defaultdict(float)
         self.carry: Tensors = state.carry
 
-    def take(self, answer: Update | Failure) -> Update | Failure:
-        """Fold one answer; a refused update comes back as a failure."""
+    def take(self, answer: Update | Failure, asked: int | None = None) -> Update | Failure:
+        """Fold one answer; a refused update comes back as a failure. ``asked`` is the client it came from,
+        whatever it says itself.
+        """
         if isinstance(answer, Update):
+            client = answer.client if asked is None else asked
             try:
-                self.guard.check(answer)
+                self.guard.check(answer, asked)
+                answer = self.pipeline.admit(answer)
                 kept = self.method.receive_all(answer)
             except KeyError as missing:
-                answer = Failure(answer.round, answer.client, f"refused: {missing.args[0]!r} is missing")
+                answer = Failure(self.guard.round, client, f"refused: {missing.args[0]!r} is missing")
             except UpdateRefused as refused:
-                answer = Failure(answer.round, answer.client, f"refused: {refused}")
+                answer = Failure(self.guard.round, client, f"refused: {refused}")
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                reason = f"refused: the method cannot take it ({type(error).__name__}: {error})"
+                answer = Failure(self.guard.round, client, reason)
         if isinstance(answer, Failure):
             self.failed[answer.client] = answer.reason
             return answer
         self.rule_weights.append(self._weight(answer))
         weight = self.method.weight_of(answer, self.rule_weights[-1])
-        (self.spooled or self.running).add(answer.weights, weight)
+        self.pipeline.add(answer, weight)
         self.kept.append(kept)
-        if self.snapshot and CLASSIFIER in answer.weights:
-            self.classifiers.append(answer.weights[CLASSIFIER])
         self.clients.append(answer.client)
         self.samples.append(answer.samples)
         self.carry = answer.carry
+        if self.config.privacy.clip:
+            return answer  # whose losses and classifier nothing has noised: they are not written down
+        if self.snapshot and CLASSIFIER in answer.weights:
+            self.classifiers.append(answer.weights[CLASSIFIER])
         for name, value in answer.metrics.items():
             self.sums[name] += value
         return answer
 
+    @property
+    def settles(self) -> bool:
+        """Whether the weights move: with no update only where noise hides that there was none."""
+        return bool(self.clients) or not self.pipeline.rests_on_updates
+
     def mean(self, ctx: ServerContext) -> Tensors:
-        if self.spooled is None:
-            return self.running.mean()
+        """The round's weights. Whom the rule leaves out is left out of what server hooks see, too."""
         ctx.rule_weights = self.rule_weights
-        mine = [namespace(tensors, self.method.name) for tensors in self.kept]
-        return self.spooled.mean(self.method.weights(ctx, mine))
+        settled = self.pipeline.settle(ctx, self.kept)
+        if len(settled.chosen) < len(self.clients):
+            stay = set(settled.chosen)
+            ctx.metrics["rejected"] = [client for k, client in enumerate(self.clients) if k not in stay]
+            ctx.clients = [self.clients[k] for k in settled.chosen]
+            ctx.samples = [self.samples[k] for k in settled.chosen]
+            ctx.rule_weights = [self.rule_weights[k] for k in settled.chosen]
+        self.kept = settled.kept
+        return settled.weights
 
     def snapshots(self, weights: Tensors) -> Tensors:
         """In rounds that are kept: the clients' classifiers, whose rows are their proxies, and the mean."""

@@ -1,10 +1,18 @@
-"""The guard: one bad update never ends a run, and never reaches the mean."""
+"""The guard: one bad update never ends a run, and never reaches the mean.
+
+It looks at form and size: is this what was asked for, and can it be computed with? Whether well-formed
+numbers are honest it cannot know; that is what robust aggregation is for. Nothing it refuses leaves a trace
+in the server's state: a client whose updates are refused is the same as one that does not answer.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +20,30 @@ from torch import Tensor
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Tensors, Update
 
+MAX_RATIO = 1e6
+"""Refused by default: a change this many times as long as the weights that were sent. A round of any method
+changes them by 0.2 to 2 times their length, one that diverges at ten times the learning rate by 1,600; what
+is let through can still be squared and summed in float32."""
+
+LARGEST = 1e15
+"""No number beside the weights is larger: counts, prototypes, embeddings. Their sums and squares stay finite
+in float32."""
+
+LARGEST_METRIC = 1e30
+"""The same for a loss: it may diverge, but a sum over all clients must stay finite."""
+
+MOST_METRICS = 500
+METRIC = re.compile(r"steps|(loss|count|pseudo)/.{1,80}")
+SHOWN_NAMES, SHOWN_LETTERS = 5, 80
+
 
 @dataclass
 class Guard:
     """Checks the updates of one round against what was sent out.
 
     ``sizes`` tells how many images each client registered with; ``max_norm`` bounds the change of weights
-    (0: no bound), ``extras`` are the shapes of what else is sent.
+    (0: ``MAX_RATIO`` times their length), ``extras`` are the shapes of what else is sent, as float32.
+    ``parts`` may send extras (None: anyone), ``carries`` says whether a client hands momentum to the next.
     """
 
     round: int
@@ -26,45 +51,154 @@ class Guard:
     sizes: Mapping[int, int]
     max_norm: float = 0.0
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    parts: Collection[str] | None = None
+    carries: bool = True
     seen: set[int] = field(default_factory=set)
 
-    def check(self, update: Update) -> None:
-        """Let the update pass, or raise :class:`UpdateRefused` with the reason."""
-        if update.round != self.round:
-            raise UpdateRefused(f"belongs to round {update.round}, not {self.round}")
-        if update.client not in self.sizes:
+    def check(self, update: Update, asked: int | None = None) -> None:
+        """Let the update pass, or raise :class:`UpdateRefused` with the reason.
+
+        ``asked`` is the client whose answer this is, where that is known from elsewhere.
+        """
+        self._check_sender(update, asked)
+        _tensors(update.weights, update.extras, update.carry)
+        _same_form(update.weights, self.weights)
+        self._check_extras(update.extras)
+        self._check_carry(update.carry)
+        for name, value in (*update.weights.items(), *update.extras.items(), *update.carry.items()):
+            if not bool(torch.isfinite(value).all()):
+                raise UpdateRefused(f"'{name}' holds values that are not finite")
+        _bounded(update.extras.items())
+        _bounded((name, value) for name, value in update.weights.items() if not value.is_floating_point())
+        _check_metrics(update.metrics)
+        if not _real(update.seconds) or not 0 <= update.seconds <= LARGEST:
+            raise UpdateRefused(f"took {_short(update.seconds)} seconds")
+        self._check_length(update.weights)
+        self.seen.add(update.client)
+
+    def _check_sender(self, update: Update, asked: int | None) -> None:
+        if type(update.round) is not int or update.round != self.round:
+            raise UpdateRefused(f"belongs to round {_short(update.round)}, not {self.round}")
+        if asked is not None and (type(update.client) is not int or update.client != asked):
+            raise UpdateRefused(f"says it is client {_short(update.client)}")
+        if type(update.client) is not int or update.client not in self.sizes:
             raise UpdateRefused("was not asked in this round")
         if update.client in self.seen:
             raise UpdateRefused("answered twice")
-        if not 0 < update.samples <= self.sizes[update.client]:
-            raise UpdateRefused(f"claims {update.samples} images, registered {self.sizes[update.client]}")
-        _same_form(update.weights, self.weights)
+        registered = self.sizes[update.client]
+        if type(update.samples) is not int or not 0 < update.samples <= registered:
+            raise UpdateRefused(f"claims {_short(update.samples)} images, registered {registered}")
+
+    def _check_extras(self, extras: Tensors) -> None:
+        strict = {name.partition("/")[0] for name in self.extras}
+        for name in extras:
+            part = name.partition("/")[0]
+            stranger = self.parts is not None and part not in self.parts
+            if stranger or (part in strict and name not in self.extras):
+                raise UpdateRefused(f"sends {_short(name)}, which nobody asked for")
         for name, shape in self.extras.items():
-            if name not in update.extras:
+            if name not in extras:
                 raise UpdateRefused(f"'{name}' is missing")
-            if tuple(update.extras[name].shape) != shape:
-                raise UpdateRefused(f"'{name}' has shape {tuple(update.extras[name].shape)}, not {shape}")
-        for name, value in (*update.weights.items(), *update.extras.items()):
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise UpdateRefused(f"'{name}' holds values that are not finite")
-        if any(not math.isfinite(value) for value in update.metrics.values()):
-            raise UpdateRefused("its metrics are not finite")
-        if self.max_norm:
-            length = change_norm(update.weights, self.weights)
-            if length > self.max_norm:
-                raise UpdateRefused(f"moves the weights by {length:.3g}, more than {self.max_norm:.3g}")
-        self.seen.add(update.client)
+            _same(name, extras[name], shape, torch.float32)
+
+    def _check_carry(self, carry: Tensors) -> None:
+        if carry and not self.carries:
+            raise UpdateRefused("hands something to the next client, which this run does not do")
+        for name, value in carry.items():
+            if name in self.weights:  # what a method keeps private is not among them
+                _same(name, value, tuple(self.weights[name].shape), self.weights[name].dtype)
+
+    def _check_length(self, weights: Tensors) -> None:
+        limit = self.max_norm or MAX_RATIO * self._own_length
+        length = change_norm(weights, self.weights)
+        if not length <= limit:
+            raise UpdateRefused(f"moves the weights by {length:.3g}, more than {limit:.3g}")
+
+    @cached_property
+    def _own_length(self) -> float:
+        """Of the weights that were sent; a network of zeros counts as one."""
+        nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()}
+        return max(1.0, change_norm(self.weights, nothing))
+
+
+def _tensors(*groups: Any) -> None:
+    """Named tensors of plain numbers in plain memory: what any engine's wire brings."""
+    for group in groups:
+        if not isinstance(group, Mapping) or not all(isinstance(name, str) for name in group):
+            raise UpdateRefused("holds something that is no named tensor")
+        for name, value in group.items():
+            if not isinstance(value, Tensor):
+                raise UpdateRefused(f"{_short(name)} is no tensor")
+            plain = value.layout is torch.strided and value.device.type == "cpu" and value.is_contiguous()
+            if not plain or value.is_complex() or value.is_quantized or value.requires_grad:
+                raise UpdateRefused(f"{_short(name)} is no plain array of real numbers")
 
 
 def _same_form(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     missing, extra = wanted.keys() - given.keys(), given.keys() - wanted.keys()
     if missing or extra:
-        raise UpdateRefused(f"tensors missing: {sorted(missing)}, unknown: {sorted(extra)}")
+        raise UpdateRefused(f"tensors missing: {_names(missing)}, unknown: {_names(extra)}")
     for name, value in given.items():
-        if value.shape != wanted[name].shape:
-            raise UpdateRefused(f"'{name}' has shape {tuple(value.shape)}, not {tuple(wanted[name].shape)}")
-        if value.dtype != wanted[name].dtype:
-            raise UpdateRefused(f"'{name}' is {value.dtype}, not {wanted[name].dtype}")
+        _same(name, value, tuple(wanted[name].shape), wanted[name].dtype)
+
+
+def _same(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(value.shape) != shape:
+        raise UpdateRefused(f"'{name}' has shape {tuple(value.shape)}, not {shape}")
+    if value.dtype != dtype:
+        raise UpdateRefused(f"'{name}' is {value.dtype}, not {dtype}")
+
+
+def _bounded(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    for name, value in tensors:
+        if value.dtype != torch.bool and not bool(((value <= LARGEST) & (value >= -LARGEST)).all()):
+            raise UpdateRefused(f"'{name}' holds values beyond {LARGEST:g}")
+
+
+def _check_metrics(metrics: Any) -> None:
+    """Sums that the server can add up: counts are whole, nothing overflows, none lacks its fellows."""
+    if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS:
+        raise UpdateRefused(f"its metrics are no table of at most {MOST_METRICS} numbers")
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not METRIC.fullmatch(name) or not name.isprintable():
+            raise UpdateRefused(f"its metrics name {_short(name)}, which nobody asked for")
+        if not _real(value):
+            raise UpdateRefused("its metrics are not finite")
+        if not name.startswith(("loss/", "count/")) and (value < 0 or value != int(value)):
+            raise UpdateRefused(f"its metrics count {name} as {_short(value)}")
+        if abs(value) > (LARGEST_METRIC if name.startswith("loss/") else LARGEST):
+            raise UpdateRefused(f"its metrics are absurd: {name} is {_short(value)}")
+    counted = {name.removeprefix("pseudo/") for name in metrics if name.startswith("pseudo/")}
+    for name, needed in (
+        ("visits", {"selected", "excluded_images"}),
+        ("right", {"visits", "selected_right"}),
+        ("low", {"set_size"}),
+    ):
+        if name in counted and not needed <= counted:
+            raise UpdateRefused(f"its metrics have pseudo/{name} without {_names(needed - counted)}")
+
+
+def _real(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
+
+
+def _names(names: Collection[str]) -> str:
+    """A few of them, each cut short and without control characters."""
+    shown = ", ".join(_short(name) for name in sorted(names)[:SHOWN_NAMES])
+    return f"[{shown}{', …' if len(names) > SHOWN_NAMES else ''}]"
+
+
+def _short(value: Any) -> str:
+    """What a stranger sent, fit for a line of a log."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return "far too many" if value > 0 else "far too few"
+    text = repr(value[:SHOWN_LETTERS]) if isinstance(value, str) else repr(value)
+    return text if len(text) <= SHOWN_LETTERS + 2 else f"{text[:SHOWN_LETTERS]}…"
 
 
 def change_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
@@ -74,4 +208,4 @@ def change_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
         for name, value in new.items()
         if value.is_floating_point()
     ]
-    return float(torch.stack(squares).sum().sqrt())
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import torch
 
 from proxyfl.core.config import Config
-from proxyfl.core.errors import RunError
+from proxyfl.core.errors import BelowQuorum
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.data.stream import ClientData
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
+from proxyfl.federation.privacy import spent
 from proxyfl.federation.sampling import Population, sample_clients
 from proxyfl.federation.traffic import Traffic
 from proxyfl.federation.watch import shares
@@ -120,22 +121,24 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
             traffic.sent(task)
             yield task
 
-    for answer in federation.engine.run(tasks()):
+    for answer, client in zip(federation.engine.run(tasks()), clients, strict=True):
         if isinstance(answer, Update):
             traffic.received(answer)
-        answer = fold.take(answer)
+        answer = fold.take(answer, client)
         for observer in observers:
             observer.answered(answer)
     trained = time.perf_counter()
 
     _require_quorum(config, fold, clients)
     ctx.clients, ctx.samples = fold.clients, fold.samples
-    if fold.clients:
+    if fold.settles:
         ctx.weights = fold.mean(ctx)
         ctx.snapshots = fold.snapshots(ctx.weights)
         ctx.extras = method.serve_all(ctx, fold.kept)
     if counts := fold.counts():
         ctx.metrics["counts"] = counts
+    if config.privacy.clip:
+        ctx.metrics["privacy"] = spent(config, round, federation.population)
     versions = state.versions.after(fold.clients if method.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
@@ -165,7 +168,7 @@ def _require_quorum(config: Config, fold: Fold, clients: list[int]) -> None:
     wanted = min(config.federation.quorum, len(clients))
     if len(fold.clients) < wanted:
         reasons = "; ".join(f"client {k}: {reason}" for k, reason in list(fold.failed.items())[:3])
-        raise RunError(
+        raise BelowQuorum(
             f"round {fold.guard.round}: {len(fold.clients)} of {len(clients)} clients gave a usable update, "
             f"{wanted} are needed ({reasons}); the last checkpoint is kept, resume when this is mended"
         )

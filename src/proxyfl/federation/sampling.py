@@ -62,6 +62,7 @@ class LegacyDraws:
 def sample_clients(config: Config, round: int, population: Population) -> list[int]:
     """``per_round`` clients without replacement among those that hold images, in the order of their work.
 
+    With poisson sampling each takes part by a coin of its own, so that only their mean number is that.
     The order is part of the result: answers are folded in it. Largest clients come first, so that no worker
     idles at the end of a round; the legacy stream keeps its own order, in which momentum leaks.
     """
@@ -69,5 +70,9 @@ def sample_clients(config: Config, round: int, population: Population) -> list[i
     count = min(config.federation.per_round, len(holders))
     if config.federation.sampling == "legacy":
         return population.legacy_draws.sample(round, count)
-    chosen = numpy_rng(config.seed, round, SERVER, "sample").choice(holders, count, replace=False)
+    stream = numpy_rng(config.seed, round, SERVER, "sample")
+    if config.federation.sampling == "poisson":
+        chosen = holders[stream.random(len(holders)) < count / max(1, len(holders))]
+    else:
+        chosen = stream.choice(holders, count, replace=False)
     return sorted((int(client) for client in chosen), key=lambda client: (-population.sizes[client], client))

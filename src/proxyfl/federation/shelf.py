@@ -1,7 +1,8 @@
 """A shelf on disk for single clients: the newest versions of each, tagged with the round that wrote them.
 
 A round can run twice (a crash between a client's answer and the server's checkpoint), so a version is never
-overwritten by another round, and the task names the one to start from.
+overwritten by another round, and the task names the one to start from. Each file carries its own hash, and
+whose it is: one that was damaged or put in another's place is never used.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import write_tensors
+from proxyfl.core.files import clear_asides
+from proxyfl.core.seal import read_sealed, write_sealed
 from proxyfl.core.state import Tensors
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
+CURE = "put it back from a copy of the run, or start again under another --name"
 
 
 class Shelf:
@@ -31,7 +32,9 @@ class Shelf:
         """Write a version; ``base``, the one it came from, stays however often what follows is refused."""
         place = self._place(client)
         place.mkdir(parents=True, exist_ok=True)
-        write_tensors(place / f"round-{round:08d}.safetensors", tensors)
+        clear_asides(place)
+        whose = {"client": str(client), "round": str(round)}
+        write_sealed(place / f"round-{round:08d}.safetensors", tensors, whose)
         for old in self._rounds(client)[: -self.versions]:
             if old != base:
                 (place / f"round-{old:08d}.safetensors").unlink(missing_ok=True)
@@ -41,12 +44,20 @@ class Shelf:
         if round == 0:
             return {}
         file = self._place(client) / f"round-{round:08d}.safetensors"
-        if not file.exists():
-            raise RunError(f"the state of client {client} from round {round} is gone: {file} is missing")
+        what = f"the state of client {client} from round {round}"
         try:
-            return dict(load_file(file))
-        except SafetensorError as error:
-            raise RunError(f"the state of client {client} from round {round} is damaged: {file}") from error
+            tensors, whose = read_sealed(file)
+        except FileNotFoundError as error:
+            raise RunError(f"{what} is gone: {file} is missing; {CURE}") from error
+        except RunError as error:
+            raise RunError(f"{what} is damaged: {file}; {CURE}") from error
+        if whose and (whose.get("client"), whose.get("round")) != (str(client), str(round)):
+            raise RunError(f"{what} is damaged: {file} is another's; {CURE}")
+        return tensors
+
+    def has(self, client: int, round: int) -> bool:
+        """Whether there is a file of this version, whatever is in it."""
+        return (self._place(client) / f"round-{round:08d}.safetensors").exists()
 
     def newest(self, client: int, at_most: int) -> Tensors:
         """The newest version not younger than ``at_most``; empty when there is none."""

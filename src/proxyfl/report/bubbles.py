@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from proxyfl.data.labels import Indices
 from proxyfl.data.partition import Partition
 from proxyfl.report import style
 from proxyfl.runs.run import Run
-from proxyfl.runs.simulation import load_dataset
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,8 +59,7 @@ def partition_bubbles(
 
 
 def _holdings(run: Run) -> tuple[Partition, Any, Sequence[str]]:
-    recorded = json.loads(run.directory.environment.read_text(encoding="utf-8")).get("data_root")
-    dataset = load_dataset(run.config, Path(recorded) if recorded else None)
+    dataset = run.dataset()
     return run.partition, dataset.train.labels, dataset.classes
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.config import describe
+from proxyfl.federation.pipeline import own_weights, uncovered
 from proxyfl.methods import registry
 
-BLOCK = re.compile(r"<!-- (parameters|results|csv) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (parameters|results|csv|coverage) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
 MEASURED = ("mean_last", "last", "best")
 
 
@@ -29,6 +30,8 @@ def refreshed(text: str, measured: Path) -> str:
         kind, names = found[1], found[2]
         if kind == "csv":
             return block(kind, names, csv_table(measured.with_name(names)))
+        if kind == "coverage":
+            return block(kind, names, coverage(names))
         return block(kind, names, parameters(names) if kind == "parameters" else results(names, measured))
 
     return BLOCK.sub(fill, text)
@@ -43,6 +46,18 @@ def csv_table(path: Path) -> str:
     right = [all(_is_number(row[column]) for row in rows) for column in range(len(head))]
     marks = ["---:" if number else "---" for number in right]
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, marks, *rows])
+
+
+def coverage(what: str) -> str:
+    """What every method's hooks allow: ``privacy`` covers it, or ``rules`` against hostile clients do."""
+    heads = {"privacy": "differential privacy", "rules": "median, trimmed, krum"}
+    lines = [f"| method | {heads[what]} | reason |", "|---|---|---|"]
+    for recipe in registry.recipes():
+        if recipe.method.__module__.startswith("proxyfl."):
+            method = registry.create(recipe.name)
+            reason = uncovered(method) if what == "privacy" else own_weights(method)
+            lines.append(f"| `{recipe.name}` | {'no' if reason else 'yes'} | {reason} |")
+    return "\n".join(lines)
 
 
 def _is_number(text: str) -> bool:

@@ -1,7 +1,8 @@
-"""Checkpoints: the server's state, the metrics so far and the config, sealed by a manifest.
+"""Checkpoints: the server's state and the config, sealed by a manifest.
 
 A checkpoint is a folder that is written aside and renamed, so it is there whole or not at all. Its manifest
-holds the SHA-256 of every file in it and of itself; what does not match is never used.
+holds the SHA-256 of every file in it, of the run's other files, of the metrics so far and of itself; what
+does not match is never used.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import hashlib
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,17 @@ from safetensors.torch import load
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import sha256, sync_folder, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
+from proxyfl.federation.shelf import Shelf
 from proxyfl.runs.directory import FORMAT, RunDirectory
+from proxyfl.runs.ledger import Mark, vouched
+from proxyfl.runs.plausible import require_records, require_state
 
 _NAME = re.compile(r"round-(\d{8})")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Verified: the state, the bytes of metrics.jsonl and config.toml, hashes of the run's files and data."""
+    """Verified: the state, the metrics up to it, the bytes of config.toml, hashes of the run's files."""
 
     folder: Path
     state: ServerState
@@ -44,7 +49,11 @@ def folders(run: RunDirectory) -> list[Path]:
     return sorted(found, key=lambda path: path.name, reverse=True)
 
 
-def save(run: RunDirectory, state: ServerState, metrics: bytes, keep: int, run_files: dict[str, str]) -> None:
+def round_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("round-"))
+
+
+def save(run: RunDirectory, state: ServerState, metrics: Mark, keep: int, run_files: dict[str, str]) -> None:
     """Write a checkpoint aside, rename it, and let go of the oldest ones."""
     name = f"round-{state.round:08d}"
     aside, place = run.checkpoints / f".{name}.aside", run.checkpoints / name
@@ -52,25 +61,39 @@ def save(run: RunDirectory, state: ServerState, metrics: bytes, keep: int, run_f
         shutil.rmtree(aside)
     aside.mkdir()
     write_tensors(aside / "state.safetensors", state.to_tensors())
-    write_bytes(aside / "metrics.jsonl", metrics)
     write_bytes(aside / "config.toml", run.config.read_bytes())
     files = {file.name: sha256(file) for file in sorted(aside.iterdir())}
-    manifest = {"format": FORMAT, "round": state.round, "files": files, "run": run_files}
+    manifest = {
+        "format": FORMAT,
+        "round": state.round,
+        "files": files,
+        "metrics": asdict(metrics),
+        "run": run_files,
+    }
     write_bytes(aside / "manifest.json", _sealed(manifest))
     if place.exists():
         shutil.rmtree(place)
     aside.rename(place)
     sync_folder(run.checkpoints)
-    for old in folders(run)[keep:]:
+    # Younger ones were damaged, else the run had gone on from them: they do not count.
+    for old in [folder for folder in folders(run) if round_of(folder) <= state.round][keep:]:
         shutil.rmtree(old)
 
 
-def load_newest(run: RunDirectory) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint that is intact, and a warning for each newer one that is not."""
+def load_newest(run: RunDirectory, *, states: bool = False) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint that is intact, and a warning for each newer one that is not.
+
+    With ``states``, what clients wrote since the oldest checkpoint must be intact, too: going further back
+    makes it again.
+    """
     warnings: list[str] = []
-    for folder in folders(run):
+    known = folders(run)
+    for folder in known:
         try:
-            return read(folder), warnings
+            saved = read(folder)
+            if states:
+                _require_states(run, saved, since=round_of(known[-1]))
+            return saved, warnings
         except RunError as error:
             warnings.append(f"{error}; using the checkpoint before it")
     damage = f" ({'; '.join(warnings)})" if warnings else ""
@@ -81,19 +104,57 @@ def read(folder: Path) -> Checkpoint:
     """A checkpoint, every byte of it verified."""
     try:
         manifest = _opened((folder / "manifest.json").read_bytes())
-        if manifest["format"] != FORMAT:
-            raise RunError(f"{folder} has format {manifest['format']}, this version reads {FORMAT}")
-        content = {
-            name: (folder / name).read_bytes()
-            for name in ("state.safetensors", "metrics.jsonl", "config.toml")
-        }
+        if manifest["format"] not in (1, FORMAT):
+            raise RunError(f"{folder} has format {manifest['format']}, this version reads up to {FORMAT}")
+        names = ("state.safetensors", "config.toml", *(("metrics.jsonl",) if manifest["format"] == 1 else ()))
+        content = {name: (folder / name).read_bytes() for name in names}
         for name, data in content.items():
             if hashlib.sha256(data).hexdigest() != manifest["files"][name]:
                 raise RunError(f"{folder / name} is damaged")
         state = ServerState.from_tensors(load(content["state.safetensors"]))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if manifest["format"] == 1:
+            metrics = content["metrics.jsonl"]
+        else:
+            metrics = vouched(RunDirectory(folder.parent.parent), Mark(**manifest["metrics"]))
+        require_state(state, round_of(folder))
+        require_records([json.loads(line) for line in metrics.splitlines()])
+        run_files = manifest["run"]
+        if not all(isinstance(run_files[name], str) for name in ("data", "partition.safetensors")):
+            raise ValueError("the manifest names no hashes of the run's files")
+        return Checkpoint(folder, state, metrics, content["config.toml"], run_files)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError, RuntimeError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__})") from error
-    return Checkpoint(folder, state, content["metrics.jsonl"], content["config.toml"], manifest["run"])
+
+
+def manifests(run: RunDirectory) -> Iterator[dict[str, Any]]:
+    """What the checkpoints say about the run's files, newest first; those that cannot be read say nothing."""
+    for folder in folders(run):
+        try:
+            yield _opened((folder / "manifest.json").read_bytes())
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+
+
+def marks(run: RunDirectory) -> list[Mark]:
+    """How much of the metrics the checkpoints vouch for, newest first. Those of format 1 do not say."""
+    return [Mark(**manifest["metrics"]) for manifest in manifests(run) if "metrics" in manifest]
+
+
+def _require_states(run: RunDirectory, saved: Checkpoint, since: int) -> None:
+    """Refuse a checkpoint if what clients, or the server for them, wrote in the rounds after ``since`` is
+    damaged: those rounds can be played again.
+    """
+    clients, server, versions = Shelf(run.clients), Shelf(run.server), saved.state.versions
+    recent = versions.rounds > since
+    for client, round in zip(
+        versions.clients[recent].tolist(), versions.rounds[recent].tolist(), strict=True
+    ):
+        clients.load(client, round)
+    if run.server.is_dir():
+        for line in map(json.loads, saved.metrics.splitlines()[since:]):
+            for client in line["clients"]:
+                if server.has(client, line["round"]):
+                    server.load(client, line["round"])
 
 
 def _sealed(manifest: dict[str, Any]) -> bytes:

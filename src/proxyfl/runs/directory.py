@@ -8,7 +8,9 @@
     metrics.jsonl           one line per round; the same bits whenever and wherever it was computed
     timing.jsonl            durations per round
     events.jsonl            starts, resumes, clients that failed, warnings
-    checkpoints/round-…/    state, metrics so far, config, and a manifest with the SHA-256 of each
+    checkpoints/round-…/    state, config, and a manifest with the SHA-256 of each and of the metrics so far
+    checkpoints/metrics.copy.jsonl, checkpoints/best.safetensors   the only copies of what a crash of the
+                            disk could take and nothing could compute again
     snapshots/round-….safetensors   proxies before and after tuning, client classifiers, confusion matrix
     models/best.safetensors, models/last.safetensors
     clients/, server/       what clients and server keep per client
@@ -29,7 +31,11 @@ from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import sync_folder
 from proxyfl.federation.aggregate import SPOOL
 
-FORMAT = 1
+FORMAT = 2
+"""Of checkpoints. Format 1 held the metrics themselves; it is still read."""
+
+AT_SITES = "at the sites"
+"""What a run says of its data when they lie elsewhere: those of a real federation."""
 
 
 class RunDirectory:
@@ -48,6 +54,8 @@ class RunDirectory:
         self.models = self.path / "models"
         self.clients = self.path / "clients"
         self.server = self.path / "server"
+        self.metrics_copy = self.checkpoints / "metrics.copy.jsonl"
+        self.best_copy = self.checkpoints / "best.safetensors"
 
     @property
     def aside(self) -> Path:
@@ -67,7 +75,10 @@ class RunDirectory:
                     raise RunError(f"{self.path} was just created by another process; choose another --name")
                 self._build_aside(build)
                 self.aside.rename(self.path)
-                sync_folder(self.path.parent)
+        with readable_errors(
+            self.path, "what was created is intact", f"continue with 'proxyfl resume {self.path}'"
+        ):
+            sync_folder(self.path.parent)
 
     def _build_aside(self, build: Callable[[RunDirectory], None]) -> None:
         if self.aside.exists():
@@ -85,13 +96,29 @@ class RunDirectory:
     def require(self) -> RunDirectory:
         if not self.config.is_file() or not self.checkpoints.is_dir():
             raise RunError(f"{self.path} is not a run; 'proxyfl ls' lists the runs in a folder")
+        self._require_own_files(deep=False)
         return self
+
+    def _require_own_files(self, *, deep: bool) -> None:
+        """Refuse a run that has links out of itself: a stranger's would read or overwrite what is elsewhere.
+
+        ``deep`` looks at what is kept for clients, too, which may be many files. Folders of other programs
+        (``--log``) are theirs.
+        """
+        home, entries = self.path.resolve(), list(self.path.iterdir())
+        for place in (self.checkpoints, self.snapshots, self.models, *((self.clients, self.server) * deep)):
+            for folder, folders, files in os.walk(place):
+                entries += [Path(folder, name) for name in (*folders, *files)]
+        for entry in entries:
+            if entry.is_symlink() and not _leads_into(entry, home):
+                raise RunError(f"{entry} is a link that leads out of the run; put the file there instead")
 
     def tidy(self) -> None:
         """Clear away what a process that was killed had not finished: files aside, waiting updates."""
-        for folder in (self.path, self.models, self.snapshots):
+        for folder in (self.path, self.models, self.snapshots, self.checkpoints):
             for stale in folder.glob(".*.aside"):
-                stale.unlink(missing_ok=True)
+                if stale.is_file():
+                    stale.unlink(missing_ok=True)
         for spool in self.path.glob(f"{SPOOL}*"):
             shutil.rmtree(spool, ignore_errors=True)
 
@@ -104,6 +131,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Only one process may write in a run. The lock ends with the process, however it ends."""
+        self._require_own_files(deep=True)
         cure = f"continue with 'proxyfl resume {self.path}'"
         kept = "what was saved before is intact"
         with (
@@ -121,13 +149,23 @@ class RunDirectory:
             return False
 
 
+def _leads_into(link: Path, home: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(home)
+    except (OSError, RuntimeError):  # a link that leads to itself
+        return False
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a JSON-lines file; an incomplete last one is left out."""
-    if not path.exists():
-        return []
+    return json_lines(path.read_bytes()) if path.exists() else []
+
+
+def json_lines(content: bytes) -> list[dict[str, Any]]:
+    """The objects of complete lines."""
     lines = []
-    for raw in path.read_bytes().split(b"\n")[:-1]:
-        with contextlib.suppress(ValueError):
+    for raw in content.split(b"\n")[:-1]:
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(raw)
             if isinstance(value, dict):
                 lines.append(value)

@@ -13,22 +13,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from proxyfl.core.config import Config
-from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import sha256, write_bytes, write_tensors
 from proxyfl.data import sources
 from proxyfl.data.files import data_root
-from proxyfl.data.partition import Partition
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import Observer, run_rounds
-from proxyfl.runs import checkpoint
+from proxyfl.runs import checkpoint, mend
 from proxyfl.runs.assembly import assemble, model_card
-from proxyfl.runs.checkpoint import Checkpoint
-from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.export import ModelCard, save_model
+from proxyfl.runs.directory import AT_SITES, RunDirectory
+from proxyfl.runs.ledger import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, load_toml, resolve, to_toml
@@ -99,15 +94,14 @@ def resume(
         )
     run.require()
     saved, _ = checkpoint.load_newest(run)
-    if run.config.read_bytes() != saved.config:
-        original = saved.folder / "config.toml"
+    mend.require_same_config(run, saved)
+    if saved.run_files.get("data") == AT_SITES:
         raise RunError(
-            f"{run.config} was changed since the run began; put it back with 'cp {original} {run.config}', "
-            f"or start a new run with 'proxyfl run {run.config} --name NEW'"
+            f"{run.path} is a real federation's run; continue it with 'proxyfl deploy run {run.path.parent}'"
         )
     config = resolve("", load_toml(run.config))
     root = root or _recorded_root(run)
-    simulation = prepare(config, root, _partition(run, saved.run_files[run.partition.name]))
+    simulation = prepare(config, root, mend.intact_partition(run, saved))
     if simulation.fingerprint() != saved.run_files["data"]:
         raise RunError(
             f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root"
@@ -140,13 +134,13 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: 
     write_bytes(aside.environment, json.dumps(describe_machine(config, simulation, root), indent=1).encode())
     write_bytes(aside.config, to_toml(config, "proxyfl run config.toml").encode())
     write_tensors(aside.partition, simulation.partition.to_tensors())
-    for file in (aside.metrics, aside.timing, aside.events):
+    for file in (aside.metrics, aside.metrics_copy, aside.timing, aside.events):
         file.touch()
     federation, trainer = assemble(aside, config, simulation)
     state = federation.start(trainer.initial_weights())
     files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
     files["data"] = simulation.fingerprint()
-    checkpoint.save(aside, state, b"", config.keep.checkpoints, files)
+    checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
     aside.event("created")
 
 
@@ -154,16 +148,14 @@ def _continue(
     run: RunDirectory, simulation: Simulation, observers: Iterable[Observer], workers: int | None
 ) -> Run:
     with run.locked():
-        saved, warnings = checkpoint.load_newest(run)
+        saved, warnings = checkpoint.load_newest(run, states=True)
         config = resolve("", load_toml(run.config))
         run.tidy()
-        _mend(run, saved, simulation)
-        if saved.state.round >= config.federation.rounds:
-            _mend_model(run, config, simulation, saved)
-            return Run(run.path)
-        for warning in warnings:
+        for warning in [*warnings, *mend.mend(run, saved, config, simulation)]:
             run.event("warning", text=warning)
             print(f"warning: {warning}", file=sys.stderr)
+        if saved.state.round >= config.federation.rounds:
+            return Run(run.path)
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
         federation, _ = assemble(run, config, simulation, workers)
         card = model_card(config, simulation, federation)
@@ -172,26 +164,6 @@ def _continue(
             run_rounds(federation, saved.state, [recorder, *observers])
         run.event("finished", round=config.federation.rounds)
     return Run(run.path)
-
-
-def _mend(run: RunDirectory, saved: Checkpoint, simulation: Simulation) -> None:
-    """Files that the checkpoint vouches for, written again where they are not what it says."""
-    if not run.metrics.is_file() or run.metrics.read_bytes() != saved.metrics:
-        write_bytes(run.metrics, saved.metrics)
-    if not run.partition.is_file() or sha256(run.partition) != saved.run_files[run.partition.name]:
-        write_tensors(run.partition, simulation.partition.to_tensors())
-
-
-def _mend_model(run: RunDirectory, config: Config, simulation: Simulation, saved: Checkpoint) -> None:
-    """The last model again from the checkpoint, where its file is gone. The best one cannot be made again."""
-    path = run.models / "last.safetensors"
-    if path.is_file():
-        return
-    federation, _ = assemble(run, config, simulation)
-    accuracy = json.loads(saved.metrics.splitlines()[-1])["accuracy"]
-    card = model_card(config, simulation, federation)
-    weights = federation.method.model(saved.state.weights)
-    save_model(path, weights, ModelCard(**card, round=saved.state.round, accuracy=accuracy))
 
 
 def describe_machine(config: Config, simulation: Simulation, root: Path | None) -> dict[str, Any]:
@@ -222,15 +194,4 @@ def _environment(run: RunDirectory) -> dict[str, Any]:
 
 def _recorded_root(run: RunDirectory) -> Path | None:
     recorded = _environment(run).get("data_root")
-    return Path(recorded) if recorded else None
-
-
-def _partition(run: RunDirectory, wanted: str) -> Partition | None:
-    """The partition the run began with; a damaged file is made again, since it is a pure function."""
-    try:
-        if sha256(run.partition) == wanted:
-            return Partition.from_tensors(load_file(run.partition))
-    except (OSError, SafetensorError, ProxyFLError):
-        pass
-    print(f"warning: {run.partition} is damaged; making it again from the settings", file=sys.stderr)
-    return None
+    return Path(recorded) if recorded and isinstance(recorded, str) else None

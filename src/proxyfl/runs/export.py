@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import write_tensors
+from proxyfl.core.seal import read_sealed, write_sealed
 from proxyfl.core.state import Tensors
 from proxyfl.data.augment import normalise
 from proxyfl.models import build
+
+MAX_SIZE = 4096
+"""Pixels along the side of the images that a model may ask for."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,44 @@ class TrainedModel:
 
 
 def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
-    write_tensors(path, weights, {"proxyfl": json.dumps(asdict(card))})
+    write_sealed(path, weights, {"proxyfl": json.dumps(asdict(card))})
+
+
+def _require_plausible(card: ModelCard, weights: Tensors) -> None:
+    """Refuse a card that does not belong to these weights, before any memory is given for its network."""
+    texts = (card.network, card.method, *card.classes)
+    sizes = (card.width, card.channels, card.image_size, card.round)
+    if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in sizes):
+        raise ValueError("its card has a name that is no text or a size that is no whole number")
+    numbers = (*card.mean, *card.std, card.accuracy)
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise ValueError("its card has a number that is none")
+    if not len(card.mean) == len(card.std) == card.channels or not 1 <= card.image_size <= MAX_SIZE:
+        raise ValueError(
+            f"its card speaks of {card.channels} channels and images of {card.image_size} pixels"
+        )
+    with torch.device("meta"):  # shapes without memory
+        shapes = build(
+            card.network, len(card.classes), card.channels, card.width, heads=card.heads
+        ).state_dict()
+    if {name: value.shape for name, value in shapes.items()} != {k: v.shape for k, v in weights.items()}:
+        raise ValueError(f"its weights are not those of {card.network} at width {card.width}")
 
 
 def load_model(path: Path, device: str = "cpu") -> TrainedModel:
     """A model file back as a network in eval mode."""
     try:
-        with safe_open(path, framework="pt") as file:
-            fields = json.loads((file.metadata() or {})["proxyfl"])
+        weights, metadata = read_sealed(path)
+        fields = json.loads(metadata["proxyfl"])
         for name in ("classes", "mean", "std"):
             fields[name] = tuple(fields[name])
         card = ModelCard(**fields)
+        _require_plausible(card, weights)
         network = build(card.network, len(card.classes), card.channels, card.width, heads=card.heads)
-        network.load_state_dict(load_file(path))
+        network.load_state_dict(weights)
     except FileNotFoundError:
         raise RunError(f"{path} does not exist: no round is finished yet, or the file was lost") from None
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-        raise RunError(f"{path} is not a model of proxyfl or is damaged: {error}") from error
+    except (KeyError, TypeError, ValueError, RuntimeError, OSError, RunError) as error:
+        why = str(error).removeprefix(f"{path} is damaged: ")
+        raise RunError(f"{path} is not a model of proxyfl or is damaged: {why}") from error
     return TrainedModel(network.to(device).eval(), card)

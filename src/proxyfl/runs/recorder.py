@@ -8,7 +8,8 @@ from typing import Any
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import write_tensors
+from proxyfl.core.files import write_bytes
+from proxyfl.core.seal import write_sealed
 from proxyfl.core.state import Failure, Update
 from proxyfl.federation.loop import RoundReport
 from proxyfl.methods.base import Method
@@ -16,6 +17,7 @@ from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, read_json_lines
 from proxyfl.runs.export import ModelCard, save_model
+from proxyfl.runs.ledger import Ledger
 
 
 class Recorder:
@@ -28,12 +30,11 @@ class Recorder:
         self, run: RunDirectory, config: Config, method: Method, card: dict[str, Any], saved: Checkpoint
     ) -> None:
         self.run, self.config, self.method, self.card = run, config, method, card
-        self.metrics, self.run_files = bytearray(saved.metrics), saved.run_files
+        self.ledger, self.run_files = Ledger(run, saved.metrics), saved.run_files
         lines = [json.loads(line) for line in saved.metrics.splitlines()]
         self.best = max((line["accuracy"] for line in lines), default=-1.0)
-        run.metrics.write_bytes(saved.metrics)
-        kept = [line for line in read_json_lines(run.timing) if line.get("round", 0) <= len(lines)]
-        run.timing.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        kept = [line for line in read_json_lines(run.timing) if _until(len(lines), line)]
+        write_bytes(run.timing, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def round_started(self, round: int, clients: list[int]) -> None:
         pass
@@ -49,7 +50,7 @@ class Recorder:
         self._models(report)
         round, keep = report.state.round, self.config.keep
         if round % keep.checkpoint_every == 0 or round == self.config.federation.rounds:
-            checkpoint.save(self.run, report.state, bytes(self.metrics), keep.checkpoints, self.run_files)
+            checkpoint.save(self.run, report.state, self.ledger.mark(), keep.checkpoints, self.run_files)
         seconds = {**report.timing, "record": time.perf_counter() - started}
         line = {"round": round, **{name: float(f"{value:.4g}") for name, value in seconds.items()}}
         with self.run.timing.open("a", encoding="utf-8") as file:
@@ -63,14 +64,12 @@ class Recorder:
                 f"round {metrics['round']} gave values that are not finite; try smaller learning rates "
                 "(train.lr, method.gpt.lr)"
             ) from error
-        with self.run.metrics.open("ab") as file:
-            file.write(line)
-        self.metrics += line
+        self.ledger.append(line)
 
     def _snapshot(self, report: RoundReport) -> None:
         round = report.state.round
         if self.config.keep.snapshot(round, self.config.federation.rounds):
-            write_tensors(self.run.snapshots / f"round-{round:08d}.safetensors", report.snapshots)
+            write_sealed(self.run.snapshots / f"round-{round:08d}.safetensors", report.snapshots)
 
     def _models(self, report: RoundReport) -> None:
         accuracy = report.metrics["accuracy"]
@@ -79,4 +78,9 @@ class Recorder:
         save_model(self.run.models / "last.safetensors", weights, card)
         if accuracy > self.best:
             self.best = accuracy
-            save_model(self.run.models / "best.safetensors", weights, card)
+            for place in (self.run.models / "best.safetensors", self.run.best_copy):
+                save_model(place, weights, card)
+
+
+def _until(round: int, line: dict[str, Any]) -> bool:
+    return isinstance(line.get("round"), int) and line["round"] <= round

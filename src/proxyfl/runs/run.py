@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from proxyfl.core.config import Config
-from proxyfl.core.errors import RunError
+from proxyfl.core.errors import DataError, RunError
+from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import Tensors
+from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
-from proxyfl.runs.directory import RunDirectory, read_json_lines
+from proxyfl.runs import checkpoint, ledger
+from proxyfl.runs.directory import AT_SITES, RunDirectory, json_lines, read_json_lines
 from proxyfl.runs.export import TrainedModel, load_model
+from proxyfl.runs.plausible import require_records
 from proxyfl.runs.settings import load_toml, resolve
+from proxyfl.runs.simulation import load_dataset
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,13 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per finished round."""
-        return read_json_lines(self.directory.metrics)
+        """One record per finished round, as checkpoints vouch for them."""
+        lines = json_lines(ledger.recorded(self.directory, checkpoint.marks(self.directory)))
+        try:
+            require_records(lines)
+        except ValueError as error:
+            raise RunError(f"{self.directory.metrics} is damaged: {error}") from None
+        return lines
 
     @property
     def timing(self) -> list[dict[str, Any]]:
@@ -63,7 +76,27 @@ class Run:
 
     @property
     def partition(self) -> Partition:
-        return Partition.from_tensors(load_file(self.directory.partition))
+        """Who holds what; a file that is not what a checkpoint says about it is refused."""
+        path = self.directory.partition
+        known = (manifest["run"].get(path.name) for manifest in checkpoint.manifests(self.directory))
+        try:
+            content = path.read_bytes()
+            if next(known, None) in (None, hashlib.sha256(content).hexdigest()):
+                return Partition.from_tensors(load(content))
+        except (OSError, SafetensorError):
+            pass
+        raise RunError(f"{path} is damaged; 'proxyfl resume {self.path}' makes it again")
+
+    def dataset(self) -> Dataset:
+        """The data set, where the run says it was."""
+        try:
+            noted = json.loads(self.directory.environment.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.directory.environment} cannot be read ({error})") from error
+        if noted.get("data") == AT_SITES:
+            raise DataError("the images of a real federation stay at its sites")
+        root = noted.get("data_root")
+        return load_dataset(self.config, Path(root) if root else None)
 
     def model(self, which: str = "last", device: str = "cpu") -> TrainedModel:
         """The model of the ``last`` round, or of the ``best``."""
@@ -77,7 +110,7 @@ class Run:
         if not path.exists():
             known = ", ".join(str(int(file.stem[6:])) for file in sorted(self.directory.snapshots.iterdir()))
             raise RunError(f"{self.path} has no snapshot of round {round}; it has {known or 'none'}")
-        return dict(load_file(path))
+        return read_sealed(path)[0]
 
     @property
     def summary(self) -> Summary:
@@ -88,7 +121,7 @@ class Run:
         tail = accuracy[-self.config.keep.last_rounds :]
         best = max(accuracy)
         sent = sum(line["traffic"]["bytes_up"] + line["traffic"]["bytes_down"] for line in lines)
-        seconds = sum(sum(v for k, v in line.items() if k != "round") for line in self.timing)
+        seconds = sum(_seconds(line) for line in self.timing)
         return Summary(
             rounds=len(lines),
             mean_last=sum(tail) / len(tail),
@@ -98,6 +131,12 @@ class Run:
             seconds=seconds,
             megabytes=sent / 1e6,
         )
+
+
+def _seconds(timing: dict[str, Any]) -> float:
+    """What a line of timing adds up to; nobody vouches for it, so what is no duration does not count."""
+    durations = [value for name, value in timing.items() if name != "round"]
+    return sum(value for value in durations if isinstance(value, int | float) and 0 <= value < 1e9)
 
 
 def list_runs(folder: Path) -> list[Run]:

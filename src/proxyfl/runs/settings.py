@@ -15,12 +15,23 @@ import tomli_w
 import torch
 
 from proxyfl import models
-from proxyfl.core.config import FIDELITIES, Config, MethodSettings, Tree, merge, nested, read_config
+from proxyfl.core.config import (
+    DEEPEST,
+    FIDELITIES,
+    Config,
+    MethodSettings,
+    Tree,
+    merge,
+    nested,
+    read_config,
+)
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.data import sources
 from proxyfl.data.partition import SCHEMES
+from proxyfl.federation.pipeline import require_sound
 from proxyfl.methods import registry
 
+MAX_BYTES = 1 << 20
 COMMON = {
     "label_ratio": "labels.ratio",
     "alpha": "partition.alpha",
@@ -52,14 +63,34 @@ def load_preset(name: str) -> Tree:
 
 
 def load_toml(path: Path) -> Tree:
+    """The tables of a file, which may be a stranger's: it is neither long nor deep."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no file of settings")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path} is longer than any file of settings ({MAX_BYTES // 1024} kB)")
+        tree = tomllib.loads(content.decode("utf-8"))
+        _require_shallow(tree, str(path))
+        return tree
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; known presets: {', '.join(preset_names())}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets
         raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def _require_shallow(tree: Mapping[str, Any], what: str) -> None:
+    """Refuse tables and lists that lie so deep inside each other that walking through them would fail."""
+    level: list[Any] = [tree]
+    for _ in range(DEEPEST):
+        inner = [list(part.values()) if isinstance(part, Mapping) else part for part in level]
+        level = [value for part in inner for value in part if isinstance(value, Mapping | list)]
+        if not level:
+            return
+    raise ConfigError(f"{what} has tables more than {DEEPEST} deep; settings are at most four")
 
 
 def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
@@ -133,7 +164,8 @@ def check(config: Config) -> None:
         raise ConfigError("labels.ratio = 0 leaves no image its label; give a share or labels.per_class")
     if config.data.subset == 0:
         raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
-    registry.create(config.method.name, config.method.parameters, config.fidelity)
+    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    require_sound(config, method)
 
 
 def from_short(values: Mapping[str, Any]) -> Tree:
@@ -158,6 +190,9 @@ def identity(config: Config) -> str:
     """A hash of everything that decides the result, for naming runs."""
     tree = config.to_tree()
     del tree["keep"], tree["preset"]
+    for later in ("aggregation", "privacy"):  # runs made before there were these keep their names
+        if getattr(config, later) == getattr(Config(), later):
+            del tree[later]
     text = json.dumps(tree, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 SPLITS = ("train", "test")
 SIZE = 32
 CACHE = ".proxyfl-cache"
+KEY = re.compile(r"[0-9a-f]{16}")
+"""How the name of a cache looks. Nothing else in its place is ours to remove."""
+
 Listed: TypeAlias = dict[str, tuple[list[Path], Array]]
 Arrays: TypeAlias = dict[str, tuple[Array, Array]]
 
@@ -88,7 +92,7 @@ def cached_arrays(folder: Path, listed: Listed) -> Arrays:
     key = fingerprint(folder, listed)
     homes = cache_homes(folder)
     for home in homes:
-        if arrays := open_cache(home / key, listed):
+        if not home.is_symlink() and (arrays := open_cache(home / key, listed)):
             return arrays
     for home in homes:
         aside = begin(home)
@@ -115,7 +119,9 @@ def cache_homes(folder: Path) -> tuple[Path, Path]:
 
 
 def begin(home: Path) -> Path | None:
-    """A new folder to build the cache in; None where ``home`` cannot be written."""
+    """A new folder to build the cache in; None where ``home`` cannot be written or is a link elsewhere."""
+    if home.is_symlink():
+        return None
     try:
         home.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=".part-", dir=home))
@@ -126,7 +132,7 @@ def begin(home: Path) -> Path | None:
 def drop_others(home: Path, key: str) -> None:
     """Caches of what the folder held before. Those being built by others, which are hidden, stay."""
     for other in home.iterdir():
-        if other.name != key and not other.name.startswith("."):
+        if other.name != key and KEY.fullmatch(other.name):
             shutil.rmtree(other, ignore_errors=True)
 
 

@@ -5,19 +5,23 @@ Y. Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Lea
 
 from __future__ import annotations
 
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from proxyfl.core.errors import DataError, missing_extra
 from proxyfl.data.dataset import Dataset
-from proxyfl.data.files import Checksum, RemoteFile
+from proxyfl.data.files import CHUNK, Checksum, RemoteFile, memory_limit
 from proxyfl.data.sources.base import Array, Found, Source, first_folder
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 ADDRESS = "http://ufldl.stanford.edu/housenumbers/"
+HEADER, COMPRESSED = 128, 15  # of Matlab's format 5
+WHOLE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 MAX_IMAGES = 700_000  # more than the largest official split, so that a header cannot ask for all memory
 
 
@@ -48,16 +52,25 @@ class Svhn(Source):
 
     def _images_in(self, root: Path, file: Path) -> int:
         """The number of images, from the headers alone; a file of another form is refused here."""
-        headers = {name: shape for name, shape, _ in self._scipy(root, file, "whosmat")}
+        found = self._scipy(root, file, "whosmat")
+        headers = {name: shape for name, shape, _ in found}
+        kinds = {name: kind for name, _, kind in found}
+        if len(headers) < len(found):
+            raise self.damaged(root, file, "a variable is there twice")
         pixels = headers.get("X")
         if pixels is None or len(pixels) != 4 or pixels[:3] != (32, 32, 3) or not 0 < pixels[3] <= MAX_IMAGES:
             raise self.damaged(root, file, f"variable X is {pixels}, expected (32, 32, 3, N)")
         if headers.get("y") != (pixels[3], 1):
             raise self.damaged(root, file, f"variable y is {headers.get('y')}, expected ({pixels[3]}, 1)")
+        for name, wanted in (("X", ("uint8",)), ("y", WHOLE)):
+            if kinds[name] not in wanted:
+                raise self.damaged(root, file, f"variable {name} is {kinds[name]}, expected {wanted[0]}")
         return int(pixels[3])
 
     def _read(self, root: Path, file: Path) -> tuple[Array, Array]:
         count = self._images_in(root, file)
+        if unpacked_size(file, memory_limit()) > memory_limit():
+            raise self.damaged(root, file, "it unpacks to more than this machine's memory can hold")
         content = self._scipy(root, file, "loadmat", variable_names=["X", "y"])
         pixels, labels = content.get("X"), content.get("y")
         for name, value, shape in (("X", pixels, (32, 32, 3, count)), ("y", labels, (count, 1))):
@@ -77,6 +90,36 @@ class Svhn(Source):
             return getattr(scipy.io, function)(file, **options)
         except Exception as error:  # scipy's reader answers damage with whatever its parser stumbles on
             raise self.damaged(root, file, f"scipy cannot read it ({error})") from None
+
+
+def unpacked_size(file: Path, limit: int) -> int:
+    """Bytes that the compressed variables of a Matlab file unpack to, counted up to ``limit``.
+
+    Scipy gives whatever memory they need. What is no such file counts as nothing: scipy will say so.
+    """
+    total = 0
+    with file.open("rb") as stream:
+        order = {b"IM": "<", b"MI": ">"}.get(stream.read(HEADER)[-2:])
+        while order and total <= limit and len(tag := stream.read(8)) == 8:
+            kind, length = struct.unpack(f"{order}II", tag)
+            end = stream.tell() + length
+            if kind == COMPRESSED:
+                total += _expansion(stream, length, limit - total)
+            stream.seek(end)
+    return total
+
+
+def _expansion(stream: BinaryIO, length: int, limit: int) -> int:
+    unpacker, total = zlib.decompressobj(), 0
+    while total <= limit and length > 0 and (piece := stream.read(min(CHUNK, length))):
+        length -= len(piece)
+        while piece and total <= limit:
+            try:
+                total += len(unpacker.decompress(piece, CHUNK))
+            except zlib.error:
+                return total
+            piece = unpacker.unconsumed_tail
+    return total
 
 
 SVHN = Svhn(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import Tensors
 from proxyfl.report.html.records import numbers
 from proxyfl.runs.run import Run
-from proxyfl.runs.simulation import load_dataset
 
 T = TypeVar("T")
 
@@ -42,10 +40,11 @@ class Labels:
         self._known: dict[str, tuple[Any, tuple[str, ...]]] = {}
 
     def of(self, run: Run) -> tuple[Any, tuple[str, ...]]:
-        recorded = json.loads(run.directory.environment.read_text(encoding="utf-8")).get("data_root")
+        noted = json.loads(run.directory.environment.read_text(encoding="utf-8"))
+        recorded = noted.get("data_root") if isinstance(noted, dict) else None
         key = f"{recorded} {run.config.data} {run.config.labels.seed}"
         if key not in self._known:
-            dataset = load_dataset(run.config, Path(recorded) if recorded else None)
+            dataset = run.dataset()
             self._known[key] = (dataset.train.labels, dataset.classes)
         return self._known[key]
 
@@ -101,6 +100,8 @@ def confusion(round: int, tensors: Tensors) -> dict[str, Any]:
     counts = tensors["confusion"]
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
         raise ValueError(f"the confusion matrix has the shape {tuple(counts.shape)}")
+    if not bool(torch.isfinite(counts).all()):
+        raise ValueError("the confusion matrix holds values that are not finite")
     return {"round": round, "counts": counts.tolist()}
 
 
@@ -132,6 +133,8 @@ def proxies(round: int, tensors: Tensors) -> dict[str, Any] | None:
     if "proxies/clients" not in tensors:
         return None
     local, average = tensors["proxies/clients"].float(), tensors["proxies/average"].float()
+    if local.ndim != 3 or not local.numel() or not all(bool(t.isfinite().all()) for t in tensors.values()):
+        raise ValueError("the proxies are not rows of finite numbers for each client")
     tuned = tensors.get("proxies/tuned")
     local = local[: max(1, MOST_PROXIES // local.shape[1])]
     parts = [local.reshape(-1, local.shape[2]), average, *([] if tuned is None else [tuned.float()])]

@@ -5,7 +5,6 @@ Records may come from a damaged or a foreign run: whatever is no finite number i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,9 @@ MOST_POINTS, MOST_COLUMNS = 400, 60
 """Rounds drawn of a curve and of a map; of longer runs these are spread evenly, the last one among them."""
 
 MOST_FAILURES, LONGEST_REASON = 200, 300
+LARGEST = 1e300
+"""Numbers beyond it are no measurement; NaN is not below it either."""
+
 KEPT = (
     "round", "accuracy", "per_class", "failed", "losses", "pseudo", "prior", "traffic",
 )  # fmt: skip
@@ -69,7 +71,7 @@ def slim(line: Line) -> Line:
 
 def number(value: Any, digits: int = 5) -> float | int | None:
     """A finite number with so many digits, or nothing."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         return None
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")
 
@@ -174,11 +176,7 @@ def _reason(value: Any) -> str:
 
 
 def _durations(line: Line) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in line.items()
-        if name != "round" and isinstance(value, int | float) and math.isfinite(value)
-    }
+    return {name: value for name, value in line.items() if name != "round" and number(value) is not None}
 
 
 def _table(line: Mapping[str, Any], name: str) -> dict[str, Any]:

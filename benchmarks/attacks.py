@@ -1,0 +1,220 @@
+"""What hostile clients do to accuracy, and what robust aggregation does about it.
+
+    python benchmarks/attacks.py [--seeds 2] [--share 1/2]
+
+ProxyFL on digits, 20 clients that all take part in every round; 0, 10, 20 or 30 % of them attack in every
+round. Every defence is told that 30 % may be hostile. Runs that are in ``results/attacks-runs.csv`` are not
+made again, so a benchmark that was stopped goes on; ``--share`` makes every n-th run, for several processes.
+Writes ``results/attacks.csv`` (a row per attack and share, a column per defence), ``results/attacks-gpt.csv``
+(proxy poisoning with and without GPT) and ``docs/images/attacks.png`` (and ``.svg``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fcntl
+import itertools
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from proxyfl.core.rng import SERVER, numpy_rng
+from proxyfl.engines.hostile import HostileEngine, flip_labels, model_replacement, proxy_poisoning, sign_flip
+from proxyfl.engines.inline import InlineEngine
+from proxyfl.federation.client import numerics
+from proxyfl.federation.loop import Engine, run_rounds
+from proxyfl.report import style
+from proxyfl.runs.assembly import assemble
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.simulation import prepare
+
+ROOT = Path(__file__).parents[1]
+CLIENTS, ROUNDS, LAST = 20, 8, 2
+SHARES = (0.0, 0.1, 0.2, 0.3)
+DEFENCES: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "clip": {"clip": 1.0, "clip_by": "median"},
+    "median": {"rule": "median"},
+    "trimmed": {"rule": "trimmed", "hostile": 0.3},
+    "krum": {"rule": "krum", "hostile": 0.3, "keep": 1},
+    "multi-krum": {"rule": "krum", "hostile": 0.3},
+}
+ATTACKS = {
+    "none": None,
+    "label flip": None,
+    "sign flip": sign_flip(1.0),
+    "model replacement": model_replacement(CLIENTS),
+    "proxy poisoning": proxy_poisoning(1.0),
+    "proxy poisoning ×5": proxy_poisoning(5.0),
+}
+WITH_FLIPPED_LABELS = ("label flip", "model replacement")
+GPT = {"proxyfl": "GPT and ICPL", "icpl-only": "ICPL, no GPT"}
+WITHOUT_GPT = ["mean", "trimmed", "multi-krum"]
+"""Defences under which proxy poisoning is tried with and without GPT."""
+COLUMNS = ("method", "attack", "share", "defence", "seed", "accuracy")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: who attacks how, and what the server does about it."""
+
+    method: str
+    attack: str
+    share: float
+    defence: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(map(str, astuple(self)))
+
+
+def cases(seeds: int) -> Iterator[Case]:
+    """Honest runs first, then each attack; the second method last."""
+    for seed, method in itertools.product(range(1, seeds + 1), GPT):
+        main = method == "proxyfl"
+        attacks = [name for name in ATTACKS if main or name.startswith(("none", "proxy"))]
+        defences = list(DEFENCES) if main else WITHOUT_GPT
+        for attack, share, defence in itertools.product(attacks, SHARES, defences):
+            if (attack == "none") == (share == 0):
+                yield Case(method, attack, share, defence, seed)
+
+
+def accuracy(case: Case, folder: Path) -> float:
+    """The mean of the last rounds' test accuracy."""
+    short = {
+        "clients": CLIENTS, "per_round": CLIENTS, "rounds": ROUNDS, "seed": case.seed, "dtype": "fp32",
+        "train__epochs": 1, "keep__snapshot_every": 0,
+    }  # fmt: skip
+    layer = {"aggregation": DEFENCES[case.defence], "method": {"name": case.method}}
+    config = resolve("digits", from_short(short), layer)
+    simulation = prepare(config)
+    order = numpy_rng(case.seed, 0, SERVER, "attackers").permutation(CLIENTS)
+    attackers = order[: round(case.share * CLIENTS)].tolist()
+    federation, trainer = assemble(RunDirectory(folder), config, simulation, workers=0)
+    holdings = simulation.holdings
+    if case.attack in WITH_FLIPPED_LABELS:
+        holdings = flip_labels(holdings, attackers, federation.classes)
+    engine: Engine = InlineEngine(trainer, holdings.client)
+    if attack := ATTACKS[case.attack]:
+        engine = HostileEngine(engine, attack, attackers)
+    federation.engine, told = engine, Accuracies()
+    with numerics(config.compute):
+        run_rounds(federation, federation.start(trainer.initial_weights()), [told])
+    return statistics.mean(told.values[-LAST:])
+
+
+class Accuracies:
+    """An observer that writes down one number a round."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def round_started(self, round: int, clients: list[int]) -> None: ...
+
+    def answered(self, answer: Any) -> None: ...
+
+    def round_finished(self, report: Any) -> None:
+        self.values.append(report.metrics["accuracy"])
+
+
+def known(path: Path) -> dict[tuple[str, ...], float]:
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {
+            tuple(row[name] for name in COLUMNS[:-1]): float(row["accuracy"]) for row in csv.DictReader(file)
+        }
+
+
+def remember(path: Path, columns: Sequence[str], key: Sequence[str], value: float) -> None:
+    """A line more, also when several processes write."""
+    with path.open("a", newline="", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        table = csv.writer(file, lineterminator="\n")
+        if not file.tell():
+            table.writerow(columns)
+        table.writerow([*key, f"{value:.4f}"])
+
+
+def percent(values: list[float]) -> str:
+    return f"{100 * statistics.mean(values):.1f}" if values else "–"
+
+
+def write(found: dict[tuple[str, ...], float], results: Path) -> None:
+    """The tables of the page, means over seeds in percent."""
+    by_case: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for key, value in found.items():
+        by_case[key[:-1]].append(value)
+
+    def cell(method: str, attack: str, share: float, defence: str) -> str:
+        return percent(by_case[(method, attack if share else "none", str(share), defence)])
+
+    rows = []
+    for attack in ATTACKS:
+        for share in SHARES if attack == "none" else SHARES[1:]:
+            if (attack == "none") == (share == 0):
+                cells = [cell("proxyfl", attack, share, defence) for defence in DEFENCES]
+                rows.append([attack, f"{100 * share:.0f}", *cells])
+    style.save_csv(results / "attacks.csv", ("attack", "attackers (%)", *DEFENCES), rows)
+    rows = []
+    for attack in (name for name in ATTACKS if name.startswith("proxy")):
+        for share in SHARES:
+            cells = [
+                cell(method, attack, share, d) for d in ("mean", "trimmed", "multi-krum") for method in GPT
+            ]
+            rows.append([attack, f"{100 * share:.0f}", *cells])
+    heads = [f"{defence}, {words}" for defence in WITHOUT_GPT for words in GPT.values()]
+    style.save_csv(results / "attacks-gpt.csv", ("attack", "attackers (%)", *heads), rows)
+
+
+def draw(results: Path, path: Path) -> None:
+    """A panel per attack: accuracy over the share of attackers, a line per defence."""
+    with (results / "attacks.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    honest = next(row for row in rows if row["attack"] == "none")
+    attacks = [name for name in ATTACKS if name != "none"]
+    figure = style.new_figure(13, 3.6)
+    panels = figure.subplots(1, len(attacks), sharey=True)
+    spare = [style.BLACK, style.ORANGE, style.SKY, style.GREEN, style.VERMILLION, style.PURPLE]
+    for axes, attack in zip(panels, attacks, strict=True):
+        mine = [honest, *(row for row in rows if row["attack"] == attack)]
+        for (defence, marker), colour in zip(zip(DEFENCES, "oDs^vP", strict=True), spare, strict=True):
+            points = [(row["attackers (%)"], row[defence]) for row in mine if row[defence] != "–"]
+            shares, values = [float(a) for a, _ in points], [float(b) for _, b in points]
+            axes.plot(shares, values, color=colour, marker=marker, linewidth=1.8, label=defence)
+        axes.set_ylim(0, 100)
+        axes.set_xticks([100 * share for share in SHARES])
+        style.dress(axes, title=attack, x="attackers (%)", grid="y")
+    panels[0].set_ylabel("test accuracy (%)", fontsize=style.TEXT)
+    panels[0].legend(frameon=False, fontsize=style.SMALL, loc="lower left")
+    style.save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--share", default="1/1", help="which of how many processes this one is")
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "images" / "attacks.png")
+    options = parser.parse_args()
+    record = options.results / "attacks-runs.csv"
+    mine, of = map(int, options.share.split("/"))
+    for case in list(cases(options.seeds))[mine - 1 :: of]:
+        if case.key not in known(record):
+            with tempfile.TemporaryDirectory(prefix="proxyfl-attacks-") as folder:
+                value = accuracy(case, Path(folder))
+            remember(record, COLUMNS, case.key, value)
+            print(*case.key, f"{100 * value:.1f} %", flush=True)
+    write(known(record), options.results)
+    draw(options.results, options.picture)
+
+
+if __name__ == "__main__":
+    main()

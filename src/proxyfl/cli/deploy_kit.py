@@ -1,0 +1,329 @@
+"""``proxyfl deploy init``, ``explain``, ``check``: set a federation up, say what it sends, look at data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxyfl.cli.common import (
+    DataRoot,
+    Fidelity,
+    Method,
+    Settings,
+    command,
+    err,
+    examples,
+    out,
+    overrides,
+    plain_table,
+)
+from proxyfl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from proxyfl.deploy.explain import Explanation, Item
+    from proxyfl.deploy.kit import Plan
+    from proxyfl.deploy.settings import Deployment
+
+INIT_EXAMPLES = examples(
+    "proxyfl deploy init hospital --sites 4 --host fl.example.org --classes healthy,ill --image-size 64",
+    "proxyfl deploy init trial --sites 3 --sample",
+    "proxyfl deploy init hospital --add-site lyon",
+    "proxyfl deploy init hospital --renew",
+)
+EXPLAIN_EXAMPLES = examples("proxyfl deploy explain hospital")
+CHECK_EXAMPLES = examples("proxyfl deploy check images/ --site site-03")
+
+SERVER, IMAGES, ROUNDS, EXISTING = "The server", "Classes and images", "Rounds", "A deployment that exists"
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", show_default=False)]
+
+
+def init(
+    folder: Folder,
+    sites: Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")] = "2",
+    method: Method = None,
+    preset: Annotated[str, typer.Option(help="A preset's name or a TOML file: what is trained.")] = "digits",
+    fidelity: Fidelity = None,
+    set_: Settings = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds.", show_default=False, rich_help_panel=ROUNDS)
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or IP address by which sites reach the server. Repeatable: the first is used, the "
+            "certificate is for all.",
+            show_default="localhost",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.", rich_help_panel=SERVER)] = 8000,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="What the server binds where that differs, as behind a proxy.",
+            show_default=False,
+            rich_help_panel=SERVER,
+        ),
+    ] = "",
+    name: Annotated[
+        str, typer.Option(help="What the federation is called.", show_default="DIR", rich_help_panel=SERVER)
+    ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="No encryption, no authentication.", rich_help_panel=SERVER),
+    ] = False,
+    classes: Annotated[
+        str,
+        typer.Option(
+            help="Class names in order: cat,dog.", show_default="the preset's", rich_help_panel=IMAGES
+        ),
+    ] = "",
+    channels: Annotated[
+        int | None,
+        typer.Option(help="3 for colour, 1 for grey.", show_default="the preset's", rich_help_panel=IMAGES),
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(min=8, help="Side in pixels.", show_default="the preset's", rich_help_panel=IMAGES),
+    ] = None,
+    flip: Annotated[
+        bool | None,
+        typer.Option(
+            "--flip/--no-flip",
+            help="Whether a mirrored image keeps its class.",
+            show_default="the preset's",
+            rich_help_panel=IMAGES,
+        ),
+    ] = None,
+    test: Annotated[
+        str,
+        typer.Option(
+            help="Test images at the server: npz file or folder.", show_default=False, rich_help_panel=IMAGES
+        ),
+    ] = "",
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=0.9,
+            help="Share of labelled images that each site keeps back for measuring.",
+            show_default="0.2 without --test",
+            rich_help_panel=IMAGES,
+        ),
+    ] = None,
+    sample: Annotated[
+        bool,
+        typer.Option(
+            "--sample",
+            help="Deal the preset's data set to the sites, for trying out: DIR/sample.",
+            rich_help_panel=IMAGES,
+        ),
+    ] = False,
+    data_root: DataRoot = None,
+    quorum: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Sites that must answer for a round to count.",
+            show_default="more than half",
+            rich_help_panel=ROUNDS,
+        ),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=1, help="Seconds a round waits for its sites.", rich_help_panel=ROUNDS)
+    ] = 600.0,
+    patience: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to wait for the quorum before stopping.", rich_help_panel=ROUNDS),
+    ] = 3600.0,
+    add_site: Annotated[
+        str, typer.Option(metavar="NAME", help="Add a site.", show_default=False, rich_help_panel=EXISTING)
+    ] = "",
+    new_key: Annotated[
+        str,
+        typer.Option(
+            metavar="SITE",
+            help="Another key for a site whose key was lost or stolen.",
+            show_default=False,
+            rich_help_panel=EXISTING,
+        ),
+    ] = "",
+    renew: Annotated[
+        bool, typer.Option("--renew", help="A new server certificate.", rich_help_panel=EXISTING)
+    ] = False,
+) -> None:
+    """Write a deployment: settings, certificates, one key per site, start scripts, a README.
+
+    Encryption and authentication are on. What lies in DIR/SITE is handed to that site, and nothing else.
+    """
+    from proxyfl.deploy import kit
+
+    if add_site or new_key or renew:
+        _change(folder, add_site, new_key, renew)
+        return
+    asked = overrides(method, {"rounds": rounds, "fidelity": fidelity}, set_ or ())
+    form = {
+        "classes": tuple(part.strip() for part in classes.split(",")) if classes else None,
+        "channels": channels,
+        "image_size": image_size,
+        "flip": flip,
+    }
+    plan = kit.Plan(
+        sites=kit.site_names(sites),
+        hosts=tuple(host or ["localhost"]),
+        port=port,
+        listen=listen,
+        preset=Path(preset) if preset.endswith(".toml") else preset,
+        method=method,
+        overrides=asked,
+        name=name,
+        form={key: value for key, value in form.items() if value is not None},
+        test=test,
+        holdout=holdout,
+        quorum=quorum,
+        deadline=deadline,
+        patience=patience,
+        insecure=insecure,
+        sample=sample,
+        data_root=data_root,
+    )
+    _tell_created(kit.create(folder, plan), plan)
+
+
+def _change(folder: Path, add_site: str, new_key: str, renew: bool) -> None:
+    from proxyfl.deploy import kit
+
+    if sum(map(bool, (add_site, new_key, renew))) > 1:
+        raise ConfigError("--add-site, --new-key and --renew are different things; do one after the other")
+    if add_site:
+        grown = kit.add_site(folder, add_site)
+        done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
+    elif new_key:
+        site = kit.new_key(folder, new_key)
+        done = f"{new_key} has a new key; hand it {site.private_key} and {site.public_key}"
+    else:
+        done = f"the server's certificate is new and lasts {kit.renew(folder)} days"
+    typer.echo(f"{done}; restart the server if it runs")
+
+
+def _tell_created(deployment: Deployment, plan: Plan) -> None:
+    console = err()
+    if deployment.insecure:
+        console.print(
+            "WARNING: this federation is INSECURE. Nothing is encrypted and nobody is authenticated: whoever "
+            "reaches the port can read the weights, join, and run code. For trying out on one machine only.",
+            style="bold red",
+        )
+    path = deployment.path
+    say = out().print
+    say(f"wrote {path}: server at {deployment.address}, {len(deployment.sites)} site(s)", markup=False)
+    if not deployment.test:
+        say(f"accuracy comes from the {deployment.holdout:.0%} of labelled images that each site keeps back")
+    else:
+        say(f"accuracy comes from the server's test images, {deployment.test}", markup=False)
+    first = deployment.sites[0]
+    data = path / "sample" / f"{first}.npz" if plan.sample else "DATA"
+    say("\nnext", style="bold")
+    for words in (
+        ("deploy", "explain", path),
+        ("deploy", "server", path),
+        ("deploy", "site", path / first, "--data", data),
+        ("deploy", "run", path),
+    ):
+        say(f"  {command(*words)}", markup=False, soft_wrap=True)
+    say(f"\nhow to hand out the sites' folders: {path / 'README.md'}", markup=False, soft_wrap=True)
+
+
+def explain(folder: Folder) -> None:
+    """Print exactly what leaves a site with the chosen method, what comes to it, and what that reveals.
+
+    Seen in a rehearsal of one round with made-up images.
+    """
+    from proxyfl.deploy.explain import explain as explained
+    from proxyfl.deploy.settings import Deployment
+
+    deployment = Deployment.read(folder)
+    _show(explained(deployment), deployment)
+
+
+def _show(found: Explanation, deployment: Deployment) -> None:
+    from proxyfl.data.files import in_words
+
+    console = out()
+    console.print(f"{deployment.name}: what leaves a site with {found.method}", style="bold", markup=False)
+    console.print("\nOnce, when it enrols", style="bold")
+    _bullets(found.enrols)
+    console.print(f"\nIn every round, from a site to the server: {in_words(found.bytes_up)}", style="bold")
+    console.print(_table(found.up))
+    console.print(f"and sums of its losses and decisions: {', '.join(found.metrics)}", markup=False)
+    console.print(f"\nIn every round, from the server to a site: {in_words(found.bytes_down)}", style="bold")
+    console.print(_table(found.down))
+    if found.declared:
+        console.print("\nIn the method's own words", style="bold")
+        _bullets(found.declared)
+    console.print("\nAccuracy is measured", style="bold")
+    _bullets((found.measured,))
+    console.print("\nStays at the site", style="bold")
+    _bullets(found.stays)
+    console.print("\nWhat this reveals", style="bold")
+    _bullets(found.remarks)
+    if found.privacy:
+        console.print("\nDifferential privacy", style="bold")
+        _bullets([f"{key} = {value}" for key, value in found.privacy.items()])
+    if deployment.insecure:
+        console.print("\nINSECURE: all of this travels unencrypted, from and to anybody.", style="bold red")
+
+
+def _bullets(lines: Sequence[str]) -> None:
+    for line in lines:
+        out().print(f"- {line}", markup=False)
+
+
+def _table(items: Sequence[Item]) -> object:
+    from proxyfl.data.files import in_words
+
+    table = plain_table("what", "numbers", "size", "shape", right=("numbers", "size"), keep=("what",))
+    for item in items:
+        shape = " × ".join(map(str, item.shape))
+        table.add_row(item.what, f"{item.numbers:,}", in_words(item.bytes), shape)
+    return table
+
+
+def check(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA", help="Folder of images, CSV of labels, or npz file.", show_default=False
+        ),
+    ],
+    site: Annotated[
+        Path,
+        typer.Option("--site", metavar="DIR/SITE", help="The site's folder.", show_default=False),
+    ],
+) -> None:
+    """Count a site's images and check them against the class list. Nothing is sent."""
+    from proxyfl.deploy.settings import Site
+    from proxyfl.deploy.site_data import open_site
+
+    told = Site.read(site)
+    found = open_site(data, told.classes, told.channels, told.image_size, told.holdout, told.seed)
+    counts, console = found.counts, out()
+    colour = "grey" if told.channels == 1 else "colour"
+    console.print(f"{told.name}: {data}, read as {found.form}", style="bold", markup=False)
+    console.print(f"{counts.total:,} images, brought to {told.image_size} × {told.image_size}, {colour}\n")
+    right = ("labelled", "kept back")
+    table = plain_table("class", *right, right=right)
+    for name, labelled, held in zip(told.classes, counts.labelled, counts.held_out, strict=True):
+        table.add_row(name, f"{labelled:,}", f"{held:,}")
+    table.add_row("all classes", f"{sum(counts.labelled):,}", f"{sum(counts.held_out):,}", style="bold")
+    console.print(table)
+    console.print(f"unlabelled: {counts.unlabelled:,}")
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print("nothing was sent")

@@ -1,0 +1,89 @@
+"""Safetensors files that carry the SHA-256 of themselves: what does not match is never used.
+
+The hash is the first entry of the header's metadata, at a place that never changes, and is taken over the
+whole file with zeros in that place. Any reader of safetensors reads such a file; files of earlier versions,
+without a hash, are still read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from proxyfl.core.errors import RunError
+from proxyfl.core.files import tensor_bytes, write_bytes
+from proxyfl.core.state import Tensors
+
+_LENGTH = 8
+_MARK = b'{"__metadata__":{"sha256":"'
+_START = _LENGTH + len(_MARK)
+_STOP = _START + 64
+_BLANK = b"0" * 64
+_KNOWN_UNSEALED = {"proxyfl"}
+"""Metadata of files that earlier versions wrote. Anything else without a hash has lost it."""
+
+
+def write_sealed(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """A safetensors file with its hash in it, written whole or not at all."""
+    write_bytes(path, _sealed(tensor_bytes(tensors), dict(metadata or {})))
+
+
+def read_sealed(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """Tensors and metadata of a file that is intact; a missing one is a :class:`FileNotFoundError`."""
+    content = path.read_bytes()
+    try:
+        metadata = _header(content).get("__metadata__", {})
+        if _is_sealed(content):
+            intact = _digest(content) == content[_START:_STOP]
+        else:
+            intact = set(metadata) <= _KNOWN_UNSEALED
+        if not intact:
+            raise RunError(f"{path} is damaged: it does not match its own checksum")
+        return dict(load(content)), metadata
+    except (SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a file is there and matches its own hash."""
+    try:
+        read_sealed(path)
+    except (OSError, RunError):
+        return False
+    return True
+
+
+def _sealed(plain: bytes, metadata: dict[str, str]) -> bytes:
+    entries = _header(plain)
+    data = plain[_LENGTH + int.from_bytes(plain[:_LENGTH], "little") :]
+    header = {"__metadata__": {"sha256": _BLANK.decode(), **metadata}, **entries}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    content = len(text).to_bytes(_LENGTH, "little") + text + data
+    return content[:_START] + _digest(content) + content[_STOP:]
+
+
+def _header(content: bytes) -> dict[str, dict[str, str]]:
+    length = int.from_bytes(content[:_LENGTH], "little")
+    found: dict[str, dict[str, str]] = json.loads(content[_LENGTH : _LENGTH + length])
+    return found
+
+
+def _is_sealed(content: bytes) -> bool:
+    return content[_LENGTH:_START] == _MARK
+
+
+def _digest(content: bytes) -> bytes:
+    view = memoryview(content)
+    digest = hashlib.sha256(view[:_START])
+    digest.update(_BLANK)
+    digest.update(view[_STOP:])
+    return digest.hexdigest().encode()

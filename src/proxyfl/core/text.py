@@ -1,0 +1,24 @@
+"""Text that may come from a stranger's file, made fit for a terminal."""
+
+from __future__ import annotations
+
+LONGEST_LINE = 2000
+
+
+def printable(text: str) -> str:
+    """Control characters and marks that turn the direction of text, as escapes; line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else _escaped(sign) for sign in text)
+
+
+def one_line(text: str) -> str:
+    """The same on a single line that is not too long."""
+    if len(text) > LONGEST_LINE:
+        text = f"{text[: LONGEST_LINE // 2]} … {text[-LONGEST_LINE // 2 :]}"
+    line = " ".join(part.strip() for part in printable(text).splitlines() if part.strip())
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+
+
+def _escaped(sign: str) -> str:
+    return sign.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,1 @@
+"""Real federations for operators: a deployment's files, keys and programs."""

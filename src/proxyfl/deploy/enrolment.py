@@ -1,0 +1,179 @@
+"""Which sites take part with how many images, as each says when it enrols: ``DIR/run/sites.json``.
+
+Counts are fixed when a site enrols: sampling and the guard go by them, so that a resumed run chooses as the
+first did.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from flwr.app import MessageType, RecordDict
+
+from proxyfl.core.errors import RunError
+from proxyfl.core.files import write_bytes
+from proxyfl.deploy.roster import SiteRoster
+from proxyfl.engines.flower.codec import Malformed, content, header_of, text, whole
+from proxyfl.engines.flower.grid import Courier
+from proxyfl.engines.wire import Header
+from proxyfl.federation.sampling import Population
+
+SITES_FILE = "sites.json"
+ASK_FOR = 120.0
+"""Seconds that a site has for counting its images."""
+
+ASK_AGAIN = 60.0
+"""Seconds after which a site that could not take part is asked again."""
+
+LOOK = 1.0
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A site's numbers of images."""
+
+    labelled: int
+    unlabelled: int
+    heldout: int = 0
+
+
+@dataclass
+class Enrolment:
+    """All sites that have enrolled so far, by client number. ``run`` names this run on the sites' disks."""
+
+    run: str
+    sites: tuple[str, ...]
+    counts: dict[int, Enrolled] = field(default_factory=dict)
+
+    def population(self) -> Population:
+        """Images per client; a site that has not enrolled has none, so that it is never chosen."""
+        rows = [self.counts.get(client, Enrolled(0, 0)) for client in range(len(self.sites))]
+        return Population(
+            np.array([row.labelled for row in rows], dtype=np.int64),
+            np.array([row.unlabelled for row in rows], dtype=np.int64),
+        )
+
+    def save(self, folder: Path) -> None:
+        table = {self.sites[client]: asdict(row) for client, row in sorted(self.counts.items())}
+        write_bytes(folder / SITES_FILE, json.dumps({"run": self.run, "sites": table}, indent=1).encode())
+
+    @classmethod
+    def load(cls, folder: Path, sites: tuple[str, ...]) -> Enrolment:
+        file = folder / SITES_FILE
+        try:
+            table = json.loads(file.read_text(encoding="utf-8"))
+            counts = {name: Enrolled(**row) for name, row in table["sites"].items()}
+            run = str(table["run"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{file} is damaged ({type(error).__name__}); put it back from a copy") from None
+        if gone := [name for name in counts if name not in sites]:
+            raise RunError(f"{gone[0]} took part in this run but is not in federation.toml any more; add it")
+        return cls(run, sites, {sites.index(name): row for name, row in counts.items()})
+
+
+class Registrar:
+    """Asks sites to enrol and checks what they say. Those that cannot are asked again after a while."""
+
+    def __init__(
+        self, courier: Courier, roster: SiteRoster, form: Header, say: Callable[[str], None]
+    ) -> None:
+        self.courier, self.roster, self.form, self.say = courier, roster, form, say
+        self.refused: dict[int, float] = {}
+
+    def enrol(self, enrolment: Enrolment) -> list[int]:
+        """Enrol who is connected and has not enrolled; the clients that are new."""
+        known: dict[int, int | None] = {
+            node: client for client, node in self.roster.online().items() if client not in enrolment.counts
+        }
+        nodes: dict[int, int | None] = known | dict.fromkeys(self.roster.unknown())
+        again = time.monotonic() - ASK_AGAIN
+        nodes = {node: client for node, client in nodes.items() if self.refused.get(node, again) <= again}
+        requests = ((node, content({"kind": "enrol", **self.form})) for node in nodes)
+        replies = self.courier.ask(
+            requests, MessageType.QUERY, ASK_FOR, online={node: node for node in nodes}
+        )
+        found: list[int] = []
+        for (node, client), reply in zip(nodes.items(), replies, strict=True):
+            who = "a node" if client is None else self.roster.name(client)
+            try:
+                header = _enrolled(reply)
+                client = self._client(node, client, text(header, "name", 60))
+                if client is not None and client not in enrolment.counts:
+                    enrolment.counts[client] = self._counts(client, header)
+                    found.append(client)
+            except Malformed as error:
+                self.refused[node] = time.monotonic()
+                self.say(f"{who} cannot take part: {error}")
+        return found
+
+    def _client(self, node: int, client: int | None, name: str) -> int | None:
+        if client is None:
+            return self.roster.claim(node, name, self.say)
+        if name != self.roster.name(client):
+            raise Malformed(f"its key is that of {self.roster.name(client)}, but it was started as '{name}'")
+        return client
+
+    def _counts(self, client: int, header: Header) -> Enrolled:
+        row = Enrolled(*(whole(header, name) for name in ("labelled", "unlabelled", "heldout")))
+        if min(row.labelled, row.unlabelled, row.heldout) < 0 or row.labelled + row.unlabelled == 0:
+            raise Malformed("it has no images to train on")
+        said = header.get("versions")
+        for package in ("proxyfl", "torch"):
+            ours, theirs = metadata.version(package), said.get(package) if isinstance(said, dict) else None
+            if theirs != ours:
+                name = self.roster.name(client)
+                self.say(f"{name} has {package} {str(theirs)[:40]}, the server {ours}; results may differ")
+        return row
+
+
+def _enrolled(reply: RecordDict | str) -> Header:
+    if isinstance(reply, str):
+        raise Malformed(f"it {reply}")
+    header = header_of(reply)
+    if header.get("kind") == "failure":
+        raise Malformed(text(header, "reason", 300))
+    if header.get("kind") != "enrolled":
+        raise Malformed("it answered something else")
+    return header
+
+
+def gather(registrar: Registrar, enrolment: Enrolment, quorum: int, deadline: float, patience: float) -> None:
+    """Wait for the sites before the first round: for all, or with a quorum until the deadline.
+
+    Below quorum it waits up to ``patience`` and then gives up.
+    """
+    began, told, total = time.monotonic(), -1, len(enrolment.sites)
+    while True:
+        for client in registrar.enrol(enrolment):
+            row = enrolment.counts[client]
+            kept = f", {row.heldout} kept back" if row.heldout else ""
+            name = enrolment.sites[client]
+            registrar.say(f"{name} takes part: {row.labelled} labelled, {row.unlabelled} unlabelled{kept}")
+        there, waited = len(enrolment.counts), time.monotonic() - began
+        enough = there >= min(quorum, total)
+        if there == total or (enough and waited >= deadline):
+            break
+        if not enough and waited >= patience:
+            raise RunError(
+                f"{there} of {total} sites have enrolled, {quorum} are needed; start the others, "
+                "then run 'proxyfl deploy run' again"
+            )
+        if told != there:
+            told = there
+            missing = [name for k, name in enumerate(enrolment.sites) if k not in enrolment.counts]
+            registrar.say(f"waiting for {', '.join(missing)}")
+        time.sleep(LOOK)
+
+
+def forget_counts(folder: Path) -> None:
+    """Let every site of a run enrol again when it goes on."""
+    file = folder / SITES_FILE
+    if file.is_file():
+        table = json.loads(file.read_text(encoding="utf-8"))
+        write_bytes(file, json.dumps({**table, "sites": {}}, indent=1).encode())

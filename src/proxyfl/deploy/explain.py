@@ -1,0 +1,210 @@
+"""What leaves a site, what comes to it and what stays: seen in a rehearsal, not recited.
+
+One made-up client plays a round with the federation's own settings. What its task and its update hold is
+what real ones hold, but for values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxyfl.core.config import Config, PrivacySettings
+from proxyfl.core.errors import RunError
+from proxyfl.core.rng import rng
+from proxyfl.core.state import ServerState, Task, Tensors, Update, size_in_bytes
+from proxyfl.data.stream import ClientData, ViewSettings
+from proxyfl.deploy import refusals
+from proxyfl.deploy.settings import Deployment
+from proxyfl.engines.inline import InlineEngine
+from proxyfl.federation.client import ClientTrainer
+from proxyfl.federation.evaluate import Evaluation
+from proxyfl.federation.loop import Federation
+from proxyfl.federation.pipeline import uncovered
+from proxyfl.federation.sampling import Population
+from proxyfl.federation.shelf import Shelf
+from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
+from proxyfl.methods.base import Method
+
+BATCH, IMAGES = 4, 8
+"""Of the rehearsal: what is sent does not depend on them."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that travels: what it is, how many numbers and bytes it has, a single tensor's shape."""
+
+    what: str
+    numbers: int
+    bytes: int
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``proxyfl deploy explain`` prints."""
+
+    method: str
+    enrols: tuple[str, ...]
+    up: tuple[Item, ...]
+    metrics: tuple[str, ...]
+    down: tuple[Item, ...]
+    declared: tuple[str, ...]
+    """What the method's parts say in words that they send, some of it not in every round."""
+    measured: str
+    """Where accuracy comes from and what is sent for it."""
+    stays: tuple[str, ...]
+    remarks: tuple[str, ...]
+    privacy: dict[str, Any]
+    """The differential-privacy settings; empty where there is none."""
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(item.bytes for item in self.up)
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(item.bytes for item in self.down)
+
+
+def explain(deployment: Deployment) -> Explanation:
+    """What the deployment's method sends. Combinations that cannot be right raise with the reason."""
+    method = refusals.method_of(deployment.config)
+    task, update = rehearse(deployment)
+    classes = len(deployment.classes)
+    up = (*_parts(update.weights), *_extras(update.extras))
+    return Explanation(
+        method=deployment.config.method.name,
+        enrols=(
+            "the site's name",
+            "how many images it has: labelled, unlabelled, kept back",
+            "its versions of proxyfl and torch",
+        ),
+        up=(*up, Item("number of images, seconds", 2, 16)),
+        metrics=tuple(sorted(update.metrics)),
+        down=(*_parts(task.weights), *_extras(task.extras), *_extras(task.personal)),
+        declared=tuple(f"{part.name}: {part.sends}" for part in method.parts if part.sends),
+        measured=_measured(deployment, classes),
+        stays=_stays(method),
+        remarks=_remarks(deployment, method, update, classes),
+        privacy=_privacy(deployment.config),
+    )
+
+
+def rehearse(deployment: Deployment) -> tuple[Task, Update]:
+    """The task and the update of a made-up client in the first round."""
+    full = deployment.config
+    train = dataclasses.replace(full.train, batch=BATCH, epochs=1)
+    config = dataclasses.replace(full, train=train)
+    with tempfile.TemporaryDirectory() as folder:
+        method, views = refusals.method_of(config), ViewSettings(False, deployment.mean, deployment.std)
+        classes, shelf = len(deployment.classes), Shelf(Path(folder) / "client")
+        trainer = ClientTrainer(config, method, views, classes, deployment.channels, shelf)
+        engine = InlineEngine(trainer, lambda client: _made_up(deployment))
+        counts = np.full(len(deployment.sites), IMAGES, dtype=np.int64)
+        federation = Federation(
+            config,
+            method,
+            Population(counts, counts),
+            engine,
+            _no_evaluation,
+            classes,
+            Shelf(Path(folder) / "server"),
+        )
+        state = federation.start(trainer.initial_weights())
+        broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
+        personal = method.task_extras_all(federation.server_context(state), 0)
+        task = Task(1, 0, state.weights, broadcast, personal)
+        answer = next(iter(engine.run([task])))
+    if not isinstance(answer, Update):
+        raise RunError(f"the rehearsal of {config.method.name} failed: {answer.reason}")
+    return task, answer
+
+
+def _no_evaluation(state: ServerState) -> Evaluation:
+    raise NotImplementedError("a rehearsal measures no accuracy")
+
+
+def _made_up(deployment: Deployment) -> ClientData:
+    size = deployment.image_size
+    shape = (2 * IMAGES, deployment.channels, size, size)
+    images = torch.randint(0, 256, shape, generator=rng(0, 0, 0, "rehearsal"), dtype=torch.uint8)
+    labels = torch.arange(IMAGES) % len(deployment.classes)
+    return ClientData(images, torch.arange(IMAGES), labels, torch.arange(IMAGES, 2 * IMAGES))
+
+
+def _parts(weights: Tensors) -> list[Item]:
+    numbers, sizes = numbers_by_part(weights), by_part(weights)
+    return [Item(f"weights: {part}", numbers[part], sizes[part]) for part in PARTS if numbers[part]]
+
+
+def _extras(extras: Tensors) -> list[Item]:
+    return [
+        Item(name, value.numel(), size_in_bytes({name: value}), tuple(value.shape))
+        for name, value in sorted(extras.items())
+    ]
+
+
+def _measured(deployment: Deployment, classes: int) -> str:
+    if deployment.test:
+        return "on the server's test images: sites send nothing for it"
+    return (
+        f"on the {deployment.holdout:.0%} of its labelled images that each site keeps back: a site sends a "
+        f"table of {classes} × {classes} counts, true class against predicted, and the server adds them up"
+    )
+
+
+def _stays(method: Method) -> tuple[str, ...]:
+    kept = [f"{part.name}: {part.keeps}" for part in method.parts if part.keeps]
+    private = [f"{part.name}: weights of {', '.join(part.private)}" for part in method.parts if part.private]
+    return ("images, labels and file names", *kept, *private)
+
+
+def _remarks(deployment: Deployment, method: Method, update: Update, classes: int) -> tuple[str, ...]:
+    """What can be learned from what is sent."""
+    remarks = []
+    if by_part(update.weights)["classifier"]:
+        remarks.append(
+            "classifier rows and biases move towards the classes a site has: the server can estimate the "
+            "site's label shares from them"
+        )
+    for name, value in sorted(update.extras.items()):
+        if value.dim() and value.shape[0] == classes:
+            remarks.append(f"{name} has an entry for every class: it reveals label shares{_rows(value)}")
+    if deployment.holdout:
+        remarks.append("the table of counts tells the server the label shares of the images kept back")
+    remarks.append("numbers of images tell the server how large a site is, and how much of it is labelled")
+    if readers := refusals.reads_single_sites(method):
+        remarks.append(f"the server needs the updates of single sites: {', '.join(readers)}")
+    remarks.append(
+        "encryption protects the way to the server, not against it: trained weights can give away whether an "
+        "image was trained on, and at worst what images look like"
+    )
+    remarks.append(_privacy_remark(deployment.config, method))
+    return tuple(remarks)
+
+
+def _rows(value: Tensor) -> str:
+    return ", and what a class's images have in common" if value.dim() > 1 else ""
+
+
+def _privacy_remark(config: Config, method: Method) -> str:
+    if config.privacy.clip:
+        if config.privacy.draw == "seed":
+            return "noise is drawn from the run's seed; who has it can remove it: set privacy.draw = 'system'"
+        return "what the weights give away of a whole site is bounded by the differential privacy below"
+    if reason := uncovered(method):
+        return f"no differential privacy, and none to be had with this method: {reason}"
+    return "no differential privacy: [experiment.privacy] adds it"
+
+
+def _privacy(config: Config) -> dict[str, Any]:
+    settings: PrivacySettings = config.privacy
+    return dataclasses.asdict(settings) if settings.clip else {}

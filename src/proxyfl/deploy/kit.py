@@ -1,0 +1,349 @@
+"""Writes a deployment: settings, keys, start scripts and service units, and a folder to hand to each site."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from proxyfl.core.config import Config, Tree, merge
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import write_bytes
+from proxyfl.data import sources
+from proxyfl.deploy import pki
+from proxyfl.deploy.app_template import write_app
+from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites, split_address
+from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
+from proxyfl.runs.experiment import load_config
+from proxyfl.runs.settings import load_preset, load_toml
+from proxyfl.runs.simulation import Simulation, prepare
+
+PRIVATE = 0o700
+HOLDOUT = 0.2
+OWN_MEAN, OWN_STD = 0.5, 0.25
+"""Normalisation of a federation's own images where nobody says another."""
+NATIVE_SIZE = {"digits": 8, "mnist": 28, "fashion-mnist": 28}
+SIZE = 32
+OWN_DATA = "folder:sites"
+"""What a run's settings call data that lie at the sites."""
+
+
+class _Text(Template):
+    delimiter = "~"  # shell, systemd and nginx have other plans for the dollar
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for. ``form`` holds image settings that were given; what is missing is found."""
+
+    sites: tuple[str, ...]
+    hosts: tuple[str, ...] = ("localhost",)
+    port: int = 8000
+    listen: str = ""
+    preset: str | Path = "digits"
+    method: str | None = None
+    overrides: Tree = dataclasses.field(default_factory=dict)
+    name: str = ""
+    form: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    test: str = ""
+    holdout: float | None = None
+    quorum: int | None = None
+    deadline: float = 600.0
+    patience: float = 3600.0
+    insecure: bool = False
+    sample: bool = False
+    data_root: Path | None = None
+
+
+def site_names(text: str) -> tuple[str, ...]:
+    """``4`` as site-01 to site-04, or names with commas between them."""
+    if text.isdecimal():
+        count = int(text)
+        if not 1 <= count <= 9999:
+            raise ConfigError(f"--sites {text}: a federation has 1 to 9999 sites")
+        width = max(2, len(str(count)))
+        return tuple(f"site-{number:0{width}d}" for number in range(1, count + 1))
+    names = tuple(name.strip() for name in text.split(","))
+    check_sites(names)
+    return names
+
+
+def create(folder: str | Path, plan: Plan) -> Deployment:
+    """Write a new deployment. It appears complete or not at all, and nothing is overwritten."""
+    path = Path(folder).expanduser().resolve()
+    _require_free(path)
+    config = _experiment(plan)
+    simulation = prepare(config, plan.data_root) if plan.sample else None
+    deployment = _deployment(path, plan, config, simulation)
+    deployment.check()
+    if deployment.test_path and not plan.sample:
+        open_test(deployment.test_path, deployment.classes, deployment.channels, deployment.image_size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        _furnish(dataclasses.replace(deployment, path=aside), plan, path, simulation)
+        if path.exists():
+            path.rmdir()
+        aside.rename(path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return Deployment.read(path)
+
+
+def add_site(folder: str | Path, name: str) -> Deployment:
+    """Another site at the end of the list, before a run has begun."""
+    deployment = Deployment.read(folder)
+    if deployment.run.exists():
+        raise RunError(
+            f"{deployment.run} has begun with {len(deployment.sites)} sites; finish it and move it away first"
+        )
+    if name in deployment.sites:
+        raise ConfigError(f"there is a site '{name}' already")
+    check_sites((name,))
+    if (deployment.path / name).exists():
+        raise RunError(f"{deployment.path / name} exists and is not overwritten; move it away first")
+    partition = {**deployment.experiment.get("partition", {}), "clients": len(deployment.sites) + 1}
+    grown = dataclasses.replace(
+        deployment,
+        sites=(*deployment.sites, name),
+        experiment={**deployment.experiment, "partition": partition},
+    )
+    _write_site(grown, name)
+    grown.write()
+    _write_readme(grown, grown.path)
+    return grown
+
+
+def renew(folder: str | Path) -> int:
+    """A new server certificate and key for the same names; sites need nothing. Returns its days."""
+    deployment = Deployment.read(folder)
+    if deployment.insecure:
+        raise ConfigError(f"{deployment.file} says insecure = true: there is no certificate to renew")
+    authority = deployment.ca_certificate, deployment.ca_key
+    hosts = pki.hosts_of(deployment.server_certificate)
+    pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
+    return pki.days_left(deployment.server_certificate)
+
+
+def new_key(folder: str | Path, name: str) -> Site:
+    """Another key pair for a site whose key was lost or stolen. The old key is no site's any more."""
+    deployment = Deployment.read(folder)
+    if deployment.insecure:
+        raise ConfigError(f"{deployment.file} says insecure = true: sites have no keys")
+    site = deployment.site(name)
+    pki.create_site_keys(site.private_key, site.public_key, name, renew=True)
+    return site
+
+
+def _require_free(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file; choose a new folder")
+    if path.exists() and any(path.iterdir()):
+        raise RunError(
+            f"{path} is not empty; choose a new folder, or see --add-site and --renew for one that exists"
+        )
+    if not str(path).isprintable() or UNSAFE & set(str(path)):
+        raise ConfigError(f"{path} has characters that service files cannot hold; choose another folder")
+
+
+def _experiment(plan: Plan) -> Config:
+    """The experiment, with the sites for its clients."""
+    check_sites(plan.sites)
+    preset, count = plan.preset, len(plan.sites)
+    base = load_toml(Path(preset)) if str(preset).endswith(".toml") else load_preset(str(preset))
+    written = merge(base, plan.overrides)
+    per_round = min(base.get("federation", {}).get("per_round", 8), count)
+    ours: Tree = {"partition": {"clients": count}, "federation": {"per_round": per_round}}
+    if "dtype" not in written.get("compute", {}):
+        ours["compute"] = {"dtype": "fp32"}  # what all machines have, whatever this one has
+    if not plan.sample and _own_images(plan):
+        ours["data"] = {"name": OWN_DATA}
+    asked = plan.overrides.get("partition", {}).get("clients", count)
+    if asked != count:
+        raise ConfigError(f"partition.clients = {asked}, but there are {count} sites")
+    return load_config(preset, merge(ours, plan.overrides), plan.method)
+
+
+def _own_images(plan: Plan) -> bool:
+    return bool(plan.form.get("classes"))
+
+
+def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation | None) -> Deployment:
+    form = _sample_form(plan, simulation) if simulation else _form(plan, config)
+    given = str(Path(plan.test).expanduser().resolve()) if plan.test else ""
+    test = "sample/test.npz" if simulation else given
+    holdout = plan.holdout if plan.holdout is not None else (0.0 if test else HOLDOUT)
+    quorum = plan.quorum or config.federation.per_round // 2 + 1
+    tree = merge(config.to_tree(), {"federation": {"quorum": quorum}})
+    first = plan.hosts[0]
+    host = f"[{first}]" if ":" in first else first
+    return Deployment(
+        **form,
+        name=plan.name or path.name,
+        address=f"{host}:{plan.port}",
+        listen=plan.listen,
+        sites=plan.sites,
+        test=test,
+        holdout=holdout,
+        quorum=quorum,
+        deadline=plan.deadline,
+        patience=plan.patience,
+        insecure=plan.insecure,
+        experiment=tree,
+        path=path,
+    )
+
+
+def _sample_form(plan: Plan, simulation: Simulation) -> dict[str, Any]:
+    """The form of a known data set, dealt to the sites as a simulation would."""
+    if plan.form or plan.test:
+        raise ConfigError("sample data bring their own classes, image form and test images; leave yours out")
+    dataset, views = simulation.dataset, simulation.train_views
+    return {
+        "classes": dataset.classes,
+        "channels": dataset.channels,
+        "image_size": dataset.image_size,
+        "mean": views.mean,
+        "std": views.std,
+        "flip": views.flip,
+    }
+
+
+def _form(plan: Plan, config: Config) -> dict[str, Any]:
+    """Classes and image form: as given, else what is known of the preset's data set."""
+    given = {name: value for name, value in plan.form.items() if value is not None}
+    source = sources.find(config.data.name)
+    classes = given.pop("classes", None) or source.classes
+    if not classes:
+        raise ConfigError("give the class names, as in --classes cat,dog; their order is their number")
+    known = tuple(classes) == source.classes
+    channels = given.pop("channels", len(source.mean) if known and source.mean else 3)
+    same = known and source.mean is not None and source.std is not None and len(source.mean) == channels
+    form = {
+        "classes": tuple(classes),
+        "channels": channels,
+        "image_size": config.data.image_size or (NATIVE_SIZE.get(source.name, SIZE) if known else SIZE),
+        "mean": source.mean if same else (OWN_MEAN,) * channels,
+        "std": source.std if same else (OWN_STD,) * channels,
+        "flip": source.flip if known and config.data.flip == "own" else config.data.flip == "always",
+    }
+    return {**form, **given}
+
+
+def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simulation | None) -> None:
+    """Fill the folder ``deployment.path``, which will be called ``final``."""
+    here = deployment.path
+    server = here / "server"
+    server.mkdir(mode=PRIVATE)
+    if not deployment.insecure:
+        (here / "ca").mkdir(mode=PRIVATE)
+        pki.create_authority(deployment.ca_certificate, deployment.ca_key, deployment.name)
+        authority = deployment.ca_certificate, deployment.ca_key
+        pki.issue_server(deployment.server_certificate, deployment.server_key, authority, plan.hosts)
+    deployment.write()
+    for name in deployment.sites:
+        _write_site(deployment, name)
+    write_app(deployment.app)
+    words = _words(deployment, final)
+    _write(server / "start.sh", "start-server.sh", words, mode=0o755)
+    _write(server / "proxyfl-server.service", "server.service", words)
+    if not deployment.insecure:
+        _write(server / "nginx.conf", "nginx.conf", words)
+    _write_readme(deployment, final)
+    if simulation:
+        _write_sample(here / "sample", deployment, simulation)
+
+
+def _write_site(deployment: Deployment, name: str) -> None:
+    """The folder that is handed to a site: its own key, and what is public."""
+    site = deployment.site(name)
+    site.path.mkdir(mode=PRIVATE)
+    site.write()
+    if not deployment.insecure:
+        pki.create_site_keys(site.private_key, site.public_key, name)
+        write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
+    words = _site_words(deployment, site)
+    _write(site.path / "start.sh", "start-site.sh", words, mode=0o755)
+    _write(site.path / "proxyfl-site.service", "site.service", words)
+    _write(site.path / "README.md", "site-README.md", words)
+
+
+def _write_sample(folder: Path, deployment: Deployment, simulation: Simulation) -> None:
+    folder.mkdir()
+    holdings, classes = simulation.holdings, deployment.classes
+    for client, name in enumerate(deployment.sites):
+        write_npz(folder / f"{name}.npz", *client_arrays(holdings.client(client)), classes)
+    test = simulation.dataset.test
+    write_npz(folder / "test.npz", test.images, test.labels, classes)
+
+
+def _write_readme(deployment: Deployment, final: Path) -> None:
+    _write(deployment.path / "README.md", "README.md", _words(deployment, final))
+
+
+def _words(deployment: Deployment, final: Path) -> dict[str, object]:
+    """What the operator's texts leave open."""
+    host, port = split_address(deployment.address)
+    config, sites = deployment.config, deployment.sites
+    measured = (
+        f"the server's test images ({deployment.test})"
+        if deployment.test
+        else f"the {deployment.holdout:.0%} of labelled images that every site keeps back"
+    )
+    span = f"`{sites[0]}/`" if len(sites) == 1 else f"`{sites[0]}/` to `{sites[-1]}/`"
+    return {
+        "name": deployment.name,
+        "warning": _warning(deployment.insecure),
+        "count": len(sites),
+        "method": config.method.name,
+        "rounds": config.federation.rounds,
+        "address": deployment.address,
+        "accuracy": measured,
+        "folders": span,
+        "first": sites[0],
+        "path": final,
+        "shell_path": shlex.quote(str(final)),
+        "host": host,
+        "port": port,
+        "inner_port": deployment.bind[1] if deployment.listen else port + 1 if port < 65535 else port - 1,
+        "user": getpass.getuser(),
+        "program": shutil.which("proxyfl") or "proxyfl",
+        "server_days": pki.SERVER_DAYS,
+        "ca_days": pki.CA_DAYS,
+    }
+
+
+def _site_words(deployment: Deployment, site: Site) -> dict[str, object]:
+    return {
+        "site": site.name,
+        "name": deployment.name,
+        "warning": _warning(site.insecure),
+        "classes": ", ".join(site.classes),
+        "image_size": site.image_size,
+        "colour": "grey" if site.channels == 1 else "in colour",
+        "server": site.server,
+    }
+
+
+def _warning(insecure: bool) -> str:
+    if not insecure:
+        return ""
+    return (
+        "> **Insecure.** No encryption, no authentication: whoever reaches the port reads and joins. For "
+        "trying out on one machine only.\n\n"
+    )
+
+
+def _write(file: Path, template: str, words: Mapping[str, object], mode: int = 0o644) -> None:
+    text = resources.files("proxyfl.deploy").joinpath("templates", template).read_text(encoding="utf-8")
+    write_bytes(file, _Text(text).substitute(words).encode())
+    file.chmod(mode)

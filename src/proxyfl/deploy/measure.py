@@ -1,0 +1,140 @@
+"""Where accuracy comes from: test images at the server, or what each site keeps back, weighted by size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from flwr.app import MessageType, RecordDict
+from torch import Tensor
+
+from proxyfl.core.errors import DataError, RunError
+from proxyfl.core.state import Failure, ServerState, Task, Update
+from proxyfl.data.dataset import Split
+from proxyfl.deploy.enrolment import Enrolment
+from proxyfl.engines.flower.codec import (
+    OWN,
+    Malformed,
+    header_of,
+    pack_broadcast,
+    task_records,
+    tensors_of,
+    text,
+)
+from proxyfl.engines.flower.grid import Courier
+from proxyfl.engines.wire import Header
+from proxyfl.federation.client import ClientTrainer, autocast
+from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
+from proxyfl.federation.loop import RoundReport
+
+PAUSE = 5.0
+
+
+class ServerTest:
+    """Accuracy on the server's own test images."""
+
+    def __init__(self, trainer: ClientTrainer, split: Split, image_size: int) -> None:
+        if not len(split):
+            raise DataError("the server's test images have no labels; give labelled ones or test = ''")
+        self.trainer, self.split = trainer, split
+        self.network = trainer.placed(trainer.new_network())
+        self.batch = eval_batch(trainer.config.compute.eval_batch, image_size, trainer.device)
+        self.source: dict[str, Any] = {"where": "server", "images": len(split)}
+
+    def __call__(self, state: ServerState) -> Evaluation:
+        method, views = self.trainer.method, self.trainer.views
+        self.network.load_state_dict(method.model(state.weights), strict=not method.all_private)
+        return evaluate(
+            self.network,
+            self.split,
+            views.mean,
+            views.std,
+            batch=self.batch,
+            autocast=lambda: autocast(self.trainer.config.compute, self.trainer.device),
+        )
+
+
+class SiteTest:
+    """Accuracy on what the sites keep back: counts are added up, so that larger sites weigh more.
+
+    A site that does not answer is left out of this round's accuracy, which says so; with no answer at all it
+    is asked again up to ``patience``.
+    """
+
+    def __init__(
+        self,
+        courier: Courier,
+        enrolment: Enrolment,
+        setup: Header,
+        deadline: float,
+        patience: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.courier, self.enrolment, self.setup = courier, enrolment, setup
+        self.deadline, self.patience, self.say = deadline, patience, say
+        self.source: dict[str, Any] = {}
+
+    def __call__(self, state: ServerState) -> Evaluation:
+        until = time.monotonic() + self.patience
+        while True:
+            counts = self._ask(state)
+            if counts:
+                total = torch.stack(list(counts.values())).sum(0)
+                names = [self.enrolment.sites[client] for client in counts]
+                self.source = {"where": "sites", "images": int(total.sum()), "sites": names}
+                return Evaluation(total)
+            if time.monotonic() >= until:
+                raise RunError(
+                    f"round {state.round}: no site measured accuracy; is any connected that keeps images "
+                    "back? The last checkpoint is kept, go on with 'proxyfl deploy run'"
+                )
+            time.sleep(min(PAUSE, self.patience))
+
+    def _ask(self, state: ServerState) -> dict[int, Tensor]:
+        online = self.courier.roster.online()
+        held = {k: row.heldout for k, row in sorted(self.enrolment.counts.items()) if row.heldout}
+        clients = [client for client in held if client in online]
+        broadcast = pack_broadcast(Task(state.round, 0, state.weights))
+        requests = (
+            (client, task_records(Task(state.round, client, {}), broadcast, self.setup)) for client in clients
+        )
+        replies = self.courier.ask(requests, MessageType.EVALUATE, self.deadline, online=online)
+        counts: dict[int, Tensor] = {}
+        for client, reply in zip(clients, replies, strict=True):
+            try:
+                counts[client] = _confusion(reply, len(self.setup["classes"]), held[client])
+            except Malformed as error:
+                self.say(f"round {state.round}: {self.enrolment.sites[client]} measured nothing: {error}")
+        return counts
+
+
+def _confusion(reply: RecordDict | str, classes: int, registered: int) -> Tensor:
+    if isinstance(reply, str):
+        raise Malformed(f"it {reply}")
+    header = header_of(reply)
+    if header.get("kind") == "failure":
+        raise Malformed(text(header, "reason", 300))
+    counts = tensors_of(reply, OWN).get("confusion")
+    if counts is None or counts.dtype != torch.int64 or tuple(counts.shape) != (classes, classes):
+        raise Malformed("its counts have the wrong form")
+    if int(counts.min()) < 0 or int(counts.max()) > registered or not 0 < int(counts.sum()) <= registered:
+        raise Malformed(f"its counts do not add up to the {registered} images that it keeps back")
+    return counts
+
+
+class SourceNote:
+    """An observer, told before the recorder: a round's metrics say where its accuracy comes from."""
+
+    def __init__(self, measure: ServerTest | SiteTest) -> None:
+        self.measure = measure
+
+    def round_started(self, round: int, clients: list[int]) -> None:
+        pass
+
+    def answered(self, answer: Update | Failure) -> None:
+        pass
+
+    def round_finished(self, report: RoundReport) -> None:
+        report.metrics["evaluation"] = dict(self.measure.source)

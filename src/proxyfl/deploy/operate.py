@@ -1,0 +1,248 @@
+"""What an operator does: bring the server up, bring a site up, start the run or go on with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import write_bytes
+from proxyfl.deploy.client_app import SITE, SITE_DATA
+from proxyfl.deploy.live import LIVE_FILE, LiveReader
+from proxyfl.deploy.pki import check_server
+from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
+from proxyfl.deploy.roster import key_bytes
+from proxyfl.deploy.server_app import DEPLOYMENT
+from proxyfl.deploy.settings import Deployment, Site, split_address
+from proxyfl.runs.directory import RunDirectory
+
+LINK = "federation"
+"""What Flower's configuration calls this federation's SuperLink."""
+
+START = 60.0
+"""Seconds that a program has for starting."""
+
+UNKNOWN_KEY = "Failed to activate SuperNode"
+"""What a SuperNode says whose key is not registered."""
+
+AGAIN = 5.0
+"""Seconds before a site that was turned away tries again."""
+
+QUIET = 60.0
+"""Seconds of silence after which Flower is asked whether the run is still there."""
+
+Say = Callable[[str], None]
+
+
+def local_address(deployment: Deployment) -> str:
+    """How programs on the server's machine reach the SuperLink; its certificate is for this name, too."""
+    host, port = deployment.bind
+    return (
+        f"127.0.0.1:{port}" if host == "0.0.0.0" else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    )
+
+
+def flower_home(deployment: Deployment) -> dict[str, str]:
+    """The environment for Flower's commands, with the connection they need written down."""
+    home = deployment.state / "flower"
+    env = environment(home, {DEPLOYMENT: str(deployment.path)})
+    link: dict[str, Any] = {"address": local_address(deployment), "insecure": deployment.insecure}
+    if not deployment.insecure:
+        link["root-certificates"] = str(deployment.ca_certificate)
+    write_bytes(home / "config.toml", tomli_w.dumps({"superlink": {"default": LINK, LINK: link}}).encode())
+    return env
+
+
+def answers(deployment: Deployment, seconds: float = 2.0) -> bool:
+    """Whether the SuperLink takes connections, with TLS by a certificate of the federation's own CA."""
+    host, port = split_address(local_address(deployment))
+    try:
+        with socket.create_connection((host, port), timeout=seconds) as plain:
+            if deployment.insecure:
+                return True
+            trust = ssl.create_default_context(cafile=str(deployment.ca_certificate))
+            with trust.wrap_socket(plain, server_hostname=host):
+                return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def server(deployment: Deployment, say: Say, bind: str = "") -> Iterator[Program]:
+    """The SuperLink, up and with every site's key registered, for as long as the context lasts."""
+    host, port = deployment.bind
+    words = ["flower-superlink", "--host", bind or host, "--port", str(port)]
+    words += ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
+    words += ["--database", str(deployment.state / "superlink.db")]
+    if deployment.insecure:
+        words.append("--insecure")
+    else:
+        files = (deployment.ca_certificate, deployment.server_certificate, deployment.server_key)
+        for file in files:
+            if not file.is_file():
+                raise ConfigError(f"{file} is missing; make it with 'proxyfl deploy init', or bring it back")
+        check_server(deployment.server_certificate, deployment.ca_certificate)
+        words += ["--ssl-ca-certfile", str(files[0]), "--ssl-certfile", str(files[1])]
+        words += ["--ssl-keyfile", str(files[2]), "--enable-supernode-auth"]
+    if answers(deployment):
+        raise RunError(f"something answers at port {port} already; is 'proxyfl deploy server' running?")
+    env = flower_home(deployment)
+    log = deployment.state / "superlink.log"
+    with Program(words, env, log, say) as program:
+        ready = wait_until(lambda: program.ended is not None or answers(deployment), START)
+        if not ready or program.ended is not None:
+            raise RunError(f"the SuperLink did not start: {program.trouble()}; see {log}")
+        if not deployment.insecure:
+            register(deployment, env)
+        yield program
+
+
+def register(deployment: Deployment, env: dict[str, str]) -> None:
+    """Make every site's public key known to the SuperLink; those it knows are left as they are."""
+    noted = deployment.state / "registered"
+    noted.mkdir(exist_ok=True)
+
+    def tell(site: Site) -> None:
+        key, node = key_bytes(site.public_key.read_bytes()).hex(), ""
+        if _noted(noted / site.name).get("key") == key:
+            return
+        try:
+            words = ["supernode", "register", str(site.public_key), LINK, "--name", site.name]
+            node = str(ask_flwr(words, env)["node-id"])
+        except FlowerError as error:
+            if "already in use" not in str(error).lower():
+                raise RunError(f"the key of {site.name} could not be registered: {error}") from error
+        write_bytes(noted / site.name, json.dumps({"key": key, "node": node}).encode())
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(tell, map(deployment.site, deployment.sites)))
+
+
+def node_states(deployment: Deployment) -> dict[str, str]:
+    """What the SuperLink says of each site's node: online, offline, registered."""
+    listed = ask_flwr(["supernode", "list", LINK], flower_home(deployment))
+    states = {str(node["node-id"]): str(node["status"]) for node in listed.get("nodes", [])}
+    nodes = {name: _noted(deployment.state / "registered" / name).get("node") for name in deployment.sites}
+    return {name: states[node] for name, node in nodes.items() if node in states}
+
+
+def _noted(file: Path) -> dict[str, str]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+@contextmanager
+def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Program]:
+    """A SuperNode for a site's own images, for as long as the context lasts."""
+    address = address or settings.server
+    split_address(address)
+    if not data.exists():
+        raise ConfigError(f"{data} does not exist; --data is the folder or file with this site's images")
+    words = ["flower-supernode", "--superlink", address, "--isolation", "subprocess"]
+    words += ["--host", "127.0.0.1", "--port", str(free_port())]
+    if settings.insecure:
+        words.append("--insecure")
+    else:
+        for file in (settings.ca_certificate, settings.private_key):
+            if not file.is_file():
+                raise ConfigError(f"{file} is missing; ask the federation's operator for the folder again")
+        words += ["--root-certificates", str(settings.ca_certificate)]
+        words += ["--auth-supernode-private-key", str(settings.private_key)]
+    extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
+    env = environment(settings.state / "flower", extra)
+    with Program(words, env, settings.state / "supernode.log", say) as program:
+        yield program
+
+
+def take_part(settings: Site, data: Path, say: Say, address: str = "") -> None:
+    """Run a site until it is stopped. A server that has just started may not know its key yet."""
+    until = time.monotonic() + START
+    while True:
+        with site(settings, data, say, address) as program:
+            say(f"{settings.name} is starting; server {address or settings.server}")
+            program.process.wait()
+            why = program.trouble()
+        if UNKNOWN_KEY not in why or time.monotonic() > until:
+            raise RunError(f"{settings.name} could not take part: {why} (see {program.log})")
+        say(f"the server does not know the key of {settings.name} yet; trying again")
+        time.sleep(AGAIN)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def submit(deployment: Deployment) -> str:
+    """Start the run or go on with it; Flower's number of it. Its SuperLink must be up."""
+    if not answers(deployment):
+        raise RunError(
+            f"the server does not answer at {local_address(deployment)}; start it with "
+            f"'proxyfl deploy server {deployment.path}'"
+        )
+    (deployment.state / LIVE_FILE).unlink(missing_ok=True)
+    answer = ask_flwr(["run", str(deployment.app), LINK], flower_home(deployment))
+    return str(answer["run-id"])
+
+
+def stop(deployment: Deployment, run: str) -> None:
+    """End the run in the SuperLink; its checkpoint stays."""
+    ask_flwr(["stop", run, LINK], flower_home(deployment))
+    wait_until(lambda: not is_running(deployment), START)
+
+
+def is_running(deployment: Deployment) -> bool:
+    return RunDirectory(deployment.run).is_locked()
+
+
+def follow(deployment: Deployment, run: str, every: float = 0.5) -> Iterator[dict[str, Any]]:
+    """What happens, as it happens, up to the end of the run. A run that died without a word is found, too."""
+    reader = LiveReader(deployment.state / LIVE_FILE)
+    alive = asked = time.monotonic()
+    while True:
+        lines = reader.new()
+        yield from lines
+        if any(line["event"] in ("finished", "stopped") for line in lines):
+            return
+        now = time.monotonic()
+        asked = now if lines else asked
+        if now - alive > QUIET / 10:
+            alive = now
+            reason = _gone(deployment)
+            if not reason and now - asked > QUIET:
+                asked = now
+                reason = _over(deployment, run)
+            if reason:
+                yield {"event": "stopped", "reason": reason, "text": f"stopped: {reason}"}
+                return
+        time.sleep(every)
+
+
+def _gone(deployment: Deployment) -> str:
+    if answers(deployment, 10.0):
+        return ""
+    return (
+        f"the server is gone; start it again with 'proxyfl deploy server {deployment.path}', "
+        "then run this again"
+    )
+
+
+def _over(deployment: Deployment, run: str) -> str:
+    """Why Flower's run is over; empty while it goes on."""
+    listed = ask_flwr(["ls", LINK, "--run-id", run], flower_home(deployment))
+    state = str(listed["runs"][0].get("status", "")) if listed.get("runs") else "unknown"
+    log = deployment.state / "superlink.log"
+    return "" if "finished" not in state else f"Flower says '{state}'; see {log}"

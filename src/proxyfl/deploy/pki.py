@@ -1,0 +1,238 @@
+"""A federation's keys: a certificate authority, the server's certificate, one key pair per site.
+
+All are ECDSA on P-384. The authority vouches for the server alone; a site is known by its public key, which
+the operator registers. Private keys are readable by their owner only and never overwritten silently.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxyfl.core.errors import ConfigError, RunError, missing_extra
+from proxyfl.core.files import sync_folder, write_bytes
+from proxyfl.deploy.settings import is_host, is_ip
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError:
+    raise missing_extra("cryptography", "flower") from None
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+CA_DAYS = 3650
+SERVER_DAYS = 825
+EARLIER = datetime.timedelta(hours=1)
+"""How far certificates reach back, for machines whose clocks are behind."""
+ALWAYS = ("localhost", "127.0.0.1", "::1")
+"""Names that a server's certificate has besides those asked for: its own programs reach it by them."""
+
+
+def create_authority(certificate: Path, key: Path, name: str) -> None:
+    """A new self-signed authority."""
+    private = ec.generate_private_key(ec.SECP384R1())
+    subject = _name(f"{name} federation CA")
+    usage = _key_usage(key_cert_sign=True, crl_sign=True)
+    builder = (
+        _certificate(subject, subject, private.public_key(), private.public_key(), CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    write_private(key, _pem(private))
+    _write_new(certificate, builder.sign(private, hashes.SHA384()).public_bytes(Encoding.PEM))
+
+
+def issue_server(
+    certificate: Path,
+    key: Path,
+    authority: tuple[Path, Path],
+    hosts: Sequence[str],
+    *,
+    days: int = SERVER_DAYS,
+    renew: bool = False,
+) -> None:
+    """A server certificate for host names and IP addresses, signed by ``authority`` (certificate, key)."""
+    issuer, signer = read_certificate(authority[0]), _read_key(authority[1])
+    if issuer.public_key() != signer.public_key():
+        raise ConfigError(f"{authority[1]} is not the key of {authority[0]}; put the right one there")
+    names = list(dict.fromkeys((*hosts, *ALWAYS)))
+    private = ec.generate_private_key(ec.SECP384R1())
+    alternatives = x509.SubjectAlternativeName([_general_name(host) for host in names])
+    builder = (
+        _certificate(_name(names[0]), issuer.subject, private.public_key(), signer.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(alternatives, critical=False)
+    )
+    signed = builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
+    write_private(key, _pem(private), replace=renew)
+    write_bytes(certificate, signed) if renew else _write_new(certificate, signed)
+
+
+def create_site_keys(private_file: Path, public_file: Path, name: str, *, renew: bool = False) -> None:
+    """A site's key pair in the OpenSSH formats that Flower's programs read."""
+    private = ec.generate_private_key(ec.SECP384R1())
+    public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    content = private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    write_private(private_file, content, replace=renew)
+    line = public + f" {name}\n".encode()
+    write_bytes(public_file, line) if renew else _write_new(public_file, line)
+
+
+def read_certificate(file: Path) -> Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise ConfigError(f"{file} is not a certificate in PEM form") from None
+
+
+def hosts_of(certificate: Path) -> list[str]:
+    """The names and addresses that a server's certificate is for."""
+    names = (
+        read_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    )
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return [*names.get_values_for_type(x509.DNSName), *map(str, addresses)]
+
+
+def days_left(certificate: Path) -> int:
+    """Whole days until a certificate ends; negative when it has."""
+    left = read_certificate(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    return left.days
+
+
+def check_server(certificate: Path, authority: Path) -> None:
+    """Raise where a server's certificate is not of this authority or has ended, with the cure."""
+    issued, issuer = read_certificate(certificate), read_certificate(authority)
+    try:
+        issued.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):
+        raise ConfigError(
+            f"{certificate} is not signed by {authority}; renew it with: proxyfl deploy init DIR --renew"
+        ) from None
+    for file in (certificate, authority):
+        if days_left(file) < 0:
+            raise ConfigError(f"{file} has ended; renew it with: proxyfl deploy init DIR --renew")
+
+
+def check_site_keys(private_file: Path, public_file: Path) -> None:
+    """Raise where a site's two key files are unreadable or no pair."""
+    try:
+        private = load_ssh_private_key(private_file.read_bytes(), None)
+        public = load_ssh_public_key(public_file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror or error}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(
+            f"{private_file} or {public_file} is no OpenSSH key; ask for a new folder"
+        ) from None
+    if private.public_key() != public:
+        raise ConfigError(f"{private_file} and {public_file} are no pair; ask for a new folder")
+
+
+def write_private(file: Path, content: bytes, *, replace: bool = False) -> None:
+    """Write a file that its owner alone can read; an existing one only stays or is replaced as a whole."""
+    target = file.with_name(f".{file.name}.{os.getpid()}.aside") if replace else file
+    try:
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise RunError(f"{target} exists and is not overwritten; move it away first") from None
+    with os.fdopen(handle, "wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    if replace:
+        target.replace(file)
+    sync_folder(file.parent)
+
+
+def _write_new(file: Path, content: bytes) -> None:
+    if file.exists():
+        raise RunError(f"{file} exists and is not overwritten; move it away first")
+    write_bytes(file, content)
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePublicKey,
+    days: int,
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    if is_ip(host):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    if not is_host(host):
+        raise ConfigError(f"'{host}' is not a host name or IP address")
+    return x509.DNSName(host)
+
+
+def _key_usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(file.read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}; bring the key back") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{file} is not an unencrypted private key in PEM form") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{file} is not an elliptic-curve key")
+    return key

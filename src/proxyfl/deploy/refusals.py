@@ -1,0 +1,59 @@
+"""What a real federation cannot do, and why. Reasons come from a method's hooks, not from its name."""
+
+from __future__ import annotations
+
+from proxyfl.core.config import Config
+from proxyfl.core.errors import ConfigError
+from proxyfl.methods import registry
+from proxyfl.methods.base import Method, Part
+
+NOT_OFFERED = (
+    "secure aggregation is not offered: Flower has it for its legacy strategies alone, and what they hand to "
+    "a server is every site's update replaced by the mean"
+)
+
+
+def method_of(config: Config) -> Method:
+    return registry.create(config.method.name, config.method.parameters, config.fidelity)
+
+
+def reads_single_sites(method: Method) -> list[str]:
+    """Why the server needs the updates of single sites: one reason per hook that looks at them."""
+    reasons = []
+    for part in method.parts:
+        if type(part).receive is not Part.receive:
+            reasons.append(f"{part.name} keeps tensors of each site's update")
+        if type(part).task_extras is not Part.task_extras:
+            reasons.append(f"{part.name} sends each site something of its own")
+    if type(method).weights is not Method.weights or method.needs_all_updates:
+        reasons.append(f"{method.name} weighs sites by what they sent")
+    elif type(method).weight_of is not Method.weight_of:
+        reasons.append(f"{method.name} weighs each update by itself")
+    return reasons
+
+
+def secure_aggregation(method: Method) -> str:
+    """Why secure aggregation is refused with this method."""
+    reasons = reads_single_sites(method)
+    why = f"; {method.name} could not use it either: {', '.join(reasons)}" if reasons else ""
+    return f"{NOT_OFFERED}{why}; take the setting out"
+
+
+def check_experiment(config: Config) -> None:
+    """Refuse experiments that make sense in a simulation alone."""
+    method = method_of(config)
+    if method.oracle:
+        raise ConfigError(
+            f"method '{method.name}' is given the true labels of unlabelled images, which no site has; "
+            "choose another method"
+        )
+    if config.train.leak_momentum:
+        raise ConfigError(
+            "train.leak_momentum hands one site's momentum to the next, which real sites do not; set it to "
+            "false"
+        )
+    if config.data.norm == "release":
+        raise ConfigError(
+            "data.norm = 'release' normalises training and test images differently; set it to 'own': "
+            "mean and std of federation.toml are used"
+        )

@@ -1,0 +1,90 @@
+"""Who the connected nodes are: by their registered keys, or without authentication by what they claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cryptography.hazmat.primitives import serialization
+from flwr.serverapp import Grid
+
+from proxyfl.core.errors import ConfigError
+from proxyfl.deploy.settings import Deployment
+
+
+def key_bytes(ssh: bytes) -> bytes:
+    """A public key in the one form in which two equal keys are equal bytes."""
+    key = serialization.load_ssh_public_key(ssh)
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(serialization.Encoding.DER, form)
+
+
+def _pem_bytes(pem: bytes) -> bytes:
+    """The same of a key as Flower keeps it; empty where it is none."""
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except ValueError:
+        return b""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(serialization.Encoding.DER, form)
+
+
+class SiteRoster:
+    """Nodes and sites of one federation.
+
+    With authentication a node is the site whose key it has proved to hold, whatever it says. Without, it is
+    the first that claims the name, until it is gone.
+    """
+
+    def __init__(self, grid: Grid, deployment: Deployment) -> None:
+        self.grid, self.sites, self.insecure = grid, deployment.sites, deployment.insecure
+        self.keys = {} if deployment.insecure else _site_keys(deployment)
+        self.claims: dict[int, int] = {}
+        self.refused: set[int] = set()
+
+    def name(self, client: int) -> str:
+        return self.sites[client]
+
+    def online(self) -> Mapping[int, int]:
+        """The node of each client that is connected now."""
+        if not self.insecure:
+            nodes = {
+                self.keys.get(_pem_bytes(node.public_key)): node.node_id for node in self.grid.get_nodes()
+            }
+            return {client: node for client, node in nodes.items() if client is not None}
+        present = set(self.grid.get_node_ids())
+        self.claims = {client: node for client, node in self.claims.items() if node in present}
+        return dict(self.claims)
+
+    def unknown(self) -> list[int]:
+        """Connected nodes that have not said who they are; with authentication there are none."""
+        if not self.insecure:
+            return []
+        taken = set(self.online().values()) | self.refused
+        return sorted(set(self.grid.get_node_ids()) - taken)
+
+    def claim(self, node: int, name: str, say: Callable[[str], None]) -> int | None:
+        """The client number for a node that calls itself ``name``; None where that cannot be."""
+        if name not in self.sites:
+            self.refused.add(node)
+            say(f"a node that calls itself '{name[:60]}' is not one of the sites; it is left out")
+            return None
+        client = self.sites.index(name)
+        if client in self.online():
+            say(f"a second node calls itself {name}; it is left out while the first is connected")
+            return None
+        self.claims[client] = node
+        return client
+
+
+def _site_keys(deployment: Deployment) -> dict[bytes, int]:
+    keys: dict[bytes, int] = {}
+    for client, name in enumerate(deployment.sites):
+        file = deployment.site(name).public_key
+        try:
+            key = key_bytes(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} is not a public key ({error}); it must stay at the server") from None
+        if key in keys:
+            raise ConfigError(f"{file} is also the key of {deployment.sites[keys[key]]}; each needs its own")
+        keys[key] = client
+    return keys

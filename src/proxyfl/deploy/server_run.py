@@ -1,0 +1,229 @@
+"""The server's half of a real federation: the project's own rounds in an ordinary run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import closing
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from proxyfl.core.config import Config
+from proxyfl.core.errors import BelowQuorum, RunError
+from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.state import ServerState
+from proxyfl.data.dataset import Split
+from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.stream import ViewSettings
+from proxyfl.deploy.enrolment import Enrolment, Registrar, gather
+from proxyfl.deploy.live import LIVE_FILE, LiveLog
+from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
+from proxyfl.deploy.refusals import method_of
+from proxyfl.deploy.roster import SiteRoster
+from proxyfl.deploy.settings import Deployment
+from proxyfl.engines.flower.grid import Courier, FlowerEngine
+from proxyfl.engines.flower.site import FORM
+from proxyfl.federation.client import ClientTrainer, numerics
+from proxyfl.federation.loop import Federation, Observer, play_round
+from proxyfl.federation.shelf import Shelf
+from proxyfl.methods.base import Method
+from proxyfl.runs import checkpoint
+from proxyfl.runs.checkpoint import Checkpoint
+from proxyfl.runs.directory import AT_SITES, RunDirectory
+from proxyfl.runs.ledger import Mark
+from proxyfl.runs.recorder import Recorder
+from proxyfl.runs.settings import load_toml, resolve, to_toml
+
+RETRY = 5.0
+"""Seconds between two attempts at a round that had too few answers."""
+
+
+class Server:
+    """One federation's server, for the time of one Flower run."""
+
+    def __init__(self, deployment: Deployment, grid: Grid, test: Callable[[], Split] | None = None) -> None:
+        self.deployment, self.directory = deployment, RunDirectory(deployment.run)
+        self.live = LiveLog(deployment.state / LIVE_FILE, deployment.sites)
+        self.roster = SiteRoster(grid, deployment)
+        self.courier = Courier(grid, self.roster)
+        self.form = {name: _plain(getattr(deployment, name)) for name in FORM}
+        self.registrar = Registrar(self.courier, self.roster, self.form, self.say)
+        self.test = test
+
+    def say(self, text: str) -> None:
+        self.live.tell("note", text=text)
+
+    def run(self) -> None:
+        """Begin the run or go on with it, to the end. What stops it is the last line of the live file."""
+        try:
+            if not self.directory.path.exists():
+                self._create()
+            with self.directory.locked():
+                self._continue()
+        except BaseException as error:
+            self.live.tell("stopped", reason=str(error) or type(error).__name__, text=f"stopped: {error}")
+            raise
+
+    def _create(self) -> None:
+        config, form = self.deployment.config, self.deployment
+        method = method_of(config)
+        enrolment = Enrolment(secrets.token_hex(8), form.sites)
+        gather(self.registrar, enrolment, form.quorum, form.deadline, form.patience)
+
+        def build(aside: RunDirectory) -> None:
+            write_bytes(aside.environment, json.dumps(describe(config, form), indent=1).encode())
+            write_bytes(aside.config, to_toml(config, f"proxyfl deploy run {form.path}").encode())
+            write_tensors(aside.partition, sizes_only(enrolment).to_tensors())
+            enrolment.save(aside.path)
+            for file in (aside.metrics, aside.metrics_copy, aside.timing, aside.events):
+                file.touch()
+            federation, trainer, _ = self._federation(aside, config, method, enrolment)
+            state = federation.start(trainer.initial_weights())
+            files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
+            checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, {**files, "data": AT_SITES})
+            aside.event("created")
+
+        self.directory.create(build)
+
+    def _continue(self) -> None:
+        run = self.directory
+        saved, warnings = checkpoint.load_newest(run)
+        config = self._settings(saved)
+        run.tidy()
+        for warning in warnings:
+            run.event("warning", text=warning)
+            self.say(f"warning: {warning}")
+        state, rounds = saved.state, config.federation.rounds
+        if state.round < rounds:
+            run.event("resumed" if state.round else "started", round=state.round)
+            self.live.tell("resumed" if state.round else "started", round=state.round, rounds=rounds)
+            enrolment = Enrolment.load(run.path, self.deployment.sites)
+            federation, trainer, measure = self._federation(run, config, method_of(config), enrolment)
+            recorder = Recorder(run, config, federation.method, self._card(trainer), saved)
+            observers = (SourceNote(measure), recorder, self.live)
+            with closing(federation.engine), numerics(config.compute):
+                self._play(federation, state, observers, enrolment)
+            run.event("finished", round=rounds)
+        self.live.tell("finished", round=rounds, text=f"finished after {rounds} rounds: {run.path}")
+
+    def _play(
+        self,
+        federation: Federation,
+        state: ServerState,
+        observers: tuple[Observer, ...],
+        enrolment: Enrolment,
+    ) -> None:
+        """The rounds that are left. One with too few answers is played again, up to the patience."""
+        patience, until = self.deployment.patience, 0.0
+        while state.round < federation.config.federation.rounds:
+            self._admit(federation, enrolment)
+            try:
+                state = play_round(federation, state, observers)
+                until = 0.0
+            except BelowQuorum as error:
+                until = until or time.monotonic() + patience
+                if time.monotonic() + RETRY > until:
+                    raise
+                self.live.tell("waiting", text=f"{error}; trying again for {until - time.monotonic():.0f} s")
+                time.sleep(RETRY)
+
+    def _admit(self, federation: Federation, enrolment: Enrolment) -> None:
+        """Sites that came late take part from the next round on."""
+        if new := self.registrar.enrol(enrolment):
+            enrolment.save(self.directory.path)
+            federation.population = enrolment.population()
+            for client in new:
+                self.directory.event("enrolled", client=client, site=enrolment.sites[client])
+                self.say(f"{enrolment.sites[client]} takes part from now on")
+
+    def _settings(self, saved: Checkpoint) -> Config:
+        """The settings that the run began with; ``federation.toml`` must still say the same."""
+        run = self.directory
+        if run.config.read_bytes() != saved.config:
+            raise RunError(f"{run.config} was changed since the run began; put it back from {saved.folder}")
+        config = resolve("", load_toml(run.config))
+        if config != self.deployment.config:
+            raise RunError(
+                f"[experiment] of {self.deployment.file} was changed since the run began; put it back, "
+                f"or move {run.path} away to begin anew"
+            )
+        return config
+
+    def _federation(
+        self, run: RunDirectory, config: Config, method: Method, enrolment: Enrolment
+    ) -> tuple[Federation, ClientTrainer, ServerTest | SiteTest]:
+        form, classes = self.deployment, len(self.deployment.classes)
+        versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
+        views = ViewSettings(form.flip, form.mean, form.std)
+        shelf, store = Shelf(run.clients, versions), Shelf(run.server, versions)
+        trainer = ClientTrainer(config, method, views, classes, form.channels, shelf)
+        setup = {
+            **self.form,
+            "config": json.loads(json.dumps(config.to_tree())),
+            "run": enrolment.run,
+            "versions": versions,
+        }
+        engine = FlowerEngine(self.courier, setup, form.deadline)
+        measure: ServerTest | SiteTest
+        if self.test is not None:
+            measure = ServerTest(trainer, self.test(), form.image_size)
+        else:
+            measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say)
+        population = enrolment.population()
+        federation = Federation(config, method, population, engine, measure, classes, store, run.path)
+        return federation, trainer, measure
+
+    def _card(self, trainer: ClientTrainer) -> dict[str, Any]:
+        """What a saved model says about itself, but for the round."""
+        config, method, form = trainer.config, trainer.method, self.deployment
+        return {
+            "network": config.model.name,
+            "width": config.model.width,
+            "heads": method.needs_heads and not method.all_private,
+            "channels": form.channels,
+            "image_size": form.image_size,
+            "classes": form.classes,
+            "mean": form.mean,
+            "std": form.std,
+            "method": config.method.name,
+        }
+
+
+def sizes_only(enrolment: Enrolment) -> Partition:
+    """A partition that tells how many images each site has: which ones they are, only the site knows."""
+    population = enrolment.population()
+    parts, first = [], 0
+    for sizes in (population.labelled, population.unlabelled):
+        total = int(sizes.sum())
+        parts.append(Ragged.from_sizes(np.arange(first, first + total, dtype=np.int64), sizes))
+        first += total
+    return Partition(*parts)
+
+
+def describe(config: Config, deployment: Deployment) -> dict[str, Any]:
+    """What a reader needs to trust or repeat a run."""
+    names = ("proxyfl", "torch", "numpy", "safetensors", "flwr")
+    return {
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": config.compute.threads,
+        "dtype": config.compute.dtype,
+        "device": config.compute.device,
+        "data": AT_SITES,
+        "federation": deployment.name,
+        "sites": list(deployment.sites),
+        "insecure": deployment.insecure,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,372 @@
+"""A deployment's settings files: ``DIR/federation.toml`` of the operator, ``site.toml`` of each site.
+
+Everything a deployment writes lies below its folder; :class:`Deployment` and :class:`Site` say where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import tomli_w
+
+from proxyfl.core.config import Config, Tree, read_section, setting
+from proxyfl.core.errors import ConfigError, ProxyFLError
+from proxyfl.core.files import write_bytes
+from proxyfl.deploy import refusals
+from proxyfl.runs.settings import load_toml, resolve
+
+FORMAT = 1
+FEDERATION_FILE, SITE_FILE = "federation.toml", "site.toml"
+RESERVED = frozenset({"app", "ca", "deploy", "keys", "run", "sample", "server", "state"})
+"""Names of a deployment's own folders, which no site can have."""
+
+UNSAFE = frozenset("\"'\\$%`{};#@")
+"""What cannot stand in service units and nginx files as it is."""
+
+MIN_SIZE = 8
+_SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
+_HOST_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+S = TypeVar("S", bound="ImageForm")
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """What server and sites must agree on: the classes, in order, and the form of an image."""
+
+    format: int = setting(FORMAT, "version of this file", low=1)
+    insecure: bool = setting(False, "no encryption and no authentication: for trying out on one machine")
+    classes: tuple[str, ...] = setting((), "class names in order; a class's place is its number")
+    channels: int = setting(3, "channels of an image: 3 for colour, 1 for grey", choices=(1, 3))
+    image_size: int = setting(32, "side in pixels that every image is brought to", low=MIN_SIZE)
+    mean: tuple[float, ...] = setting((), "mean of each channel on the scale 0 to 1")
+    std: tuple[float, ...] = setting((), "standard deviation of each channel on the scale 0 to 1")
+    flip: bool = setting(False, "whether a mirrored image keeps its class")
+    holdout: float = setting(
+        0.0, "share of a site's labelled images kept back to measure accuracy", low=0, high=0.9
+    )
+
+    def check(self) -> None:
+        """Raise :class:`ConfigError` where the settings cannot be meant."""
+        if self.format != FORMAT:
+            raise ConfigError(f"it has format {self.format}; this version of proxyfl reads {FORMAT}")
+        _require_texts("classes", self.classes)
+        if len(self.classes) < 2:
+            raise ConfigError("classes must name two classes or more, as in classes = ['cat', 'dog']")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != self.channels or not all(map(_is_number, values)):
+                raise ConfigError(f"{name} must be {self.channels} number(s), one for each channel")
+        if min(self.std) <= 0:
+            raise ConfigError("std must be above 0 for every channel")
+
+
+@dataclass(frozen=True)
+class DeploymentSettings(ImageForm):
+    """What ``federation.toml`` holds."""
+
+    name: str = setting("federation", "what the federation is called")
+    address: str = setting("", "HOST:PORT at which sites reach the server")
+    listen: str = setting("", "HOST:PORT the server binds; empty: the address's port on every interface")
+    sites: tuple[str, ...] = setting((), "site names in order; a site's place is its client number")
+    test: str = setting("", "test images at the server, an npz file or a folder; empty: sites hold out")
+    quorum: int = setting(1, "sites that must answer for a round to count", low=1)
+    deadline: float = setting(600.0, "seconds that a round waits for its sites", low=1)
+    patience: float = setting(3600.0, "seconds to wait for enough sites before stopping", low=0)
+    secure_aggregation: bool = setting(False, "not offered: setting it explains why")
+    experiment: Tree = field(default_factory=dict)
+    """The experiment, as in a run's config.toml."""
+
+    def check(self) -> None:
+        super().check()
+        split_address(self.address)
+        if self.listen:
+            split_address(self.listen)
+        check_sites(self.sites)
+        if not self.name.strip() or not self.name.isprintable() or UNSAFE & set(self.name):
+            raise ConfigError(f"name '{self.name}' must be plain words, without quotes and other signs")
+        if self.test and self.holdout:
+            raise ConfigError(
+                "test images at the server and a held-out share at the sites are both set; "
+                "set test = '' or holdout = 0, so that it is clear where accuracy comes from"
+            )
+        if not (self.test or self.holdout):
+            raise ConfigError("nothing measures accuracy; give test images, or a share as in holdout = 0.2")
+
+
+@dataclass(frozen=True)
+class Deployment(DeploymentSettings):
+    """The operator's folder: ``federation.toml`` and where everything else of it lies."""
+
+    path: Path = Path()
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        """The deployment in a folder; errors name the file and the cure."""
+        path = Path(folder).expanduser().resolve()
+        settings = _read(
+            DeploymentSettings, path / FEDERATION_FILE, "make a deployment with: proxyfl deploy init DIR"
+        )
+        return cls(**_table_of(settings, type(settings)), path=path)
+
+    def check(self) -> None:
+        read_section(DeploymentSettings, _table_of(self, DeploymentSettings), "clean")
+        super().check()
+
+    def write(self) -> None:
+        """Write ``federation.toml``, whole or not at all."""
+        self.check()
+        text = _to_toml(_table_of(self, DeploymentSettings), "proxyfl deploy run DIR")
+        write_bytes(self.file, text.encode())
+
+    @property
+    def file(self) -> Path:
+        return self.path / FEDERATION_FILE
+
+    @cached_property
+    def config(self) -> Config:
+        """The experiment with every value. Its clients are the sites, its quorum is the federation's."""
+        tree = self.experiment
+        partition, rounds = _table(tree, "partition"), _table(tree, "federation")
+        if (clients := partition.get("clients", len(self.sites))) != len(self.sites):
+            raise self._wrong(
+                f"partition.clients = {clients} of [experiment] are not the {len(self.sites)} sites"
+            )
+        if (quorum := rounds.get("quorum", 1)) not in (1, self.quorum):
+            raise self._wrong(f"federation.quorum = {quorum} of [experiment] is not quorum = {self.quorum}")
+        settled = {"partition": {"clients": len(self.sites)}, "federation": {"quorum": self.quorum}}
+        masked = self.secure_aggregation or rounds.get("secure_aggregation")
+        tree = {**tree, "federation": {k: v for k, v in rounds.items() if k != "secure_aggregation"}}
+        try:
+            config = resolve("", tree, settled)
+            refusals.check_experiment(config)
+        except ProxyFLError as error:
+            raise self._wrong(f"[experiment]: {error}") from None
+        if masked:
+            raise self._wrong(refusals.secure_aggregation(refusals.method_of(config)))
+        return config
+
+    @property
+    def bind(self) -> tuple[str, int]:
+        """(host, port) that the server listens at; only a loopback address stays on this machine."""
+        if self.listen:
+            return split_address(self.listen)
+        host, port = split_address(self.address)
+        local = host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
+        return ("127.0.0.1" if host == "localhost" else host) if local else "0.0.0.0", port
+
+    def _wrong(self, what: str) -> ConfigError:
+        return ConfigError(f"{self.file}: {what}")
+
+    def client(self, site: str) -> int:
+        """The client number of a site."""
+        return self.sites.index(known_site(site, self.sites))
+
+    def site(self, name: str) -> Site:
+        """What the site's ``site.toml`` holds."""
+        shared = _table_of(self, ImageForm)
+        folder = self.site_folder(name)
+        return Site(**shared, name=name, server=self.address, seed=self.config.seed, path=folder)
+
+    def site_folder(self, name: str) -> Path:
+        """What is handed to a site: a folder below this one."""
+        return inside(self.path, known_site(name, self.sites))
+
+    @property
+    def test_path(self) -> Path | None:
+        """The server's test images: as it stands when absolute, else below this folder."""
+        if not self.test:
+            return None
+        given = Path(self.test).expanduser()
+        return given if given.is_absolute() else inside(self.path, self.test)
+
+    @property
+    def ca_certificate(self) -> Path:
+        return self.path / "ca" / "ca.crt"
+
+    @property
+    def ca_key(self) -> Path:
+        return self.path / "ca" / "ca.key"
+
+    @property
+    def server_certificate(self) -> Path:
+        return self.path / "server" / "server.crt"
+
+    @property
+    def server_key(self) -> Path:
+        return self.path / "server" / "server.key"
+
+    @property
+    def app(self) -> Path:
+        """The Flower app that ``deploy run`` submits."""
+        return self.path / "app"
+
+    @property
+    def run(self) -> Path:
+        """The server's run directory."""
+        return self.path / "run"
+
+    @property
+    def state(self) -> Path:
+        """The SuperLink's database and Flower's home."""
+        return self.path / "state"
+
+
+@dataclass(frozen=True)
+class SiteSettings(ImageForm):
+    """What ``site.toml`` holds."""
+
+    name: str = setting("", "the site's name in the federation")
+    server: str = setting("", "HOST:PORT of the server")
+    seed: int = setting(1, "seed of the held-out share", low=0)
+    device: str = setting("", "torch device of this site, as cuda; empty: as the experiment says")
+
+    def check(self) -> None:
+        super().check()
+        check_sites((self.name,))
+        split_address(self.server)
+
+
+@dataclass(frozen=True)
+class Site(SiteSettings):
+    """A site's folder: ``site.toml`` and the keys beside it."""
+
+    path: Path = Path()
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        path = Path(folder).expanduser().resolve()
+        settings = _read(
+            SiteSettings, path / SITE_FILE, "give the folder that the federation's operator handed out"
+        )
+        return cls(**_table_of(settings, type(settings)), path=path)
+
+    def check(self) -> None:
+        read_section(SiteSettings, _table_of(self, SiteSettings), "clean")
+        super().check()
+
+    def write(self) -> None:
+        self.check()
+        text = _to_toml(_table_of(self, SiteSettings), "proxyfl deploy site THIS_FOLDER --data PATH")
+        write_bytes(self.path / SITE_FILE, text.encode())
+
+    @property
+    def ca_certificate(self) -> Path:
+        return self.path / "ca.crt"
+
+    @property
+    def private_key(self) -> Path:
+        return self.path / "site.key"
+
+    @property
+    def public_key(self) -> Path:
+        return self.path / "site.pub"
+
+    @property
+    def state(self) -> Path:
+        """What the site keeps between rounds."""
+        return self.path / "state"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of ``HOST:PORT``; an IPv6 host stands in brackets."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdecimal()):
+        raise ConfigError(f"address '{address}' must be HOST:PORT, as in fl.example.org:8000")
+    if not 1 <= int(port[:6]) <= 65535:
+        raise ConfigError(f"address '{address}': a port is a number from 1 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if not is_ip(host, version=6):
+            raise ConfigError(f"address '{address}': what stands in brackets must be an IPv6 address")
+    elif not is_host(host):
+        raise ConfigError(f"address '{address}': '{host}' is not a host name or IP address")
+    return host, int(port)
+
+
+def is_ip(text: str, version: int | None = None) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == (version or ipaddress.ip_address(text).version)
+    except ValueError:
+        return False
+
+
+def is_host(text: str) -> bool:
+    """Whether it is an IPv4 address or a host name."""
+    if is_ip(text, version=4):
+        return True
+    numeric = all(part.isdecimal() for part in text.split("."))
+    return len(text) < 254 and not numeric and all(map(_HOST_LABEL.fullmatch, text.split(".")))
+
+
+def check_sites(names: Sequence[str]) -> None:
+    """Names that are safe as folders, none of them twice."""
+    _require_texts("sites", names)
+    if not names:
+        raise ConfigError("there are no sites; name one or more")
+    for name in names:
+        if not _SITE_NAME.fullmatch(name):
+            raise ConfigError(
+                f"site name '{name}' cannot be used; up to 63 small letters, digits, - and _ in between"
+            )
+        if name in RESERVED:
+            raise ConfigError(f"site name '{name}' is the name of one of the deployment's own folders")
+
+
+def known_site(name: str, sites: Sequence[str]) -> str:
+    if name not in sites:
+        raise ConfigError(f"there is no site '{name}'; sites: {', '.join(sites)}")
+    return name
+
+
+def inside(folder: Path, relative: str) -> Path:
+    """A path below the folder, links followed; anything else is refused."""
+    place = (folder / relative).resolve()
+    if not place.is_relative_to(folder.resolve()) or place == folder.resolve():
+        raise ConfigError(f"'{relative}' leads out of {folder}")
+    return folder / relative
+
+
+def _read(cls: type[S], file: Path, cure: str) -> S:
+    if not file.is_file():
+        raise ConfigError(f"{file} does not exist; {cure}")
+    table = load_toml(file)
+    try:
+        settings = read_section(cls, table, "clean")
+        settings.check()
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return settings
+
+
+def _table_of(settings: ImageForm, cls: type[ImageForm]) -> dict[str, Any]:
+    """The values of the fields that ``cls`` has."""
+    return {spec.name: getattr(settings, spec.name) for spec in dataclasses.fields(cls)}
+
+
+def _to_toml(table: dict[str, Any], command: str) -> str:
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in table.items()}
+    return f"# {command}\n" + tomli_w.dumps(lists)
+
+
+def _require_texts(name: str, values: Sequence[Any]) -> None:
+    for value in values:
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            raise ConfigError(f"{name} must be a list of names, not {value!r}")
+        if list(values).count(value) > 1:
+            raise ConfigError(f"{name} has '{value}' twice")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _table(tree: Tree, name: str) -> Tree:
+    found = tree.get(name, {})
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,171 @@
+"""Tasks and answers as the records of a Flower message, to the bit.
+
+All tensors of a part lie in one array of safetensors bytes: any dtype, names and shapes included, and one
+object on the wire instead of one per tensor. What is broadcast is one part, made once a round; Flower stores
+what is equal once. Small things are JSON in one config record; metrics are a metric record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.state import Failure, Metrics, Task, Tensors, Update, namespace, within
+from proxyfl.engines.wire import Header, pack_answer, pack_task, unpack_task
+
+STYPE = "safetensors"
+HEADER, METRICS, BROADCAST, OWN = "header", "metrics", "broadcast", "own"
+COUNT_LIMIT = 1 << 53
+"""Whole numbers beyond this are no counts of images."""
+
+
+METRICS_LIMIT = 1000
+
+Parts = Mapping[str, ArrayRecord | MetricRecord]
+
+
+class Malformed(ProxyFLError):
+    """A message that is not what this program sends."""
+
+
+def packed(tensors: Tensors) -> ArrayRecord:
+    """Named tensors as one array. They must be contiguous and not share memory."""
+    data = save(tensors)
+    return ArrayRecord({"tensors": Array("uint8", (len(data),), STYPE, data)})
+
+
+def unpacked(record: ArrayRecord) -> Tensors:
+    try:
+        array = record["tensors"]
+        if array.stype != STYPE:
+            raise Malformed(f"its tensors are of the kind '{str(array.stype)[:40]}', not {STYPE}")
+        return dict(load(array.data))
+    except KeyError:
+        raise Malformed("its tensors are missing") from None
+    except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise Malformed(f"its tensors cannot be read ({str(error)[:80]})") from None
+
+
+def content(header: Header, parts: Parts | None = None) -> RecordDict:
+    """A message's records: the header and named parts."""
+    return RecordDict({HEADER: ConfigRecord({"json": json.dumps(header)}), **(parts or {})})
+
+
+def header_of(records: RecordDict) -> Header:
+    try:
+        header = json.loads(str(records.config_records[HEADER]["json"]))
+    except (KeyError, ValueError, RecursionError):
+        raise Malformed("it has no readable header") from None
+    if not isinstance(header, dict):
+        raise Malformed("its header is not a table")
+    return header
+
+
+def tensors_of(records: RecordDict, part: str) -> Tensors:
+    if part not in records.array_records:
+        raise Malformed(f"its part '{part}' is missing")
+    return unpacked(records.array_records[part])
+
+
+def pack_broadcast(task: Task) -> ArrayRecord:
+    """What every task of a round carries."""
+    both = within("weights", task.weights) | within("extras", task.extras)
+    return packed({name: value.detach().cpu().contiguous().clone() for name, value in both.items()})
+
+
+def task_records(task: Task, broadcast: ArrayRecord, setup: Header) -> RecordDict:
+    """``setup`` is what a client needs to know beside the task: the settings above all."""
+    header, own = pack_task(task)
+    parts: Parts = {BROADCAST: broadcast, OWN: packed(own)}
+    return content({**setup, **header}, parts)
+
+
+def read_task(records: RecordDict) -> tuple[Task, Header]:
+    header = header_of(records)
+    sent = tensors_of(records, BROADCAST)
+    for name in ("round", "client", "version"):
+        whole(header, name)
+    own = tensors_of(records, OWN)
+    return unpack_task(header, own, namespace(sent, "weights"), namespace(sent, "extras")), header
+
+
+def answer_records(answer: Update | Failure) -> RecordDict:
+    header, tensors = pack_answer(answer)
+    metrics = header.pop("metrics", {})
+    if isinstance(answer, Failure):
+        return content(header)
+    return content(header, {OWN: packed(tensors), METRICS: MetricRecord(dict(metrics))})
+
+
+def read_answer(records: RecordDict, task: Task) -> Update | Failure:
+    """An answer to a task. Whatever else was sent comes back as a failure that says what is wrong."""
+    try:
+        header = header_of(records)
+        if header.get("kind") == "failure":
+            reason, detail = text(header, "reason", 2000), text(header, "detail", 20_000)
+            return Failure(task.round, task.client, reason or "it gave no reason", detail)
+        if header.get("kind") != "update":
+            raise Malformed("it is neither an update nor a failure")
+        tensors = tensors_of(records, OWN)
+        return Update(
+            round=whole(header, "round"),
+            client=_own_number(header, task),
+            samples=whole(header, "samples"),
+            weights=namespace(tensors, "weights"),
+            extras=namespace(tensors, "extras"),
+            metrics=_metrics(records),
+            carry=namespace(tensors, "carry"),
+            seconds=_seconds(header),
+        )
+    except Malformed as error:
+        return Failure(task.round, task.client, f"its answer cannot be used: {error}")
+
+
+def whole(header: Mapping[str, Any], name: str) -> int:
+    value = header.get(name)
+    if type(value) is not int or abs(value) > COUNT_LIMIT:
+        raise Malformed(f"'{name}' is not a whole number within reason")
+    return value
+
+
+def text(header: Mapping[str, Any], name: str, limit: int) -> str:
+    """Text from elsewhere: cut to a length, and without what a terminal would obey."""
+    value = header.get(name, "")
+    if not isinstance(value, str):
+        raise Malformed(f"'{name}' is not text")
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in value[:limit])
+
+
+def _own_number(header: Mapping[str, Any], task: Task) -> int:
+    if whole(header, "client") != task.client:
+        raise Malformed(f"it speaks for client {header['client']}")
+    return task.client
+
+
+def _metrics(records: RecordDict) -> Metrics:
+    found: Metrics = {}
+    sent: Mapping[str, Any] = records.metric_records.get(METRICS) or {}
+    if len(sent) > METRICS_LIMIT:
+        raise Malformed(f"it has {len(sent)} metrics")
+    for name, value in sent.items():
+        if len(name) > 100 or not name.isprintable():
+            raise Malformed("a metric's name cannot be used")
+        if type(value) not in (int, float):
+            raise Malformed(f"metric '{str(name)[:40]}' is not a number")
+        try:
+            found[name] = float(value)
+        except OverflowError:
+            raise Malformed(f"metric '{name[:40]}' is out of range") from None
+    return found
+
+
+def _seconds(header: Mapping[str, Any]) -> float:
+    value = header.get("seconds", 0.0)
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0

@@ -1,0 +1,134 @@
+"""The server's side: tasks go out as Flower messages, answers come back in the order of the tasks.
+
+Replies wait at the SuperLink until it is their turn, so that one answer at a time is in memory. Whoever has
+not answered by the deadline is a failure with a name; nothing a site sends can end the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import httpx
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from proxyfl.core.state import Failure, Task, Tensors, Update
+from proxyfl.engines.flower.codec import pack_broadcast, read_answer, task_records
+from proxyfl.engines.wire import Header
+
+POLL_FIRST, POLL_LAST = 0.2, 2.0
+"""Seconds between two looks for an answer: short at first, then longer."""
+
+GRACE = 5.0
+"""Seconds a message outlives its deadline, so that the answer that comes just then is no error."""
+
+
+class Roster(Protocol):
+    """Who the nodes are."""
+
+    def name(self, client: int) -> str: ...
+
+    def online(self) -> Mapping[int, int]:
+        """The node of each client that is connected now."""
+        ...
+
+
+class Courier:
+    """Carries one request to each of several clients and brings the replies back in order."""
+
+    def __init__(self, grid: Grid, roster: Roster, clock: Callable[[], float] = time.monotonic) -> None:
+        self.grid, self.roster, self.clock = grid, roster, clock
+
+    def ask(
+        self,
+        requests: Iterable[tuple[int, RecordDict]],
+        kind: str,
+        deadline: float,
+        online: Mapping[int, int] | None = None,
+    ) -> Iterator[RecordDict | str]:
+        """For each request the records of its reply, or in words why there is none.
+
+        All are sent before the first reply is awaited.
+        """
+        until = self.clock() + deadline
+        nodes = self.roster.online() if online is None else online
+        sent = [self._send(nodes.get(client), records, kind, until) for client, records in requests]
+        for one in sent:
+            yield one if isinstance(one, str) else self._reply(*one, until, deadline)
+
+    def _send(self, node: int | None, records: RecordDict, kind: str, until: float) -> tuple[str, int] | str:
+        """The message's id and its node, or why it was not sent."""
+        if node is None:
+            return "is not connected"
+        left = until - self.clock()
+        if left <= 0:
+            return "was not asked: the round's deadline had passed"
+        message = Message(records, node, kind, ttl=left + GRACE)
+        ids = list(self.grid.push_messages([message]))
+        if not ids or not ids[0]:
+            return "was not asked: the SuperLink did not take the message"
+        return ids[0], node
+
+    def _reply(self, sent: str, node: int, until: float, deadline: float) -> RecordDict | str:
+        pause = POLL_FIRST
+        while True:
+            try:
+                replies = list(self.grid.pull_messages([sent]))
+            except httpx.HTTPError:
+                raise  # the SuperLink itself: no site's fault
+            except Exception as error:  # what a site sent may break the reading of it in any way
+                return f"sent what is no message ({type(error).__name__})"
+            if replies:
+                return _content(replies[0], node)
+            if self.clock() >= until:
+                return f"did not answer within {deadline:g} s"
+            time.sleep(max(0.0, min(pause, until - self.clock())))
+            pause = min(POLL_LAST, 1.3 * pause)
+
+
+def _content(reply: Message, node: int) -> RecordDict | str:
+    if reply.has_error():
+        reason = " ".join(str(reply.error.reason).split())[:300]
+        return f"gave no answer (Flower error {reply.error.code}: {reason})"
+    if reply.metadata.src_node_id != node:
+        return "was answered for by another node"
+    return reply.content
+
+
+class FlowerEngine:
+    """Clients are sites behind Flower nodes. ``setup`` goes with every task; ``deadline`` is for a round."""
+
+    def __init__(self, courier: Courier, setup: Header, deadline: float) -> None:
+        self.courier, self.setup, self.deadline = courier, setup, deadline
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
+        given = deque[Task]()
+        requests = self._requests(tasks, given)
+        replies = self.courier.ask(requests, MessageType.TRAIN, self.deadline)
+        for reply in replies:
+            task = given.popleft()
+            if isinstance(reply, str):
+                name = self.courier.roster.name(task.client)
+                yield Failure(task.round, task.client, f"{name} {reply}")
+            else:
+                yield self._named(read_answer(reply, task))
+
+    def close(self) -> None:
+        """Nothing to end: the grid belongs to Flower."""
+
+    def _requests(self, tasks: Iterable[Task], given: deque[Task]) -> Iterator[tuple[int, RecordDict]]:
+        sent: tuple[Tensors, Tensors] | None = None
+        for task in tasks:
+            if sent is None or sent[0] is not task.weights or sent[1] is not task.extras:
+                broadcast, sent = pack_broadcast(task), (task.weights, task.extras)
+            given.append(Task(task.round, task.client, {}, version=task.version))
+            yield task.client, task_records(task, broadcast, self.setup)
+
+    def _named(self, answer: Update | Failure) -> Update | Failure:
+        if isinstance(answer, Update):
+            return answer
+        name = self.courier.roster.name(answer.client)
+        return Failure(answer.round, answer.client, f"{name}: {answer.reason}", answer.detail)

@@ -1,0 +1,164 @@
+"""A site's side: what a message asks for is computed from the site's own images, and records go back.
+
+Only weights, the method's declared extras, metrics and counts leave a site. What went wrong is told in full
+where the site's operator reads it; the server hears the kind of it, since the words may name files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from flwr.app import RecordDict
+
+from proxyfl.core.config import Config, read_config
+from proxyfl.core.errors import ConfigError, DataError, MethodError, ProxyFLError
+from proxyfl.core.state import Failure
+from proxyfl.data.dataset import Split
+from proxyfl.data.stream import ClientData, ViewSettings
+from proxyfl.engines.flower.codec import (
+    OWN,
+    Malformed,
+    answer_records,
+    content,
+    header_of,
+    packed,
+    read_task,
+    whole,
+)
+from proxyfl.engines.wire import Header
+from proxyfl.federation.client import ClientTrainer, autocast, numerics
+from proxyfl.federation.evaluate import eval_batch, evaluate
+from proxyfl.federation.shelf import Shelf
+from proxyfl.methods import registry
+
+RUN_NAME = re.compile(r"[0-9a-f]{16}")
+FORM = ("classes", "channels", "image_size", "mean", "std", "flip")
+"""What server and site must agree on, by name, in the site's settings and in a message's header."""
+
+
+@dataclass(frozen=True)
+class SiteImages:
+    """A site's own images: what it trains on, and what it keeps back to measure accuracy."""
+
+    client: ClientData
+    heldout: Split
+
+
+@dataclass(frozen=True)
+class SiteSide:
+    """Answers messages. ``form`` is what the site was told when it was set up, ``state`` is on its disk."""
+
+    name: str
+    form: Header
+    images: Callable[[], SiteImages]
+    state: Path
+    device: str = ""
+
+    def enrol(self, records: RecordDict) -> RecordDict:
+        """Names and numbers of images, after the data was checked against the class list."""
+        return self._guarded(records, self._enrol)
+
+    def train(self, records: RecordDict) -> RecordDict:
+        return self._guarded(records, lambda header: self._train(records))
+
+    def evaluate(self, records: RecordDict) -> RecordDict:
+        """Counts of (true class, predicted class) over the images kept back."""
+        return self._guarded(records, lambda header: self._evaluate(records))
+
+    def _enrol(self, header: Header) -> RecordDict:
+        self._require_agreement(header)
+        images = self.images()
+        counts = {
+            "labelled": len(images.client.labelled),
+            "unlabelled": len(images.client.unlabelled),
+            "heldout": len(images.heldout),
+        }
+        versions = {name: metadata.version(name) for name in ("proxyfl", "torch")}
+        return content({"kind": "enrolled", "name": self.name, **counts, "versions": versions})
+
+    def _train(self, records: RecordDict) -> RecordDict:
+        task, header = read_task(records)
+        trainer = self._trainer(header)
+        if trainer.method.oracle:
+            raise MethodError(f"{trainer.method.name} needs the true labels of unlabelled images")
+        data = self.images().client
+        with numerics(trainer.config.compute):
+            return answer_records(trainer.train(task, data))
+
+    def _evaluate(self, records: RecordDict) -> RecordDict:
+        task, header = read_task(records)
+        trainer, images = self._trainer(header), self.images()
+        weights, strict = trainer.method.model(task.weights), not trainer.method.all_private
+        trainer.network.load_state_dict(weights, strict=strict)
+        compute, views = trainer.config.compute, trainer.views
+        with numerics(compute):
+            result = evaluate(
+                trainer.network,
+                images.heldout,
+                views.mean,
+                views.std,
+                batch=eval_batch(compute.eval_batch, whole(header, "image_size"), trainer.device),
+                autocast=lambda: autocast(compute, trainer.device),
+            )
+        return content({"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion})})
+
+    def _trainer(self, header: Header) -> ClientTrainer:
+        self._require_agreement(header)
+        config = self._config(header)
+        method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+        run, versions = header.get("run"), whole(header, "versions")
+        if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
+            raise Malformed("it names no run")
+        return ClientTrainer(
+            config,
+            method,
+            ViewSettings(self.form["flip"], tuple(self.form["mean"]), tuple(self.form["std"])),
+            len(self.form["classes"]),
+            self.form["channels"],
+            Shelf(self.state / self.name / run, versions),
+        )
+
+    def _config(self, header: Header) -> Config:
+        tree = header.get("config")
+        if not isinstance(tree, dict) or not isinstance(tree.get("fidelity"), str):
+            raise Malformed("it carries no settings")
+        config = read_config(tree, tree["fidelity"])
+        if not self.device:
+            return config
+        return dataclasses.replace(config, compute=dataclasses.replace(config.compute, device=self.device))
+
+    def _require_agreement(self, header: Header) -> None:
+        for name in FORM:
+            if header.get(name) != self.form[name]:
+                raise ConfigError(
+                    f"server and site disagree on '{name}'; hand the site its folder again, "
+                    "or put federation.toml back"
+                )
+
+    def _guarded(self, records: RecordDict, act: Callable[[Header], RecordDict]) -> RecordDict:
+        """An answer in any case: what goes wrong at a site is a failure with a reason."""
+        header: Header = {}
+        try:
+            header = header_of(records)
+            return act(header)
+        except Exception as error:
+            known = isinstance(error, ProxyFLError)
+            words = str(error) if known else traceback.format_exc()
+            print(f"proxyfl: {self.name}: {words.rstrip()}", file=sys.stderr, flush=True)
+            round, client = header.get("round", 0), header.get("client", 0)
+            return answer_records(Failure(round, client, _discreet(error)))
+
+
+def _discreet(error: Exception) -> str:
+    """What the server is told of an error: in full only what is about the server's own settings."""
+    if isinstance(error, (ConfigError, MethodError, Malformed)):
+        return str(error)
+    what = "its images cannot be used" if isinstance(error, DataError) else "training failed there"
+    return f"{what} ({type(error).__name__}); the site's own output says why"

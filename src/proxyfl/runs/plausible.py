@@ -1,0 +1,86 @@
+"""Are these the records and the state of a run? Checksums may be right and the content a stranger's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from proxyfl.core.state import ServerState
+
+MOST_ROUNDS = 10**8
+LARGEST = 1e30
+
+
+def require_records(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Raise :class:`ValueError` where a line of metrics is not of the form that rounds are written in."""
+    for line in lines:
+        for name, (wanted, fits) in FORM.items():
+            if name in REQUIRED and name not in line:
+                raise ValueError(f"a round has no {name}")
+            if name in line and not fits(line[name]):
+                raise ValueError(f"{name} of a round is not {wanted}")
+
+
+def require_state(state: ServerState, round: int) -> None:
+    """Raise :class:`ValueError` where a state cannot be that of this round."""
+    if state.round != round:
+        raise ValueError(f"its state is of round {state.round}")
+    clients, rounds = state.versions.clients, state.versions.rounds
+    if any(part.dtype != torch.int64 or part.ndim != 1 for part in (clients, rounds)):
+        raise ValueError("its versions are no lists of whole numbers")
+    if len(clients) != len(rounds) or (len(clients) and int(clients.min()) < 0):
+        raise ValueError("its versions do not belong to clients")
+    if bool((rounds > round).any()) or bool((clients[1:] <= clients[:-1]).any()):
+        raise ValueError("its versions are of later rounds or not in order")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return (math.isfinite(value) if isinstance(value, float) else True) and -LARGEST <= value <= LARGEST
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _all_in(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A table whose every value, at whatever depth, fits."""
+
+    def check(value: Any, depth: int = 0) -> bool:
+        if not isinstance(value, dict) or depth > 3:
+            return False
+        return all(check(v, depth + 1) if isinstance(v, dict) else fits(v) for v in value.values())
+
+    return check
+
+
+def _is_traffic(value: Any) -> bool:
+    return (
+        _all_in(_is_count)(value)
+        and all(_is_count(value.get(name)) for name in ("bytes_up", "bytes_down"))
+        and all(isinstance(value.get(name, {}), dict) for name in ("up", "down", "down_once", "numbers"))
+    )
+
+
+Form = tuple[str, Callable[[Any], bool]]
+REQUIRED = ("round", "accuracy", "traffic")
+_NUMBERS: Form = ("a table of numbers", _all_in(_is_number))
+_CLIENTS: Form = ("a list of clients", lambda value: isinstance(value, list) and all(map(_is_count, value)))
+FORM: dict[str, Form] = {
+    "round": ("a whole number", lambda value: _is_count(value) and 0 < value < MOST_ROUNDS),
+    "accuracy": ("a share", lambda value: _is_number(value) and 0 <= value <= 1),
+    "traffic": ("a table of sizes", _is_traffic),
+    "losses": _NUMBERS,
+    "pseudo": _NUMBERS,
+    "clients": _CLIENTS,
+    "idle": _CLIENTS,
+    "failed": ("a table of reasons", _all_in(lambda value: isinstance(value, str))),
+    "per_class": (
+        "a list of shares",
+        lambda value: isinstance(value, list) and all(v is None or _is_number(v) for v in value),
+    ),
+}

@@ -1,0 +1,87 @@
+"""Files that carry their own hash: nothing that was changed is read, whatever was changed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from proxyfl.core.errors import RunError
+from proxyfl.core.files import write_tensors
+from proxyfl.core.seal import is_intact, read_sealed, write_sealed
+
+TENSORS = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(7)}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_sealed(tmp_path / "x.safetensors", TENSORS, {"proxyfl": '{"classes": ["é"]}'})
+    return tmp_path / "x.safetensors"
+
+
+def test_tensors_and_metadata_come_back(file: Path) -> None:
+    tensors, metadata = read_sealed(file)
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
+    assert metadata["proxyfl"] == '{"classes": ["é"]}'
+    assert is_intact(file)
+
+
+def test_any_reader_of_the_format_reads_it(file: Path) -> None:
+    assert torch.equal(load_file(file)["weight"], TENSORS["weight"])
+    with safe_open(file, framework="pt") as opened:
+        assert opened.metadata()["proxyfl"] == '{"classes": ["é"]}'
+
+
+def test_the_same_tensors_give_the_same_bytes(file: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    write_sealed(again, dict(reversed(TENSORS.items())), {"proxyfl": '{"classes": ["é"]}'})
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_every_flip_and_every_cut_is_noticed(file: Path) -> None:
+    good = file.read_bytes()
+    for place in range(len(good)):
+        for change in (0x01, 0x20, 0xFF):
+            file.write_bytes(good[:place] + bytes([good[place] ^ change]) + good[place + 1 :])
+            assert not is_intact(file), (place, change)
+        file.write_bytes(good[:place])
+        assert not is_intact(file), place
+    file.write_bytes(good + b"\0")
+    assert not is_intact(file)
+    file.write_bytes(good)
+    assert is_intact(file)
+
+
+def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(RunError, match=r"x\.safetensors is damaged: it does not match its own checksum"):
+        read_sealed(file)
+    nested = b"[" * 100_000
+    for content in (b"", b"text", struct.pack("<Q", len(nested)) + nested, struct.pack("<Q", 2) + b"[]"):
+        file.write_bytes(content)
+        with pytest.raises(RunError, match="is damaged") as caught:
+            read_sealed(file)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError):
+        read_sealed(tmp_path / "none")
+
+
+def test_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    for metadata in (None, {"proxyfl": "{}"}):
+        write_tensors(tmp_path / "old", TENSORS, metadata)
+        assert torch.equal(read_sealed(tmp_path / "old")[0]["weight"], TENSORS["weight"])
+    write_tensors(tmp_path / "odd", TENSORS, {"sha255": "0" * 64})
+    assert not is_intact(tmp_path / "odd")  # a hash whose name was damaged is no file without one
+
+
+def test_without_tensors(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "none", {})
+    tensors, metadata = read_sealed(tmp_path / "none")
+    assert tensors == {}
+    assert json.loads(json.dumps(metadata)).keys() == {"sha256"}

@@ -1,0 +1,148 @@
+"""What leaves a site is seen in a rehearsal; what cannot be right is refused from a method's hooks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxyfl.core.errors import ConfigError
+from proxyfl.deploy import refusals
+from proxyfl.deploy.explain import Explanation, explain, rehearse
+from proxyfl.deploy.settings import Deployment
+from proxyfl.methods import registry
+from proxyfl.methods.fixmatch import FixMatch, FixMatchParameters
+
+BASE: dict[str, Any] = {
+    "address": "localhost:8000",
+    "classes": ("cat", "dog", "eel"),
+    "channels": 1,
+    "image_size": 8,
+    "mean": (0.5,),
+    "std": (0.25,),
+    "sites": ("a", "b"),
+    "holdout": 0.2,
+}
+TINY = {"preset": "digits", "federation": {"per_round": 2}, "compute": {"dtype": "fp32"}}
+
+
+def deployment(
+    method: str = "proxyfl", *, experiment: dict[str, Any] | None = None, **changes: Any
+) -> Deployment:
+    tree = {**TINY, "method": {"name": method}, **(experiment or {})}
+    return Deployment(**{**BASE, **changes}, experiment=tree, path=Path("/deployment"))
+
+
+def items(found: Explanation, way: str) -> dict[str, int]:
+    return {item.what: item.numbers for item in getattr(found, way)}
+
+
+def test_what_proxyfl_sends_is_told_to_the_number() -> None:
+    found = explain(deployment())
+    # ResNet-8 of width 1: 3 rows of 64 numbers and 3 biases; heads of 2 × 64 × 64 and 64.
+    expected = {"weights: trunk": 77_785, "weights: classifier": 195, "weights: heads": 8_256}
+    assert items(found, "up") == {**expected, "prior/counts": 3, "number of images, seconds": 2}
+    assert items(found, "down") == {**expected, "prior/classes": 3}
+    buffers = 77_785 + 195 + 8_256 + 3
+    assert 4 * buffers <= found.bytes_down < 4 * buffers + 100  # counters of batch norm have 8 bytes
+    assert {"loss/supervised", "loss/icpl", "steps"} <= set(found.metrics)
+    assert found.stays == ("images, labels and file names",)
+
+
+def test_the_rehearsal_sends_what_the_guard_expects() -> None:
+    task, update = rehearse(deployment())
+    assert {name: value.shape for name, value in update.weights.items()} == {
+        name: value.shape for name, value in task.weights.items()
+    }
+
+
+def test_remarks_say_what_is_revealed() -> None:
+    remarks = " ".join(explain(deployment()).remarks)
+    assert "classifier rows and biases move towards the classes a site has" in remarks
+    assert "prior/counts has an entry for every class" in remarks
+    assert "label shares of the images kept back" in remarks
+    assert "gpt keeps tensors of each site's update" in remarks
+    assert "none to be had with this method" in remarks
+
+
+def test_where_accuracy_comes_from_is_told() -> None:
+    assert "3 × 3 counts" in explain(deployment()).measured
+    at_server = deployment(test="/data/test.npz", holdout=0.0)
+    assert explain(at_server).measured == "on the server's test images: sites send nothing for it"
+    assert not [remark for remark in explain(at_server).remarks if "kept back" in remark]
+
+
+def test_what_stays_is_told() -> None:
+    assert "fedloke: a private model" in explain(deployment("fedloke")).stays
+    kept = {"method": {"name": "proxyfl", "icpl": {"keep_heads": True}}}
+    found = explain(deployment(experiment=kept))
+    assert "icpl: weights of heads." in found.stays
+    assert "weights: heads" not in items(found, "up")
+
+
+def test_privacy_settings_are_told() -> None:
+    settings = {
+        "privacy": {"clip": 1.0, "noise": 0.8},
+        "federation": {"per_round": 2, "weighting": "uniform"},
+    }
+    found = explain(deployment("fixmatch-lpl", experiment=settings))
+    assert (found.privacy["clip"], found.privacy["noise"]) == (1.0, 0.8)
+    assert "noise is drawn from the run's seed" in found.remarks[-1]
+    assert explain(deployment("fixmatch-lpl")).privacy == {}
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in registry.recipes()])
+def test_every_method_is_explained_or_refused(name: str) -> None:
+    asked = deployment(name)
+    if registry.create(name).oracle:
+        with pytest.raises(ConfigError, match="which no site has"):
+            explain(asked)
+        return
+    found = explain(asked)
+    assert found.bytes_up > 0
+    assert {"weights: trunk", "weights: classifier"} <= {*items(found, "up")}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("proxyfl", "gpt keeps tensors of each site's update"),
+        ("feddb", "feddb weighs sites by what they sent"),
+        ("fedmatch", "fedmatch sends each site something of its own"),
+        ("sage+proto", "proto keeps tensors of each site's update"),
+    ],
+)
+def test_secure_aggregation_is_refused_with_the_methods_reason(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        _ = deployment(name, secure_aggregation=True).config
+    assert "secure aggregation is not offered" in str(error.value)
+    assert reason in str(error.value)
+
+
+def test_secure_aggregation_is_refused_whatever_the_method_and_place() -> None:
+    for asked in (
+        deployment("sage", secure_aggregation=True),
+        deployment("sage", experiment={"federation": {"per_round": 2, "secure_aggregation": True}}),
+    ):
+        with pytest.raises(ConfigError, match="Flower has it for its legacy strategies alone") as error:
+            _ = asked.config
+        assert "could not use it either" not in str(error.value)
+    assert dataclasses.replace(deployment("sage"), secure_aggregation=False).config.method.name == "sage"
+
+
+class Nosy(FixMatch):
+    """A method of somebody else's that looks at single updates."""
+
+    name = "nosy"
+
+    def receive(self, update: Any) -> Any:
+        return {"row": update.weights["classifier.weight"][0]}
+
+
+def test_reasons_come_from_hooks_and_not_from_names() -> None:
+    assert refusals.reads_single_sites(Nosy(FixMatchParameters())) == [
+        "nosy keeps tensors of each site's update"
+    ]
+    assert refusals.reads_single_sites(FixMatch(FixMatchParameters())) == []

@@ -1,0 +1,307 @@
+"""A deployment as it is written: complete, private where it must be, and no site gets more than its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
+from proxyfl.deploy import kit, pki
+from proxyfl.deploy.settings import Deployment, Site
+from proxyfl.deploy.site_data import open_site, open_test
+from proxyfl.runs.simulation import prepare
+
+SITE_FILES = {"README.md", "ca.crt", "proxyfl-site.service", "site.key", "site.pub", "site.toml", "start.sh"}
+OWN: dict[str, Any] = {"classes": ("healthy", "ill"), "channels": 3, "image_size": 16}
+
+
+def plan(**changes: Any) -> kit.Plan:
+    return kit.Plan(**{"sites": ("lyon", "paris"), "form": OWN, **changes})
+
+
+def test_everything_of_a_deployment_is_there(trial: Path) -> None:
+    names = {path.name for path in trial.iterdir()}
+    sites = {"site-01", "site-02", "site-03"}
+    assert names == {"README.md", "app", "ca", "federation.toml", "sample", "server", *sites}
+    server = {"nginx.conf", "proxyfl-server.service", "server.crt", "server.key", "start.sh"}
+    assert {path.name for path in (trial / "server").iterdir()} == server
+    deployment = Deployment.read(trial)
+    assert deployment.address == "fl.example.org:8000"
+    assert deployment.sites == ("site-01", "site-02", "site-03")
+    assert (deployment.config.partition.clients, deployment.config.federation.per_round) == (3, 3)
+    assert (deployment.quorum, deployment.config.compute.dtype) == (2, "fp32")
+    assert {*pki.hosts_of(deployment.server_certificate)} >= {"fl.example.org", "10.0.0.5", "localhost"}
+    pki.check_server(deployment.server_certificate, deployment.ca_certificate)
+
+
+def test_a_site_gets_its_own_folder_and_nothing_else(trial: Path) -> None:
+    secrets = [path.read_bytes() for path in trial.rglob("*.key")]
+    assert len(secrets) == len(set(secrets)) == 5
+    for name in ("site-01", "site-02", "site-03"):
+        folder = trial / name
+        assert {path.name for path in folder.iterdir()} == SITE_FILES
+        own = (folder / "site.key").read_bytes()
+        for path in folder.iterdir():
+            held = [secret for secret in secrets if secret in path.read_bytes()]
+            assert held in ([], [own])
+        site = Site.read(folder)
+        assert (site.name, site.server) == (name, "fl.example.org:8000")
+        pki.check_site_keys(site.private_key, site.public_key)
+        assert site.ca_certificate.read_bytes() == (trial / "ca/ca.crt").read_bytes()
+
+
+def test_private_files_and_folders_are_the_owners_alone(trial: Path) -> None:
+    for path in trial.rglob("*.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for name in (".", "ca", "server", "site-01", "site-02", "site-03"):
+        assert stat.S_IMODE((trial / name).stat().st_mode) == 0o700
+
+
+def test_no_secret_travels_in_the_app(trial: Path) -> None:
+    text = "".join(path.read_text() for path in (trial / "app").rglob("*") if path.is_file())
+    assert "PRIVATE" not in text
+    assert str(trial) not in text
+    parts = tomllib.loads((trial / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+    for name in parts.values():
+        module, _, attribute = name.partition(":")
+        source = (trial / "app" / f"{module.replace('.', '/')}.py").read_text()
+        assert f"\n{attribute} = " in source
+
+
+def test_sample_data_are_what_a_simulation_deals_out(trial: Path) -> None:
+    deployment = Deployment.read(trial)
+    simulation = prepare(deployment.config)
+    form = deployment.classes, deployment.channels, deployment.image_size
+    for client, name in enumerate(deployment.sites):
+        found = open_site(trial / "sample" / f"{name}.npz", *form).data
+        expected = simulation.holdings.client(client)
+        assert torch.equal(found.labels, expected.labels)
+        assert torch.equal(found.images[found.unlabelled], expected.images[expected.unlabelled])
+    assert deployment.test_path is not None
+    assert torch.equal(open_test(deployment.test_path, *form).labels, simulation.dataset.test.labels)
+    views = simulation.train_views
+    assert (deployment.mean, deployment.std, deployment.flip) == (views.mean, views.std, views.flip)
+
+
+def test_a_federation_of_ones_own_images(tmp_path: Path) -> None:
+    found = kit.create(
+        tmp_path / "own", plan(method="sage", preset="cifar10", hosts=("::1",), name="Our trial")
+    )
+    assert (found.classes, found.channels, found.image_size) == (("healthy", "ill"), 3, 16)
+    assert (found.mean, found.std, found.flip, found.holdout) == ((0.5,) * 3, (0.25,) * 3, False, 0.2)
+    assert (found.address, found.name, found.test) == ("[::1]:8000", "Our trial", "")
+    assert (found.config.method.name, found.config.federation.rounds) == ("sage", 300)
+    assert found.config.data.name == "folder:sites"
+    assert (found.site("paris").holdout, found.site("paris").seed) == (0.2, found.config.seed)
+    assert "20% of labelled images" in (found.path / "README.md").read_text()
+
+
+def test_a_presets_data_set_brings_its_form(tmp_path: Path) -> None:
+    found = kit.create(tmp_path / "d", kit.Plan(("a", "b"), overrides={"federation": {"rounds": 4}}))
+    assert (found.channels, found.image_size, found.mean) == (1, 8, (0.3062,))
+    assert (found.classes[3], found.config.federation.rounds, found.config.data.name) == ("3", 4, "digits")
+
+
+def test_an_insecure_federation_has_no_keys_and_says_so(tmp_path: Path) -> None:
+    found = kit.create(tmp_path / "open", plan(insecure=True))
+    assert found.insecure
+    assert not [*found.path.rglob("*.key"), *found.path.rglob("*.crt"), *found.path.rglob("*.pub")]
+    assert found.site("lyon").insecure
+    for readme in found.path.rglob("README.md"):
+        assert "**Insecure.**" in readme.read_text()
+    with pytest.raises(ConfigError, match="there is no certificate to renew"):
+        kit.renew(found.path)
+
+
+def test_nothing_is_overwritten_and_a_failure_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    with pytest.raises(RunError, match="is not empty; choose a new folder"):
+        kit.create(tmp_path / "full", plan())
+    (tmp_path / "empty").mkdir()
+    assert kit.create(tmp_path / "empty", plan()).path == tmp_path / "empty"
+    before = {path.name for path in tmp_path.iterdir()}
+
+    def fail(*words: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(kit, "write_app", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        kit.create(tmp_path / "new", plan())
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sites": ("ca",)}, "own folders"),
+        ({"sites": ()}, "there are no sites"),
+        ({"form": {"classes": ("one",)}}, "two classes or more"),
+        ({"form": {**OWN, "channels": 2}}, "channels = 2 is not one of 1, 3"),
+        ({"hosts": ("a b",)}, "is not a host name"),
+        ({"quorum": 3}, "federation.quorum = 3 can never be reached"),
+        ({"holdout": 0.0}, "nothing measures accuracy"),
+        ({"test": "nowhere.npz"}, "nowhere.npz does not exist"),
+        ({"method": "fedavg-sl"}, "no site has"),
+        ({"method": "sagee"}, "did you mean 'sage'"),
+        ({"overrides": {"federation": {"per_round": 3}}}, "more than"),
+        ({"overrides": {"partition": {"clients": 9}}}, "partition.clients = 9, but there are 2 sites"),
+        ({"sample": True}, "bring their own classes"),
+        ({"name": "50% off"}, "plain words"),
+        ({"preset": "mnits"}, "unknown preset"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ProxyFLError, match=words):
+        kit.create(tmp_path / "new", plan(**changes))
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", ['a"b', "a%b", "a\nb", "a;b"])
+def test_a_folder_that_service_files_cannot_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="choose another folder"):
+        kit.create(tmp_path / name, plan())
+
+
+def test_test_images_at_the_server_replace_the_held_out_share(tmp_path: Path, trial: Path) -> None:
+    images = trial / "sample/test.npz"
+    found = kit.create(tmp_path / "d", kit.Plan(("a", "b"), test=str(images)))
+    assert (found.test, found.holdout, found.test_path) == (str(images), 0.0, images)
+    with pytest.raises(ConfigError, match="are both set"):
+        kit.create(tmp_path / "e", kit.Plan(("a", "b"), test=str(images), holdout=0.1))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2", ("site-01", "site-02")), ("paris, lyon", ("paris", "lyon")), ("1", ("site-01",))],
+)
+def test_sites_are_a_number_or_names(text: str, expected: tuple[str, ...]) -> None:
+    assert kit.site_names(text) == expected
+    assert kit.site_names("100")[0] == "site-001"
+
+
+@pytest.mark.parametrize("text", ["0", "10000", "a,,b", "a,a", "Paris", ""])
+def test_other_site_names_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        kit.site_names(text)
+
+
+def test_a_site_can_join_before_the_run(own_trial: Path) -> None:
+    before = {path: path.read_bytes() for path in own_trial.rglob("*.key")}
+    grown = kit.add_site(own_trial, "lyon")
+    assert Deployment.read(own_trial) == grown
+    assert (grown.client("lyon"), grown.config.partition.clients) == (3, 4)
+    assert {path.name for path in (own_trial / "lyon").iterdir()} == SITE_FILES
+    assert all(path.read_bytes() == content for path, content in before.items())
+    with pytest.raises(ConfigError, match="there is a site 'lyon' already"):
+        kit.add_site(own_trial, "lyon")
+    with pytest.raises(ConfigError, match="own folders"):
+        kit.add_site(own_trial, "sample")
+    (own_trial / "run").mkdir()
+    with pytest.raises(RunError, match="has begun with 4 sites"):
+        kit.add_site(own_trial, "nice")
+
+
+def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
+    before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
+    assert kit.renew(own_trial) == pki.SERVER_DAYS - 1
+    changed = {path.name for path, content in before.items() if path.read_bytes() != content}
+    assert changed == {"server.crt", "server.key"}
+    deployment = Deployment.read(own_trial)
+    pki.check_server(deployment.server_certificate, deployment.ca_certificate)
+    assert "fl.example.org" in pki.hosts_of(deployment.server_certificate)
+    deployment.ca_key.unlink()
+    with pytest.raises(ConfigError, match="bring the key back"):
+        kit.renew(own_trial)
+
+
+def test_a_stolen_key_is_replaced_and_nothing_else(own_trial: Path) -> None:
+    before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
+    site = kit.new_key(own_trial, "site-02")
+    changed = {path for path, content in before.items() if path.read_bytes() != content}
+    assert changed == {own_trial / "site-02/site.key", own_trial / "site-02/site.pub"}
+    pki.check_site_keys(site.private_key, site.public_key)
+    assert stat.S_IMODE(site.private_key.stat().st_mode) == 0o600
+    with pytest.raises(ConfigError, match="there is no site 'lyon'"):
+        kit.new_key(own_trial, "lyon")
+
+
+def run_script(script: Path, *words: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a start script with a program that only says how it was called."""
+    program = tmp_path / "told.sh"
+    program.write_text('#!/bin/sh\nfor word in "$@"; do echo "<$word>"; done\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PROXYFL": str(program)}
+    return subprocess.run(
+        [str(script), *words], env=environment, cwd="/", capture_output=True, text=True, check=False
+    )
+
+
+def test_start_scripts_call_the_program_from_anywhere(trial: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(trial, tmp_path / "a place with spaces"))
+    told = run_script(moved / "server/start.sh", "--bind", "10.0.0.5", tmp_path=tmp_path)
+    assert told.stdout.split("\n")[:4] == ["<deploy>", "<server>", f"<{moved}>", "<--bind>"]
+    told = run_script(moved / "site-02/start.sh", "my data", tmp_path=tmp_path)
+    assert told.stdout.split("\n")[:5] == [
+        "<deploy>",
+        "<site>",
+        f"<{moved / 'site-02'}>",
+        "<--data>",
+        "<my data>",
+    ]
+    told = run_script(moved / "site-02/start.sh", tmp_path=tmp_path)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "usage" in told.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_service_units_are_understood_by_systemd(trial: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(trial, tmp_path / "trial"))
+    for unit in ("server/proxyfl-server.service", "site-01/proxyfl-site.service"):
+        text = (folder / unit).read_text()
+        # The programs are not installed where the unit expects them; what is asked is whether it parses.
+        for line in text.splitlines():
+            if line.startswith("ExecStart="):
+                text = text.replace(line, "ExecStart=/bin/true ${DATA}")
+        file = tmp_path / Path(unit).name
+        file.write_text(text)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
+        )
+        told = [line for line in done.stderr.splitlines() if file.name in line]
+        assert told == []
+
+
+def test_service_and_proxy_files_name_this_deployment(trial: Path) -> None:
+    unit = (trial / "server/proxyfl-server.service").read_text()
+    assert f'ExecStart="{trial}/server/start.sh"' in unit
+    proxy = (trial / "server/nginx.conf").read_text()
+    assert "location /v1/fleet/ {" in proxy
+    assert "return 403;" in proxy
+    assert "listen 8000 ssl;" in proxy
+    assert "proxy_pass https://127.0.0.1:8001;" in proxy
+    for path in trial.rglob("*"):
+        if path.suffix in (".md", ".conf", ".service", ".sh"):
+            assert "~{" not in path.read_text()
+
+
+def test_behind_a_proxy_the_server_listens_on_this_machine_alone(tmp_path: Path) -> None:
+    found = kit.create(tmp_path / "d", plan(port=443, listen="127.0.0.1:9000"))
+    assert (found.address, found.bind) == ("localhost:443", ("127.0.0.1", 9000))
+    proxy = (found.path / "server/nginx.conf").read_text()
+    assert "listen 443 ssl;" in proxy
+    assert "proxy_pass https://127.0.0.1:9000;" in proxy
+    with pytest.raises(ConfigError, match="must be HOST:PORT"):
+        kit.create(tmp_path / "e", plan(listen="9000"))

@@ -1,0 +1,58 @@
+"""The page on deployments: its commands exist and those that need no other machine work as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from calling import invoke
+from proxyfl.deploy.settings import Deployment
+
+PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+
+
+def commands(language: str) -> list[list[str]]:
+    fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", PAGE, re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for name, block in fenced if name == language for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("proxyfl ")]
+
+
+def test_the_pages_commands_work_as_they_stand(tmp_path: Path) -> None:
+    asked = commands("console")
+    assert [words[:2] for words in asked] == [["deploy", "init"], ["deploy", "explain"], ["deploy", "init"]]
+    for words in asked:
+        done = invoke(*words)
+        assert done.exit_code == 0, done.stderr
+    assert Deployment.read(tmp_path / "trial").sites == ("site-01", "site-02", "site-03")
+    assert Deployment.read(tmp_path / "hospital").bind == ("127.0.0.1", 8000)
+    done = invoke("deploy", "check", "trial/sample/site-01.npz", "--site", "trial/site-01")
+    assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", commands(""), ids=" ".join)
+def test_commands_for_several_machines_exist(words: list[str]) -> None:
+    told = invoke(*words[:2], "--help")
+    assert told.exit_code == 0
+    for option in (word for word in words if word.startswith("--")):
+        assert option in told.stdout
+
+
+def test_options_named_in_the_text_exist() -> None:
+    told = "".join(invoke("deploy", verb, "--help").stdout for verb in ("init", "site", "run", "check"))
+    options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", PAGE))
+    assert options >= {"--renew", "--add-site", "--new-key", "--enrol-again", "--listen", "--insecure"}
+    assert not {option for option in options if option not in told}
+
+
+def test_the_proxy_on_the_page_is_the_one_that_is_written() -> None:
+
+    written = (
+        resources.files("proxyfl.deploy").joinpath("templates", "nginx.conf").read_text(encoding="utf-8")
+    )
+    for line in ("location /v1/fleet/ {", "proxy_ssl_verify on;", "proxy_ssl_name localhost;", "return 403;"):
+        assert line in PAGE
+        assert line in written

@@ -1,0 +1,85 @@
+"""``proxyfl deploy init``, ``explain`` and ``check``, as a user types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calling import invoke
+from proxyfl.deploy.settings import Deployment
+
+
+def test_init_writes_a_deployment_and_says_what_is_next(tmp_path: Path) -> None:
+    words = "--sites lyon,paris --host fl.example.org --port 8443 --method sage --rounds 7 --quorum 1".split()
+    own = "--classes healthy,ill --image-size 16 --channels 3 --flip --holdout 0.3 --deadline 60".split()
+    done = invoke("deploy", "init", "hospital", *words, *own, "--set", "train.lr=0.02")
+    assert done.exit_code == 0, done.stderr
+    assert "server at fl.example.org:8443, 2 site(s)" in done.stdout
+    assert "accuracy comes from the 30% of labelled images" in done.stdout
+    assert f"proxyfl deploy run {tmp_path / 'hospital'}" in done.stdout
+    found = Deployment.read(tmp_path / "hospital")
+    assert (found.sites, found.classes, found.flip) == (("lyon", "paris"), ("healthy", "ill"), True)
+    assert (found.holdout, found.quorum, found.deadline) == (0.3, 1, 60.0)
+    config = found.config
+    assert (config.method.name, config.federation.rounds, config.train.lr) == ("sage", 7, 0.02)
+    again = invoke("deploy", "init", "hospital")
+    assert (again.exit_code, "is not empty" in again.stderr) == (2, True)
+
+
+def test_an_insecure_federation_is_loud(tmp_path: Path) -> None:
+    done = invoke("deploy", "init", "open", "--insecure")
+    assert done.exit_code == 0
+    assert "WARNING: this federation is INSECURE" in done.stderr
+    assert "INSECURE" in invoke("deploy", "explain", "open").stdout
+    assert "INSECURE" not in invoke("deploy", "init", "closed").stderr
+
+
+def test_a_site_is_added_and_the_certificate_renewed(own_trial: Path) -> None:
+    done = invoke("deploy", "init", own_trial, "--add-site", "lyon")
+    assert done.exit_code == 0, done.stderr
+    assert f"lyon is site 4; hand it {own_trial / 'lyon'}" in done.stdout
+    done = invoke("deploy", "init", own_trial, "--renew")
+    assert "lasts 824 days" in done.stdout
+    done = invoke("deploy", "init", own_trial, "--new-key", "lyon")
+    assert f"hand it {own_trial / 'lyon' / 'site.key'}" in done.stdout
+    done = invoke("deploy", "init", own_trial, "--renew", "--add-site", "nice")
+    assert (done.exit_code, "one after the other" in done.stderr) == (2, True)
+
+
+def test_explain_prints_what_leaves_a_site(trial: Path) -> None:
+    done = invoke("deploy", "explain", trial)
+    assert done.exit_code == 0, done.stderr
+    for words in (
+        "prior/counts",
+        "weights: classifier",
+        "What this reveals",
+        "Stays at the site",
+        "loss/icpl",
+    ):
+        assert words in done.stdout
+
+
+def test_explain_refuses_secure_aggregation_on_one_line(own_trial: Path) -> None:
+    file = own_trial / "federation.toml"
+    file.write_text(file.read_text().replace("secure_aggregation = false", "secure_aggregation = true"))
+    done = invoke("deploy", "explain", own_trial)
+    assert done.exit_code == 2
+    assert "secure aggregation is not offered" in done.stderr
+    assert "gpt keeps tensors of each site's update" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_check_counts_a_sites_images(trial: Path) -> None:
+    done = invoke("deploy", "check", trial / "sample" / "site-02.npz", "--site", trial / "site-02")
+    assert done.exit_code == 0, done.stderr
+    assert "site-02" in done.stdout
+    assert "unlabelled: " in done.stdout
+    assert done.stdout.strip().endswith("nothing was sent")
+    wrong = invoke("deploy", "check", trial / "nowhere", "--site", trial / "site-02")
+    assert (wrong.exit_code, "does not exist" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("verb", ["init", "explain", "check"])
+def test_help_answers(verb: str) -> None:
+    assert "Examples" in invoke("deploy", verb, "--help").stdout

@@ -1,0 +1,60 @@
+"""Every registered method through codec and client app, without a network: the same bits as inline."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
+
+from wireless import Known, Node, WirelessGrid, handled_by, sides
+
+from proxyfl.engines.flower.grid import Courier, FlowerEngine
+from proxyfl.methods import create, recipes
+from toybox import Told, make_simulation, play, same_state, tiny_config
+
+NAMES = [recipe.name for recipe in recipes()]
+
+
+def flower(config, simulation, folder):
+    """The engine, with a site per client in this process."""
+    places = sides(simulation, folder)
+    grid = WirelessGrid({100 + k: Node(handled_by(side)) for k, side in enumerate(places)})
+    setup = {**places[0].form, "config": json.loads(json.dumps(config.to_tree()))}
+    return FlowerEngine(Courier(grid, Known(grid)), {**setup, "run": "0" * 16, "versions": 3}, 60.0), places
+
+
+def settings(name):
+    return tiny_config(name)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not create(name).oracle])
+def test_a_method_is_bit_equal_to_the_inline_engine(name, tmp_path):
+    config, simulation = settings(name), make_simulation()
+    inline, remote = Told(), Told()
+    play(config, simulation, tmp_path / "inline", observers=[inline])
+    engine, _ = flower(config, simulation, tmp_path)
+    play(config, simulation, tmp_path / "server", observers=[remote], engine=lambda _: engine)
+    assert [report.metrics["failed"] for report in remote.reports] == [{}, {}]
+    for here, there in zip(inline.reports, remote.reports, strict=True):
+        assert same_state(here.state, there.state)
+        assert here.metrics["losses"] == there.metrics["losses"]
+        assert here.metrics["traffic"] == there.metrics["traffic"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if create(name).oracle])
+def test_a_method_that_needs_the_truth_is_refused_by_every_site(name, tmp_path):
+    config, simulation = settings(name), make_simulation()
+    engine, _ = flower(config, simulation, tmp_path)
+    told = Told()
+    with pytest.raises(Exception, match="needs the true labels of unlabelled images"):
+        play(config, simulation, tmp_path / "server", observers=[told], engine=lambda _: engine)
+
+
+def test_client_state_is_on_the_sites_disk_under_its_name_and_nowhere_else(tmp_path):
+    config, simulation = tiny_config("fedloke", per_round=4), make_simulation()
+    engine, places = flower(config, simulation, tmp_path)
+    play(config, simulation, tmp_path / "server", engine=lambda _: engine)
+    kept = {file.relative_to(tmp_path).parts[:3] for file in tmp_path.rglob("round-*.safetensors")}
+    assert kept == {(side.name, side.name, "0" * 16) for side in places}

@@ -1,0 +1,271 @@
+"""A real federation: Flower's programs on this machine, with TLS and authentication.
+
+Most tests use separate processes on the loopback device; one has a network namespace for each site, where the
+machine allows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
+
+from loopback import PATIENCE, deployment, descendants, experiment, loopback, named, wait_for
+from namespaces import server_address
+
+from proxyfl.deploy import operate, pki
+from proxyfl.runs import checkpoint
+from proxyfl.runs.run import Run
+from proxyfl.runs.simulation import prepare
+from toybox import Told, gone, play, same_state
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+ROUNDS = 5
+
+
+def inline_states(config, folder):
+    told = Told()
+    play(config, prepare(config), folder, observers=[told])
+    return [report.state for report in told.reports]
+
+
+def saved_states(run: Path, rounds: int):
+    places = [run / "checkpoints" / f"round-{round:08d}" for round in range(1, rounds + 1)]
+    return [checkpoint.read(place).state for place in places]
+
+
+def killed_between_answer_and_checkpoint(federation, round):
+    """Kill the server's programs while one of the round's sites has answered and the other has not."""
+    chosen = federation.wait_event(lambda line: line["event"] == "round" and line["round"] == round)
+    first, *_, last = chosen["clients"]
+    node = named(federation.started[federation.made.sites[last]], "flower-supernode")
+    os.kill(node, signal.SIGSTOP)
+    federation.wait_event(
+        lambda line: line["event"] == "answered" and line["round"] == round and line["client"] == first
+    )
+    assert federation.checkpoint() == round - 1
+    federation.started["server"].kill()
+    os.kill(node, signal.SIGCONT)
+
+
+def stranger(made, name, **changes):
+    """A folder like that of the first site, to be spoilt."""
+    known = made.site(made.sites[0])
+    shutil.copytree(known.path, made.path / name, ignore=shutil.ignore_patterns("state"))
+    return dataclasses.replace(known, path=made.path / name, **changes)
+
+
+@contextlib.contextmanager
+def strangers(made):
+    """Nodes that must not get in: with a key nobody registered, trusting another CA, and without TLS."""
+    unregistered, misled = stranger(made, "unregistered"), stranger(made, "misled")
+    plain = stranger(made, "plain", insecure=True)
+    for file in (unregistered.private_key, unregistered.public_key, misled.ca_certificate):
+        file.unlink()
+    pki.create_site_keys(unregistered.private_key, unregistered.public_key, "unregistered")
+    pki.create_authority(misled.ca_certificate, misled.path / "other.key", "another")
+    data = made.path / "data-0.npz"
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(operate.site(one, data, print)) for one in (unregistered, misled, plain)]
+
+
+def refused(programs):
+    unregistered, misled, plain = programs
+    wait_for(lambda: unregistered.ended is not None and misled.ended is not None, "a stranger was let in")
+    assert operate.UNKNOWN_KEY in unregistered.trouble()
+    assert "CERTIFICATE_VERIFY_FAILED" in misled.trouble()
+    wait_for(lambda: plain.log.read_text().count("Connection attempt failed") > 1, "no attempt in the clear")
+    assert plain.ended is None
+
+
+@pytest.mark.timeout(900)
+def test_four_sites_are_bit_equal_to_the_simulation_though_the_server_is_killed(tmp_path):
+    config = experiment("proxyfl", rounds=ROUNDS, per_round=2, keep__checkpoints=ROUNDS + 1)
+    made = deployment(tmp_path / "federation", config)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites()
+        run = federation.run()
+        with strangers(made) as programs:
+            refused(programs)
+        killed_between_answer_and_checkpoint(federation, round=3)
+        run.process.wait(PATIENCE)
+        assert run.process.returncode == 2
+        assert "the server is gone" in run.text()
+
+        federation.server()
+        federation.finish(federation.run())
+        assert set(activated(made)) == registered(made)
+        gone_with_ctrl_c(federation)
+
+    assert_same_bits(config, made, tmp_path)
+    lines = Run(made.run).metrics
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
+    assert all(line["evaluation"] == {"where": "server", "images": 100} for line in lines)
+
+
+def activated(made):
+    """The nodes that the SuperLink has let in, by its own log."""
+    return re.findall(r"Activated node_id=(\d+)", (made.state / "superlink.log").read_text())
+
+
+def registered(made):
+    return {json.loads((made.state / "registered" / name).read_text())["node"] for name in made.sites}
+
+
+def assert_same_bits(config, made, folder):
+    wanted = inline_states(config, folder / "inline")
+    found = saved_states(made.run, config.federation.rounds)
+    assert [same_state(a, b) for a, b in zip(found, wanted, strict=True)] == [True] * len(wanted)
+
+
+def gone_with_ctrl_c(federation):
+    """Ctrl-C ends every verb that still runs, and nothing that it started outlives it."""
+    verbs = [one for one in federation.started.values() if one.process.poll() is None]
+    assert len(verbs) == len(federation.made.sites) + 1
+    below = [pid for one in verbs for pid in descendants(one.process.pid)]
+    assert len(below) >= 2 * len(verbs)
+    for one in verbs:
+        one.process.send_signal(signal.SIGINT)
+    for one in verbs:
+        assert one.process.wait(PATIENCE) == 130
+        assert "Traceback" not in one.text()
+    wait_for(lambda: all(map(gone, below)), "a program of Flower's was left behind")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["fedloke", "sage"])
+def test_other_methods_are_bit_equal_too(tmp_path, name):
+    config = experiment(name, rounds=3, per_round=2, keep__checkpoints=4)
+    made = deployment(tmp_path / "federation", config)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites()
+        federation.run()
+        killed_between_answer_and_checkpoint(federation, round=2)
+        federation.server()
+        federation.finish(federation.run())
+    assert_same_bits(config, made, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
+    config = experiment("fedavg", rounds=60, clients=3, per_round=3)
+    made = deployment(tmp_path / "federation", config, quorum=2, deadline=90.0)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites()
+        run = federation.run()
+        federation.wait_event(lambda line: line["event"] == "finished round")
+        federation.started["site-03"].kill()
+        lost = federation.wait_event(lambda line: line["event"] == "failed")
+        assert lost["site"] == "site-03"
+        assert "site-03 left out" in lost["text"]
+        started, ended = (
+            federation.wait_event(
+                lambda line, kind=kind: (line["event"], line.get("round")) == (kind, lost["round"])
+            )
+            for kind in ("round", "finished round")
+        )
+        assert ended["time"] - started["time"] < 90 + 30
+        federation.site(2)
+        federation.wait_event(
+            lambda line: line["event"] == "answered" and line["round"] > lost["round"] and line["client"] == 2
+        )
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(PATIENCE) == 130
+        assert "stopped; continue with: proxyfl deploy run" in run.text()
+        assert not operate.is_running(made)
+    metrics = Run(made.run).metrics
+    assert metrics[lost["round"] - 1]["failed"].keys() == {"2"}
+    assert metrics[lost["round"] - 1]["clients"] != []
+
+
+def lasted(federation, round):
+    """Seconds from a round's beginning to its end."""
+    began, ended = (
+        federation.wait_event(lambda line, kind=kind: line["event"] == kind and line["round"] == round)
+        for kind in ("round", "finished round")
+    )
+    return ended["time"] - began["time"]
+
+
+HOSTILE = """
+import dataclasses, os
+from proxyfl.federation.client import ClientTrainer
+
+honest = ClientTrainer.train
+
+def train(self, task, data, truth=None):
+    update = honest(self, task, data, truth)
+    weights = dict(update.weights)
+    name = "classifier.weight"
+    if os.environ["PROXYFL_SITE"].endswith("site-01"):
+        weights[name] = weights[name] * float("nan")
+    elif os.environ["PROXYFL_SITE"].endswith("site-02"):
+        weights[name] = weights[name][:3].clone()
+    else:
+        update = dataclasses.replace(update, samples=10**9)
+    return dataclasses.replace(update, weights=weights)
+
+ClientTrainer.train = train
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hostile_sites_are_left_out_by_name_and_accuracy_comes_from_the_others(tmp_path):
+    config = experiment("proxyfl", rounds=2, clients=5, per_round=5)
+    made = deployment(tmp_path / "federation", config, insecure=True, test="", holdout=0.3)
+    plugin = tmp_path / "hostile.py"
+    plugin.write_text(HOSTILE)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites([3, 4])
+        for client in range(3):
+            name, data = made.sites[client], made.path / f"data-{client}.npz"
+            words = ("--plugin", plugin, "deploy", "site", made.path / name, "--data", data)
+            federation.start(name, *words)
+        text = federation.finish(federation.run())
+    assert "WARNING: this federation is insecure" in federation.started["server"].text()
+    for line in Run(made.run).metrics:
+        assert sorted(line["clients"]) == [3, 4]
+        assert "'classifier.weight' holds values that are not finite" in line["failed"]["0"]
+        assert "has shape" in line["failed"]["1"]
+        assert "claims 1000000000 images" in line["failed"]["2"]
+        assert line["evaluation"]["where"] == "sites"
+        assert line["evaluation"]["sites"] == list(made.sites)
+    assert "site-03 left out: refused: claims 1000000000 images" in text
+    assert "images kept back at site-01" in text
+
+
+def namespaces_allowed():
+    tools = all(map(shutil.which, ("ip", "unshare", "nsenter")))
+    return tools and subprocess.run(["unshare", "-Urn", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not namespaces_allowed(), reason="this machine allows no network namespaces")
+def test_sites_in_networks_of_their_own_reach_the_server_and_are_bit_equal(tmp_path):
+    config = experiment("proxyfl", rounds=2, clients=2, per_round=2, keep__checkpoints=3)
+    hosts = [server_address(client) for client in range(2)]
+    made = deployment(tmp_path / "federation", config, hosts=hosts)
+    script = Path(__file__).with_name("namespaces.py")
+    line = ["unshare", "-Urn", sys.executable, str(script), str(made.path)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_bits(config, made, tmp_path)
