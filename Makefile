@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: bench demo docs test test-full lint format clean
+.PHONY: bench demo docs test test-full torture lint format clean
 
 # Installed once; again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -38,6 +38,10 @@ test: lint
 
 test-full: lint
 	$(BIN)/pytest -n auto
+
+# Kills, failing disks and damaged files, by the thousand: an hour on two cores that have nothing else to do.
+torture: $(READY)
+	$(BIN)/python tests/recovery/torture.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix-only src tests benchmarks

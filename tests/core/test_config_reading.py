@@ -56,7 +56,7 @@ def refusal(table: dict[str, object], fidelity: str = "clean") -> str:
         ),
         (
             {"federation": {"sampling": "legcy"}},
-            "federation.sampling = 'legcy' is not one of stream, legacy; did you mean 'legacy'?",
+            "federation.sampling = 'legcy' is not one of stream, poisson, legacy; did you mean 'legacy'?",
         ),
         ({"train": 5}, "'train' is a table of settings, not 5"),
         ({"method": "proxyfl"}, 'method must be a table with a name; write [method] and name = "proxyfl"'),

@@ -275,6 +275,19 @@ def test_poisson_sampling() -> None:
     assert sample_clients(ours, 1, few) == [0, 2], "all who hold anything"
 
 
+def test_rounds_that_nobody_is_drawn_for_move_the_weights_too(tmp_path: Path) -> None:
+    ours = tiny_config(
+        "fedavg", per_round=1, rounds=6, federation__weighting="uniform", federation__sampling="poisson",
+        privacy__clip=0.5,
+    )  # fmt: skip
+    told = Told()
+    play(ours, make_simulation(), tmp_path, observers=[told])
+    empty = [k for k, report in enumerate(told.reports) if k and not report.metrics["clients"]]
+    assert empty
+    for k in empty:
+        assert not same_bits(told.reports[k].state.weights, told.reports[k - 1].state.weights)
+
+
 @pytest.mark.parametrize("where", ["server", "site"])
 def test_a_private_run(tmp_path: Path, where: str) -> None:
     ours = tiny_config(
@@ -288,6 +301,9 @@ def test_a_private_run(tmp_path: Path, where: str) -> None:
     costs = [report.metrics["privacy"]["epsilon"] for report in told.reports]
     assert costs == [epsilon(0.5, 1.0, round, 1e-5)[0] for round in (1, 2)]
     assert all(report.metrics["losses"] == {} for report in told.reports)
+    sent = [answer.metrics for kind, answer in told.calls if kind == "answered"]
+    assert sent
+    assert all((metrics == {}) == (where == "site") for metrics in sent), "a site does not even send them"
     half = dataclasses.replace(
         told.reports[0].state, weights=dict(sorted(told.reports[0].state.weights.items()))
     )

@@ -143,9 +143,10 @@ def test_no_change_is_longer_after_clipping(values: list[float], limit: float) -
 
 def test_the_length_is_the_same_in_whatever_order_tensors_come() -> None:
     generator = torch.Generator().manual_seed(1)
-    new = {str(k): torch.randn(50, generator=generator) * 10.0**k for k in range(-6, 6)}
+    new = {str(k): torch.randn(50, generator=generator) for k in range(40)}
     old = {name: torch.zeros(50) for name in new}
-    assert change_length(new, old) == change_length(dict(reversed(new.items())), old)
+    orders = [torch.randperm(40, generator=generator).tolist() for _ in range(20)]
+    assert len({change_length({str(k): new[str(k)] for k in order}, old) for order in orders}) == 1
 
 
 def some(count: int, folder: Path) -> tuple[Updates, list[dict[str, Tensor]]]:
@@ -153,7 +154,7 @@ def some(count: int, folder: Path) -> tuple[Updates, list[dict[str, Tensor]]]:
     old = {"a.weight": torch.zeros(5, 2, 3), "b.bias": torch.ones(4), "steps": torch.tensor(0)}
     given = [
         {
-            "steps": torch.tensor(10 + 3 * k),
+            "steps": torch.tensor(11 + 3 * k),
             "a.weight": torch.randn(5, 2, 3, generator=generator),
             "b.bias": torch.randn(4, generator=generator),
         }
@@ -180,7 +181,7 @@ def test_blocks_of_any_size_give_the_same_result(
     stacked = torch.stack([tensors["a.weight"] for tensors in given]).double()
     assert torch.equal(found["a.weight"], median(stacked.flatten(1)).view(5, 2, 3).float())
     assert found["steps"].dtype == torch.int64
-    assert found["steps"].item() == round((13 + 16) / 2)
+    assert found["steps"].item() == 16, "15.5 rounded, not cut"
     assert largest <= max(block, 4 * 6), "a row of all updates is the least that is read"
     differences = [[change_length(a, b) ** 2 for b in given] for a in given]
     assert torch.allclose(updates.squares(), torch.tensor(differences, dtype=torch.float64))

@@ -26,7 +26,7 @@ from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation, prepare
 from toybox import TINY
 
-PATIENCE = 180.0
+PATIENCE = 600.0
 """Seconds to wait for what must happen; far more than it takes."""
 
 # A shell's background job ignores SIGINT and hands that down; a user's terminal does not.
@@ -96,7 +96,7 @@ def deployment(
         sites=tuple(f"site-{client + 1:02d}" for client in range(config.partition.clients)),
         experiment=tree,
         path=folder,
-        **{"test": str(test), "quorum": 2, "deadline": 120.0, "patience": 60.0, **settings},
+        **{"test": str(test), "quorum": 2, "deadline": 300.0, "patience": 300.0, **settings},
     )
     made.write()
     write_app(made.app)

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
 from loopback import loopback, start, wait_for
 
 from proxyfl.deploy.settings import Deployment, split_address

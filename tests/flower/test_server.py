@@ -16,7 +16,7 @@ from loopback import deployment, experiment
 from wireless import Node, WirelessGrid, handled_by, sides
 
 from proxyfl.core.errors import BelowQuorum, DataError, RunError
-from proxyfl.deploy import server_run
+from proxyfl.deploy import measure, server_run
 from proxyfl.deploy.enrolment import Enrolled, Enrolment, forget_counts, gather
 from proxyfl.deploy.live import LiveReader
 from proxyfl.deploy.server_run import Server
@@ -35,6 +35,7 @@ def quick(monkeypatch):
     """No waiting between attempts, and none for what must not come."""
     monkeypatch.setattr(server_run, "RETRY", 0.01)
     monkeypatch.setattr(grid, "POLL_FIRST", 0.01)
+    monkeypatch.setattr(server_run, "LOOK", 0.01)
     monkeypatch.setattr("proxyfl.deploy.enrolment.LOOK", 0.01)
     monkeypatch.setattr("proxyfl.deploy.measure.PAUSE", 0.01)
 
@@ -163,7 +164,6 @@ def test_without_quorum_it_stops_with_the_checkpoint_kept(tmp_path, small):
     deployed = deployment(tmp_path / "f", small, patience=0.2)
     net = connect(deployed, small)
     one = server(deployed, net)
-    one.directory.event = lambda *words, **more: None
     usual = one.live.round_finished
 
     def leave(report):
@@ -172,10 +172,29 @@ def test_without_quorum_it_stops_with_the_checkpoint_kept(tmp_path, small):
             node.online = False
 
     one.live.round_finished = leave
-    with pytest.raises(BelowQuorum):
+    with pytest.raises(RunError, match="0 sites are connected, 2 are needed"):
         one.run()
     assert newest(deployed.run).round == 1
-    assert texts(deployed)[-1].startswith("stopped: round 2: 0 of 2 clients gave a usable update")
+    *_, waiting, stopped = texts(deployed)
+    assert waiting == "round 2: 0 sites are connected, 2 are needed; waiting"
+    assert stopped.startswith(
+        "stopped: round 2: 0 sites are connected, 2 are needed; the last checkpoint is kept"
+    )
+    assert not one.directory.is_locked()
+
+
+def test_too_few_answers_for_too_long_stop_it_with_the_checkpoint_kept(tmp_path, small):
+    deployed = deployment(tmp_path / "f", small, patience=0.2)
+    net = connect(deployed, small)
+    silent = codec.content({"kind": "failure", "reason": "busy", "detail": ""})
+    for node in net.nodes.values():
+        usual = node.handler
+        node.handler = lambda kind, records, usual=usual: (
+            silent if kind == MessageType.TRAIN else usual(kind, records)
+        )
+    with pytest.raises(BelowQuorum, match="0 of 2 clients gave a usable update"):
+        server(deployed, net).run()
+    assert newest(deployed.run).round == 0
 
 
 def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, small):
@@ -210,6 +229,33 @@ def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, sm
     hits = int((predicted == test.labels[:30]).sum())
     assert run.metrics[-1]["accuracy"] == (30 + 2 * hits) / 90
     assert any("site-02 measured nothing: its counts do not add up" in text for text in texts(deployed))
+
+
+def counted(counts):
+    return codec.content({"kind": "evaluation"}, {codec.OWN: codec.packed({"confusion": counts})})
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (counted(torch.tensor([[2, 1], [0, 3]])), ""),
+        (counted(torch.tensor([[2, 2], [0, 3]])), "do not add up to the 6 images"),
+        (counted(torch.tensor([[7, -4], [0, 3]])), "do not add up"),
+        (counted(torch.tensor([[2**62, 2**62], [2**62, 2**62 + 3]])), "do not add up"),
+        (counted(torch.zeros(2, 2, dtype=torch.int64)), "do not add up"),
+        (counted(torch.zeros(3, 3, dtype=torch.int64)), "wrong form"),
+        (counted(torch.full((2, 2), 1.0)), "wrong form"),
+        (codec.content({"kind": "evaluation"}), "'own' is missing"),
+        (codec.content({"kind": "failure", "reason": "busy"}), "busy"),
+        ("did not answer within 3 s", "it did not answer within 3 s"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(reply, reason):
+    if not reason:
+        assert measure._confusion(reply, 2, 6).tolist() == [[2, 1], [0, 3]]
+        return
+    with pytest.raises(codec.Malformed, match=reason):
+        measure._confusion(reply, 2, 6)
 
 
 def test_no_site_that_measures_ends_the_run_with_a_reason(tmp_path, small):
@@ -331,9 +377,10 @@ def test_gather_waits_for_quorum_and_gives_up_after_its_patience(tmp_path, small
     assert enrolment.population().sizes.tolist()[2:] == [0, 0]
 
 
-def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path, small):
-    deployed = deployment(tmp_path / "f", small, deadline=1.0)
-    net = connect(deployed, small)
+def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path):
+    everyone = experiment("fedavg", rounds=2, per_round=4, subset=80, labels__per_class=4)
+    deployed = deployment(tmp_path / "f", everyone, deadline=1.0)
+    net = connect(deployed, everyone)
     late = net.nodes.pop(53)
     one = server(deployed, net)
     usual = one.live.round_finished
@@ -345,6 +392,7 @@ def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path, small):
     one.live.round_finished = arrive
     one.run()
     assert "site-04 takes part from now on" in texts(deployed)
+    assert [sorted(line["clients"]) for line in Run(deployed.run).metrics] == [[0, 1, 2], [0, 1, 2, 3]]
     assert json.loads((deployed.run / "sites.json").read_text())["sites"]["site-04"]["labelled"] > 0
     forget_counts(deployed.run)
     assert Enrolment.load(deployed.run, deployed.sites).counts == {}

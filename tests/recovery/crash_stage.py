@@ -54,7 +54,7 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
                     os.dup2(file.fileno(), stream)
             os._exit(play(request, notes))
         started = time.monotonic()
-        status = wait(pid, request["seconds"], request["victim"])
+        status, shot = wait(pid, request["seconds"], request["victim"])
         seconds = time.monotonic() - started
         said = notes.read_text(errors="replace")
     head, found, count = said.rpartition("operations ")
@@ -63,16 +63,17 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
         "operations": int(count) if found else None,
         "said": head if found else said,
         "seconds": seconds,
+        "shot": shot,
     }
 
 
-def wait(pid: int, seconds: float | None, victim: str) -> int:
-    """The status with which a copy ended; when its time is up, or it is stuck, it is killed."""
-    started, shot = time.monotonic(), seconds is None
+def wait(pid: int, seconds: float | None, victim: str) -> tuple[int, bool]:
+    """The status with which a copy ended, and whether somebody was killed when the time was up."""
+    started, shot = time.monotonic(), False
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return status
+            return status, shot
         now = time.monotonic() - started
         if not shot and seconds is not None and now >= seconds:
             target = pid if victim == "run" else next(iter(children(pid)), None)

@@ -11,6 +11,7 @@ import dataclasses
 import io
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import pytest
 import torch
 
 import proxyfl
+from calling import invoke
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.seal import is_intact
 from proxyfl.core.state import ServerState
@@ -100,6 +102,7 @@ class Patient:
     states: dict[int, ServerState]
     held: dict[tuple[int, int], dict[str, torch.Tensor]]
     oldest: int
+    stamps: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def admit(cls, folder: Path) -> Patient:
@@ -118,21 +121,20 @@ class Patient:
             for state in states.values()
             for client, round in state.versions.items()
         }
-        files = {
-            str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
-        }
+        files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
         return cls(path, folder / "whole", files, states, held, min(states))
 
     def heal(self) -> None:
         """Put everything back."""
-        for file in [file for file in self.path.rglob("*") if file.is_file()]:
-            if str(file.relative_to(self.path)) not in self.files:
-                file.unlink()
+        now = self._stamps()
+        for name in now.keys() - self.files.keys():
+            (self.path / name).unlink()
         for name, content in self.files.items():
-            file = self.path / name
-            if not file.is_file() or file.read_bytes() != content:
+            if name not in now or now[name] != self.stamps.get(name):
+                file = self.path / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
+        self.stamps = self._stamps()
 
     def kinds(self) -> dict[str, list[str]]:
         """The files by what they are."""
@@ -154,30 +156,34 @@ class Patient:
             (self.path / name).write_bytes(content)
         return True
 
-    def examine(self) -> tuple[str, str]:
+    def examine(self, *, alone: bool = True) -> tuple[str, str]:
         """What opening the run comes to, and the words where it is refused. Whatever is wrong beyond that
-        is an :class:`AssertionError`.
+        is an :class:`AssertionError`. Where not one file ``alone`` was spoiled, copies may be lost, too.
         """
-        before = self._now()
+        before = self._stamps()
         self._look()
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
                 proxyfl.resume(self.path, workers=0)
         except Reached as reached:
-            return self._verdict(reached.state), said.getvalue()
+            return self._verdict(reached.state, alone), said.getvalue()
         except ProxyFLError as error:
-            assert "\n" not in str(error)
-            assert self._now() == before, "a run that is refused must be left as it is"
-            return REFUSED, str(error)
-        raise AssertionError("the run is not finished, and yet nothing was left to play")
+            words = str(error)
+        else:
+            raise AssertionError("the run is not finished, and yet nothing was left to play")
+        assert "\n" not in words
+        written = [name for name, stamp in self._stamps().items() if stamp != before.get(name)]
+        assert set(written) <= {".lock", "events.jsonl"}, f"refused, and yet {written}"
+        return REFUSED, words
 
-    def _now(self) -> dict[str, bytes]:
-        apart = {"events.jsonl", ".lock"}
-        files = [file for file in self.path.rglob("*") if file.is_file() and file.name not in apart]
-        return {str(file.relative_to(self.path)): file.read_bytes() for file in files}
+    def _stamps(self) -> dict[str, tuple[int, int]]:
+        """What tells whether a file was written."""
+        files = [file for file in self.path.rglob("*") if file.is_file()]
+        found = {str(file.relative_to(self.path)): file.stat() for file in files}
+        return {name: (each.st_mtime_ns, each.st_size) for name, each in found.items()}
 
-    def _verdict(self, state: ServerState) -> str:
+    def _verdict(self, state: ServerState, alone: bool) -> str:
         good = self.states[state.round]
         mine, theirs = state.to_tensors(), good.to_tensors()
         assert mine.keys() == theirs.keys()
@@ -188,24 +194,26 @@ class Patient:
         for name in ("config.toml", "partition.safetensors"):
             assert (self.path / name).read_bytes() == self.files[name], name
         assert is_intact(self.path / "models" / "last.safetensors")
-        assert (self.path / "models" / "best.safetensors").read_bytes() == self.files["models/best.safetensors"]
-        self._require_clients(state)
+        best = "models/best.safetensors"
+        assert not alone or (self.path / best).read_bytes() == self.files[best]
+        self._require_clients(state, alone)
         return AS_NEW if state.round == STOPPED else STEP_BACK
 
-    def _require_clients(self, state: ServerState) -> None:
+    def _require_clients(self, state: ServerState, alone: bool) -> None:
         """What the state says about clients can be read as it was, or is refused when it is asked for; the
         latter only where no checkpoint reaches back.
         """
-        shelf = Shelf(self.path / "clients")
+        shelf, lost = Shelf(self.path / "clients"), list[int]()
         for client, round in state.versions.items():
             try:
                 found = shelf.load(client, round)
-            except ProxyFLError as error:
-                assert round <= self.oldest, error
+            except ProxyFLError:
+                lost.append(round)
                 continue
             good = self.held[client, round]
             assert found.keys() == good.keys()
             assert all(torch.equal(found[name], good[name]) for name in good)
+        assert not alone or max(lost, default=0) <= self.oldest
 
     def _look(self) -> None:
         """Everything that only reads gives what is right, or an error in words."""
@@ -224,10 +232,10 @@ class Patient:
             assert run.partition.clients == SETTINGS["clients"]
             assert (self.path / "partition.safetensors").read_bytes() == self.files["partition.safetensors"]
         for which in ("last", "best"):
-            with contextlib.suppress(ProxyFLError):
-                run.model(which)
-                name = f"models/{which}.safetensors"
-                assert (self.path / name).read_bytes() == self.files[name]
+            name = f"models/{which}.safetensors"
+            if not (self.path / name).is_file() or (self.path / name).read_bytes() != self.files[name]:
+                with pytest.raises(ProxyFLError):
+                    run.model(which)
         with contextlib.suppress(ProxyFLError):
             run.snapshot(2)
             name = "snapshots/round-00000002.safetensors"
@@ -261,24 +269,79 @@ def opened_only(patient: Patient) -> Iterator[None]:
         yield
 
 
-def fuzz(patient: Patient, cases: int, seed: int, tell: Callable[[], None] = lambda: None) -> Fuzzed:
-    """Spoil one file at a time; the kinds of files take turns, what happens to them is drawn."""
-    draw, found = random.Random(seed), Fuzzed()
+def fuzz(
+    patient: Patient, cases: int, seed: int, at_once: int = 1, tell: Callable[[], None] = lambda: None
+) -> Fuzzed:
+    """Spoil so many files at a time; the kinds of files take turns, what happens to them is drawn."""
+    draw, found = random.Random(f"{seed} {at_once}"), Fuzzed()
     kinds = patient.kinds()
     while found.cases < cases:
         kind = list(kinds)[found.cases % len(kinds)]
-        name, how = draw.choice(kinds[kind]), draw.choice(list(CHANGES))
-        if not patient.spoil(name, CHANGES[how], draw):
+        names = [draw.choice(kinds[kind]), *draw.sample(sorted(patient.files), at_once - 1)]
+        story = [(name, draw.choice(list(CHANGES))) for name in dict.fromkeys(names)]
+        changed = [patient.spoil(name, CHANGES[how], draw) for name, how in story]
+        if not any(changed):
             continue
         try:
-            verdict, words = patient.examine()
+            verdict, words = patient.examine(alone=at_once == 1)
         except Exception as error:
-            raise AssertionError(f"{name}, {how}, case {found.cases} of seed {seed}: {error!r}") from error
+            raise AssertionError(f"{story}, case {found.cases} of seed {seed}: {error!r}") from error
         finally:
             patient.heal()
         found.add(kind, verdict, words)
         tell()
     return found
+
+
+def ask_as_a_user(patient: Patient, kind: str, draw: Draw) -> None:
+    """One file spoiled, every verb that looks at a run asked, the run continued: words and exit codes, no
+    traceback; and its end is the end of the run that nothing happened to.
+    """
+    name, how = draw.choice(patient.kinds()[kind]), draw.choice(list(CHANGES))
+    while not patient.spoil(name, CHANGES[how], draw):
+        how = draw.choice(list(CHANGES))
+    story = f"{name}, {how}"
+    try:
+        verbs = [("show", patient.path), ("validate", patient.path), ("ls", patient.path.parent)]
+        verbs += [("eval", patient.path, "--model", which) for which in ("last", "best")]
+        for words in verbs:
+            _answer(story, *words)
+        code, said = _answer(story, "resume", patient.path, "--quiet", "--workers", "0")
+        if name == "config.toml":
+            assert code == 2, (story, said)
+            source, target = said.split("'cp ")[1].split("'")[0].split()
+            shutil.copyfile(source, target)  # the cure that the words name
+            code, said = _answer(story, "resume", patient.path, "--quiet", "--workers", "0")
+        if code == 2:
+            assert name.startswith("clients/"), (story, said)
+            assert "put it back from a copy of the run" in said, (story, said)
+        else:
+            mine, theirs = result(patient.path), result(patient.whole)
+            assert mine.keys() == theirs.keys(), story
+            assert not [each for each in mine if mine[each] != theirs[each] and each != name], story
+    finally:
+        patient.heal()
+
+
+def _answer(story: str, *words: object) -> tuple[int, str]:
+    try:
+        done = invoke(*words)
+    except Exception as error:
+        raise AssertionError(f"{story}: {words[0]} raised {error!r}") from error
+    assert done.exit_code in (0, 2), (story, words, done.output)
+    if done.exit_code == 2:
+        errors = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+        assert len(errors) == 1, (story, words, done.stderr)
+        assert errors[0].startswith("error: "), (story, words, done.stderr)
+    return done.exit_code, done.stderr
+
+
+def result(where: Path) -> dict[str, bytes]:
+    """All of a finished run but for what tells of times and machines, and the checkpoint before the last."""
+    apart = {"timing.jsonl", "events.jsonl", ".lock", "environment.json"}
+    files = [file for file in where.rglob("*") if file.is_file() and file.name not in apart]
+    old = f"round-{STOPPED:08d}"
+    return {str(file.relative_to(where)): file.read_bytes() for file in files if file.parent.name != old}
 
 
 class Fuzzed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,11 +143,14 @@ class Siege:
             self.happened[fault.kind] += 1
             assert answer["said"].count("\n") == 1, story
             assert answer["said"].startswith(f"error: writing {self._where} failed: "), story
+        if victim == "worker" and answer["shot"]:
+            self.happened["worker"] += 1
         look_at(self._where, story)
         if answer["code"] == 0:
             found = bits(self._where)
             wrong = [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
             assert not wrong, f"{wrong} after {story}"
+            shutil.rmtree(self._where)
             self.finished += 1
             self._where = self.folder / f"run-{self.finished}"
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
-from hostile_runs import TAMPERS, copy_of, make_run
+from hostile_runs import EVIL, TAMPERS, copy_of, make_run
 from PIL import Image
+from rich.text import Text
 from typer.testing import CliRunner
 
 from proxyfl.cli import app
+from proxyfl.cli.terminal import Terminal
+from proxyfl.core.errors import RunError
 from proxyfl.report.dashboard.watch import Library
 from proxyfl.report.html.page import render
 from proxyfl.report.html.pieces import TROUBLE
@@ -76,3 +80,83 @@ FEW = (
 )
 def test_a_strangers_run(name: str, sound: Path, tmp_path: Path) -> None:
     check(name, sound, tmp_path)
+
+
+FILES = (
+    "config.toml",
+    "environment.json",
+    "partition.safetensors",
+    "metrics.jsonl",
+    "timing.jsonl",
+    "events.jsonl",
+)
+PLACES = (
+    *FILES,
+    ".lock",
+    "checkpoints",
+    "snapshots",
+    "models",
+    "clients",
+    "checkpoints/round-00000002",
+    "checkpoints/round-00000002/state.safetensors",
+    "checkpoints/metrics.copy.jsonl",
+    "models/last.safetensors",
+    "snapshots/round-00000001.safetensors",
+    "clients/000000",
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_links_out_of_a_run_are_not_followed(place: str, sound: Path, tmp_path: Path) -> None:
+    """Reading would show what is elsewhere, resuming would overwrite it."""
+    run = copy_of(sound, tmp_path / "runs" / "run")
+    elsewhere, link = tmp_path / "elsewhere", run.path / place
+    if link.exists():
+        link.rename(elsewhere)
+    else:
+        elsewhere.write_text("mine")
+    before = contents(elsewhere)
+    link.symlink_to(elsewhere)
+    with pytest.raises(RunError, match="is a link that leads out of the run"), run.locked():
+        pass  # whoever writes in a run, locks it
+    for verb in () if place.startswith("clients/") else ("resume", "show", "validate", "report"):
+        result = CliRunner().invoke(app, words(verb, run.path, sound.parent.parent / "a.png"))
+        assert result.exit_code == 2, result.output
+        assert "is a link that leads out of the run" in " ".join(result.output.split())
+    assert contents(elsewhere) == before
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def test_links_inside_a_run_are_fine(sound: Path, tmp_path: Path) -> None:
+    run = copy_of(sound, tmp_path / "real" / "run")
+    (run.path / "notes").symlink_to(run.config)
+    (tmp_path / "alias").symlink_to(run.path)
+    assert CliRunner().invoke(app, ["show", str(tmp_path / "alias")]).exit_code == 0
+    (run.path / "loop").symlink_to(run.path / "loop")
+    assert CliRunner().invoke(app, ["show", str(run.path)]).exit_code == 2
+
+
+def test_evil_names_of_classes(tmp_path: Path) -> None:
+    """Folders are named by strangers, and their names are shown."""
+    name = EVIL.replace("/", "|")
+    for number in range(4):
+        (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(tmp_path / "images" / name / f"{number}.png")
+    for verb in (["check"], ["preview", "-o", str(tmp_path / "a.png")]):
+        result = CliRunner().invoke(app, ["data", verb[0], f"folder:{tmp_path / 'images'}", *verb[1:]])
+        assert result.exit_code == 0, result.output
+        assert result.output.replace("\n", "").isprintable(), repr(result.output)
+
+
+def test_the_terminal_keeps_its_own_colours() -> None:
+    text = io.StringIO()
+    console = Terminal(file=text, force_terminal=True, color_system="standard", highlight=False)
+    console.print("[red]a\x1b[2J[/]", Text(EVIL))
+    assert "\x1b[31m" in text.getvalue()
+    assert "\\x1b[2J" in text.getvalue()
+    assert "\x1b[2J" not in text.getvalue()
+    assert "\x07" not in text.getvalue()

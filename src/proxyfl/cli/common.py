@@ -147,12 +147,19 @@ def runs_folder() -> Path:
 
 def find_run(text: str, accept: Callable[[Path], bool] | None = None) -> Path:
     """The run at a path, or the one of that name in the runs folder."""
+    from proxyfl.runs.directory import RunDirectory
+
     accept = accept or is_run
     given = Path(text).expanduser()
     places = [given] if given.is_absolute() else [given, runs_folder() / given]
     for place in places:
         if accept(place):
+            if is_run(place):
+                RunDirectory(place).require()
             return place
+    for place in places:
+        if (place / "checkpoints").is_dir():
+            RunDirectory(place).require()  # says what is missing
     near = [name for place in places for name in _close_runs(place)]
     hint = f"did you mean '{near[0]}'?" if near else "'proxyfl ls DIR' lists the runs in a folder"
     raise RunError(f"{text} is not a run; {hint}")

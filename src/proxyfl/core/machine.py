@@ -26,7 +26,18 @@ def usable_memory() -> int:
     except (AttributeError, OSError, ValueError):
         memory = 8 << 30
     limit = _limit("memory.max")
-    return min(memory, int(limit)) if limit.isdecimal() else memory
+    memory = min(memory, int(limit)) if limit.isdecimal() else memory
+    return min(memory, _address_space() or memory)
+
+
+def _address_space() -> int:
+    """What ``ulimit -v`` leaves; 0 where there is no limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return 0 if soft == resource.RLIM_INFINITY else soft
 
 
 def _limit(name: str) -> str:

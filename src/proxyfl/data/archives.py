@@ -30,7 +30,7 @@ MAX_RATIO, ALWAYS_FINE = 100, 64 << 20
 MAX_READ = 1 << 20
 FAULTS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
-    *(EOFError, OSError, RuntimeError, ValueError, ArithmeticError, MemoryError),
+    *(EOFError, OSError, RuntimeError, ValueError, ArithmeticError, LookupError, MemoryError),
 )
 """What the standard library's readers raise on damaged archives; RuntimeError where a password is asked."""
 

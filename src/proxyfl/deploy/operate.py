@@ -17,6 +17,7 @@ import tomli_w
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
+from proxyfl.deploy import pki
 from proxyfl.deploy.client_app import SITE, SITE_DATA
 from proxyfl.deploy.live import LIVE_FILE, LiveReader
 from proxyfl.deploy.pki import check_server
@@ -92,6 +93,7 @@ def server(deployment: Deployment, say: Say, bind: str = "") -> Iterator[Program
             if not file.is_file():
                 raise ConfigError(f"{file} is missing; make it with 'proxyfl deploy init', or bring it back")
         check_server(deployment.server_certificate, deployment.ca_certificate)
+        pki.check_server(deployment.server_certificate, deployment.ca_certificate)
         words += ["--ssl-ca-certfile", str(files[0]), "--ssl-certfile", str(files[1])]
         words += ["--ssl-keyfile", str(files[2]), "--enable-supernode-auth"]
     if answers(deployment):
@@ -158,6 +160,7 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
         for file in (settings.ca_certificate, settings.private_key):
             if not file.is_file():
                 raise ConfigError(f"{file} is missing; ask the federation's operator for the folder again")
+        pki.check_site_keys(settings.private_key, settings.public_key)
         words += ["--root-certificates", str(settings.ca_certificate)]
         words += ["--auth-supernode-private-key", str(settings.private_key)]
     extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
@@ -205,7 +208,7 @@ def stop(deployment: Deployment, run: str) -> None:
 
 
 def is_running(deployment: Deployment) -> bool:
-    return RunDirectory(deployment.run).is_locked()
+    return RunDirectory(deployment.state).is_locked()
 
 
 def follow(deployment: Deployment, run: str, every: float = 0.5) -> Iterator[dict[str, Any]]:

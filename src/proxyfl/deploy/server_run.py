@@ -22,7 +22,7 @@ from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Split
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.data.stream import ViewSettings
-from proxyfl.deploy.enrolment import Enrolment, Registrar, gather
+from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.refusals import method_of
@@ -41,8 +41,8 @@ from proxyfl.runs.ledger import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.settings import load_toml, resolve, to_toml
 
-RETRY = 5.0
-"""Seconds between two attempts at a round that had too few answers."""
+RETRY, RETRY_LAST = 5.0, 60.0
+"""Seconds between two attempts at a round that had too few answers: fewer at first, then more."""
 
 
 class Server:
@@ -63,10 +63,11 @@ class Server:
     def run(self) -> None:
         """Begin the run or go on with it, to the end. What stops it is the last line of the live file."""
         try:
-            if not self.directory.path.exists():
-                self._create()
-            with self.directory.locked():
-                self._continue()
+            with RunDirectory(self.deployment.state).locked():
+                if not self.directory.path.exists():
+                    self._create()
+                with self.directory.locked():
+                    self._continue()
         except BaseException as error:
             self.live.tell("stopped", reason=str(error) or type(error).__name__, text=f"stopped: {error}")
             raise
@@ -121,18 +122,38 @@ class Server:
         enrolment: Enrolment,
     ) -> None:
         """The rounds that are left. One with too few answers is played again, up to the patience."""
-        patience, until = self.deployment.patience, 0.0
+        until, pause = 0.0, RETRY
         while state.round < federation.config.federation.rounds:
             self._admit(federation, enrolment)
             try:
+                self._await_quorum(federation, state.round + 1)
                 state = play_round(federation, state, observers)
-                until = 0.0
+                until, pause = 0.0, RETRY
             except BelowQuorum as error:
-                until = until or time.monotonic() + patience
-                if time.monotonic() + RETRY > until:
+                now = time.monotonic()
+                until = until or now + self.deployment.patience
+                if now + pause > until:
                     raise
-                self.live.tell("waiting", text=f"{error}; trying again for {until - time.monotonic():.0f} s")
-                time.sleep(RETRY)
+                self.live.tell("waiting", text=f"{error}; trying again for {until - now:.0f} s")
+                time.sleep(pause)
+                pause = min(2 * pause, RETRY_LAST)
+
+    def _await_quorum(self, federation: Federation, round: int) -> None:
+        """Wait quietly while too few sites are connected for the round to count, whoever is chosen."""
+        settings = federation.config.federation
+        wanted = min(settings.quorum, settings.per_round, int((federation.population.sizes > 0).sum()))
+        until, told = time.monotonic() + self.deployment.patience, False
+        while (there := len(self.roster.online())) < wanted:
+            if time.monotonic() > until:
+                raise RunError(
+                    f"round {round}: {there} sites are connected, {wanted} are needed; the last checkpoint "
+                    "is kept, go on with 'proxyfl deploy run' when they are back"
+                )
+            if not told:
+                told = True
+                text = f"round {round}: {there} sites are connected, {wanted} are needed; waiting"
+                self.live.tell("waiting", text=text)
+            time.sleep(LOOK)
 
     def _admit(self, federation: Federation, enrolment: Enrolment) -> None:
         """Sites that came late take part from the next round on."""

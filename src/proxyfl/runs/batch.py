@@ -29,7 +29,7 @@ from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.run import Run
 
 LONGEST = 8000
-"""Characters of an error that fit a pipe which nobody reads yet."""
+"""Bytes of an error that fit a pipe which nobody reads yet."""
 
 PAUSE = 0.25
 """Seconds between two looks at the runs."""
@@ -112,7 +112,7 @@ class _Child:
     def trouble(self) -> str:
         """What the child could not do; empty when all is well."""
         try:
-            return str(self.answer.recv())
+            return self.answer.recv_bytes().decode("utf-8", "replace")
         except EOFError:
             code = self.process.exitcode
             return f"the process ended with code {code}; the same command goes on from there" if code else ""
@@ -137,9 +137,9 @@ def make_run(job: Job, workers: int, modules: list[str], answer: Connection) -> 
         else:
             Experiment(config=job.config, data_root=job.data_root).run(job.path, (), workers)
     except ProxyFLError as error:
-        answer.send(str(error)[-LONGEST:])
+        answer.send_bytes(str(error).encode()[-LONGEST:])
     except Exception:
-        answer.send(traceback.format_exc()[-LONGEST:])
+        answer.send_bytes(traceback.format_exc().encode("utf-8", "replace")[-LONGEST:])
 
 
 def _end_with_parent() -> None:

@@ -94,6 +94,8 @@ class RunDirectory:
             raise
 
     def require(self) -> RunDirectory:
+        if not self.config.is_file() and (copies := sorted(self.checkpoints.glob("round-*/config.toml"))):
+            raise RunError(f"{self.config} is missing; put it back with 'cp {copies[-1]} {self.config}'")
         if not self.config.is_file() or not self.checkpoints.is_dir():
             raise RunError(f"{self.path} is not a run; 'proxyfl ls' lists the runs in a folder")
         self._require_own_files(deep=False)

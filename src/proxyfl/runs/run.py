@@ -91,12 +91,13 @@ class Run:
         """The data set, where the run says it was."""
         try:
             noted = json.loads(self.directory.environment.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self.directory.environment} cannot be read ({error})") from error
+        noted = noted if isinstance(noted, dict) else {}
         if noted.get("data") == AT_SITES:
             raise DataError("the images of a real federation stay at its sites")
         root = noted.get("data_root")
-        return load_dataset(self.config, Path(root) if root else None)
+        return load_dataset(self.config, Path(root) if root and isinstance(root, str) else None)
 
     def model(self, which: str = "last", device: str = "cpu") -> TrainedModel:
         """The model of the ``last`` round, or of the ``best``."""

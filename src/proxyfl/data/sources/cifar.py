@@ -103,8 +103,9 @@ class Cifar(Source):
     def _read(self, version: Version, root: Path, file: Path) -> tuple[Array, Array]:
         try:
             images, labels = self._read_binary(file) if version.binary else self._read_python(file)
-        except OSError as error:
-            raise self.damaged(root, file, f"it cannot be read ({error.strerror or error})") from None
+        except (OSError, MemoryError) as error:
+            reason = getattr(error, "strerror", "") or str(error) or "there is not enough memory"
+            raise self.damaged(root, file, f"it cannot be read ({reason})") from None
         except ValueError as error:
             raise self.damaged(root, file, str(error)) from None
         highest = len(self.classes or ()) - 1

@@ -62,7 +62,7 @@ class Idx(Source):
         for file, dimensions in zip(found.files, (3, 1, 3, 1), strict=True):
             try:
                 parts.append(read_idx(file, dimensions))
-            except (OSError, EOFError, zlib.error) as error:
+            except (OSError, EOFError, zlib.error, MemoryError) as error:
                 raise self.damaged(root, file, f"it cannot be read ({error})") from None
             except ValueError as error:
                 raise self.damaged(root, file, str(error)) from None

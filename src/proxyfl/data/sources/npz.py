@@ -49,7 +49,7 @@ class Npz(Source):
             headers = read_headers(file)
             names = _naming(headers)
             counts = headers[names[0]][0][0], headers[names[2]][0][0]
-        except (*FAULTS, IndexError):
+        except FAULTS:
             return Found(places, file.parent, (file,))
         return Found(places, file.parent, (file,), counts)
 

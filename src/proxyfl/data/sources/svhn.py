@@ -68,9 +68,9 @@ class Svhn(Source):
         return int(pixels[3])
 
     def _read(self, root: Path, file: Path) -> tuple[Array, Array]:
-        count = self._images_in(root, file)
         if unpacked_size(file, memory_limit()) > memory_limit():
             raise self.damaged(root, file, "it unpacks to more than this machine's memory can hold")
+        count = self._images_in(root, file)
         content = self._scipy(root, file, "loadmat", variable_names=["X", "y"])
         pixels, labels = content.get("X"), content.get("y")
         for name, value, shape in (("X", pixels, (32, 32, 3, count)), ("y", labels, (count, 1))):
