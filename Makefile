@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+AUDIT  := $(VENV)/audit
+SECONDS ?= 60
 
-.PHONY: bench demo docs test test-full torture lint format clean
+.PHONY: audit fuzz bench demo docs test test-full torture lint format clean
 
 # Installed once; again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -27,9 +29,25 @@ bench: $(READY)
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/memory.py
 
+# Vulnerabilities and licences of all pinned packages. Exit code 3, said in words, where no advisory database
+# could be asked. pip-audit has an environment of its own: it is no part of what it judges.
+audit: $(READY)
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && \
+		$(AUDIT)/bin/pip install --quiet 'pip-audit==2.10.1'; }
+	$(BIN)/python tools/audit.py --pip-audit $(AUDIT)/bin/pip-audit
+
+# Coverage-guided fuzzing of every reader for SECONDS each; READERS="npz zip" for some of them.
+fuzz: $(READY)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet 'atheris==3.0.0'
+	@for reader in $${READERS:-$$($(BIN)/python tests/untrusted/fuzz_readers.py --list)}; do \
+		echo "$$reader"; \
+		$(BIN)/python tests/untrusted/fuzz_readers.py $$reader $(SECONDS) > fuzz.log 2>&1 || \
+			{ tail -n 40 fuzz.log; exit 1; }; \
+	done; rm -f fuzz.log
+
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

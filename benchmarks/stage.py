@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from proxyfl.core.config import Config
-from proxyfl.core.files import write_bytes, write_tensors
+from proxyfl.core.files import sha256, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.partition import Partition, Ragged
@@ -99,7 +99,8 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation) -> Non
     write_tensors(aside.partition, simulation.partition.to_tensors())
     federation, trainer = assemble(aside, config, simulation, 0)
     state = federation.start(trainer.initial_weights())
-    checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, {})
+    files = {aside.partition.name: sha256(aside.partition), "data": simulation.fingerprint()}
+    checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
 
 
 def resident(pid: int | None = None) -> int:

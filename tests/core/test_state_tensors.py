@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from proxyfl.core.files import write_tensors
-from proxyfl.core.state import ServerState, Versions, namespace, size_in_bytes, within
+from proxyfl.core.state import (
+    LONGEST_DETAIL,
+    LONGEST_REASON,
+    Failure,
+    ServerState,
+    Versions,
+    namespace,
+    size_in_bytes,
+    within,
+)
 
 
 def example() -> ServerState:
@@ -84,3 +93,11 @@ def test_versions_are_a_mapping_of_the_newest_rounds() -> None:
     assert second.after([], 4) == second
     state = ServerState(3, {}, versions=second)
     assert ServerState.from_tensors(state.to_tensors()).versions == second
+
+
+def test_what_a_failed_client_said_stays_short() -> None:
+    failure = Failure(3, 1, "why " * 1000, "Traceback\n" + "x" * 50_000 + "\nthe end")
+    assert failure.reason == ("why " * 1000)[:LONGEST_REASON]
+    assert len(failure.detail) == LONGEST_DETAIL
+    assert failure.detail.endswith("\nthe end")
+    assert Failure(3, 1, "short", "too").reason == "short"

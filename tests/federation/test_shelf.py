@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,38 @@ def test_the_version_that_counts_stays_while_later_ones_are_refused(tmp_path: Pa
     assert shelf.load(3, 1)["x"].item() == 1
     shelf.save(3, 5, value(5), base=4)
     assert rounds(shelf, tmp_path) == ["round-00000004.safetensors", "round-00000005.safetensors"]
+
+
+def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.save(3, 2, value(2))
+    file = next(tmp_path.rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"A")
+    with pytest.raises(RunError, match="the state of client 3 from round 2 is damaged"):
+        shelf.load(3, 2)
+
+
+def test_the_state_of_another_client_or_round_is_not_taken(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for client, round in ((3, 2), (4, 2), (3, 1)):
+        shelf.save(client, round, value(round))
+    files = {(file.parent.name[-1], file.stem[-1]): file for file in tmp_path.rglob("*.safetensors")}
+    for other in (("4", "2"), ("3", "1")):
+        files["3", "2"].write_bytes(files[other].read_bytes())
+        with pytest.raises(RunError, match=r"from round 2 is damaged: .* is another's"):
+            shelf.load(3, 2)
+
+
+def test_what_a_dead_process_was_writing_is_removed_that_of_a_living_process_is_not(
+    tmp_path: Path,
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    shelf = Shelf(tmp_path)
+    shelf.save(3, 1, value(1))
+    place = next(tmp_path.rglob("*.safetensors")).parent
+    left = [place / f".round-00000002.safetensors.{pid}.aside" for pid in (dead.pid, os.getppid())]
+    for file in left:
+        file.write_bytes(b"half")
+    shelf.save(3, 2, value(2))
+    assert [file.exists() for file in left] == [False, True]

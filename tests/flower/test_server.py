@@ -129,7 +129,8 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(tmp_path):
 def test_below_quorum_it_waits_plays_the_round_again_and_says_so(tmp_path, small):
     deployed = deployment(tmp_path / "f", small)
     net = connect(deployed, small)
-    server(deployment(tmp_path / "calm", small), net_of(tmp_path / "calm", small)).run()
+    calm = deployment(tmp_path / "calm", small)
+    server(calm, connect(calm, small)).run()
     asked = []
 
     def shy(honest):
@@ -152,12 +153,6 @@ def test_below_quorum_it_waits_plays_the_round_again_and_says_so(tmp_path, small
         checkpoint.load_newest(server_run.RunDirectory(tmp_path / n / "run"))[0] for n in ("calm", "f")
     )
     assert same_state(calm.state, shaky.state)
-
-
-def net_of(folder, config):
-    from proxyfl.deploy.settings import Deployment
-
-    return connect(Deployment.read(folder), config)
 
 
 def test_without_quorum_it_stops_with_the_checkpoint_kept(tmp_path, small):
@@ -200,19 +195,17 @@ def test_too_few_answers_for_too_long_stop_it_with_the_checkpoint_kept(tmp_path,
 def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, small):
     deployed = deployment(tmp_path / "f", small, test="", holdout=0.5)
     net = connect(deployed, small, heldout=30)
-    # One site measures everything right, one refuses: three sites count.
     right = torch.diag(torch.tensor([3] * 10))
     honest = net.nodes[50].handler
 
     def perfect(kind, records):
         if kind == MessageType.EVALUATE:
-            return codec.content({"kind": "evaluation"}, {codec.OWN: codec.packed({"confusion": right})})
+            return counted(right)
         return honest(kind, records)
 
     def liar(kind, records):
         if kind == MessageType.EVALUATE:
-            many = codec.packed({"confusion": right * 10**6})
-            return codec.content({"kind": "evaluation"}, {codec.OWN: many})
+            return counted(right * 10**6)
         return honest_too(kind, records)
 
     honest_too = net.nodes[51].handler

@@ -36,8 +36,8 @@ Row = Sequence[object]
 
 def kill(kills: int, folder: Path, bars: Progress) -> list[Row]:
     rows: list[Row] = [
-        ("method", "engine", "killed", "of these before the run was there", "a worker killed", "disk full", "read-only",
-         "flush failed", "file-size limit", "runs that came to their end, all bit-equal"),
+        ("method", "engine", "killed", "of these before the run was there", "a worker killed", "disk full",
+         "read-only", "flush failed", "file-size limit", "runs that came to their end, all bit-equal"),
     ]  # fmt: skip
     with Stage() as stage:
         for method in METHODS:

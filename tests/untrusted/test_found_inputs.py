@@ -26,6 +26,7 @@ FOUND: dict[str, tuple[str, bytes]] = {
     "a number beyond any float": ("config", b"[train]\nlr = " + b"9" * 400),
     "lists in lists": ("config", b"a = " + b"[" * 5000),
     "tables in tables": ("config", b"a" + b".a" * 5000 + b" = 1"),
+    "a tab in a message": ("assignment", b"m..0\tau=\xb0.\xe0\xe0\xe0"),
     "a deep value": ("assignment", b"method.tau=" + b"[" * 5000),
     "a deep key": ("assignment", b"a" + b".a" * 5000 + b"=1"),
     "records in records": ("json_lines", b"[" * 100_000 + b"\n"),

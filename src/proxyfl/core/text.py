@@ -15,8 +15,10 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """The same on a single line that is not too long."""
     if len(text) > LONGEST_LINE:
-        text = f"{text[: LONGEST_LINE // 2]} … {text[-LONGEST_LINE // 2 :]}"
-    line = " ".join(part.strip() for part in printable(text).splitlines() if part.strip())
+        half = LONGEST_LINE // 2 - 2
+        text = f"{text[:half]} … {text[-half:]}"
+    parts = text.replace("\t", " ").splitlines()
+    line = printable(" ".join(part.strip() for part in parts if part.strip()))
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
 
 
