@@ -174,3 +174,32 @@ def test_extras_that_do_not_fit_are_refused(counts: torch.Tensor | None, reason:
     assert told.reason == reason
     folded.take(answer(1, 1.0, extras={"prior/counts": torch.ones(3)}))
     assert folded.clients == [1]
+
+
+class Clumsy(Method):
+    """Trips over what it did not expect, as a plug-in may."""
+
+    name = "clumsy"
+
+    def receive(self, update: Update) -> dict[str, torch.Tensor]:
+        return {"sum": update.extras["clumsy/a"] + torch.ones(3)}
+
+
+def test_an_update_that_a_method_trips_over_is_refused_alone() -> None:
+    folded = fold(Clumsy(Clumsy.Parameters()))
+    told = folded.take(answer(0, 5.0, extras={"clumsy/a": torch.ones(2)}), 0)
+    assert isinstance(told, Failure)
+    assert told.reason.startswith(
+        "refused: the method cannot take it (RuntimeError: The size of tensor a (2)"
+    )
+    folded.take(answer(1, 1.0, extras={"clumsy/a": torch.ones(3)}), 1)
+    assert folded.clients == [1]
+    assert folded.mean(context(folded))["w"].item() == 1.0
+
+
+def test_who_answers_for_another_is_told_under_its_own_name() -> None:
+    folded = fold()
+    told = folded.take(answer(1, 5.0), 0)
+    assert told == Failure(4, 0, "refused: says it is client 1")
+    folded.take(answer(1, 1.0), 1)
+    assert (folded.clients, list(folded.failed)) == ([1], [0])
