@@ -7,11 +7,17 @@ round. Every defence is told that 30 % may be hostile. Runs that are in ``result
 made again, so a benchmark that was stopped goes on; ``--share`` makes every n-th run, for several processes.
 Writes ``results/attacks.csv`` (a row per attack and share, a column per defence), ``results/attacks-gpt.csv``
 (proxy poisoning with and without GPT) and ``docs/images/attacks.png`` (and ``.svg``).
+
+    python benchmarks/attacks.py --rows
+
+takes one round's honest classifiers, lets some clients poison theirs, and compares how far the mean and the
+tuned proxies are moved towards the wrong classes: ``results/attacks-rows.csv``, in half a minute.
 """
 
 from __future__ import annotations
 
 import argparse
+import builtins
 import csv
 import fcntl
 import itertools
@@ -23,11 +29,24 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from proxyfl.core.config import Config
 from proxyfl.core.rng import SERVER, numpy_rng
-from proxyfl.engines.hostile import HostileEngine, flip_labels, model_replacement, proxy_poisoning, sign_flip
+from proxyfl.core.state import Task, Tensors, Update
+from proxyfl.engines.hostile import (
+    CLASSIFIER,
+    HostileEngine,
+    flip_labels,
+    model_replacement,
+    proxy_poisoning,
+    sign_flip,
+)
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.federation.client import numerics
-from proxyfl.federation.loop import Engine, run_rounds
+from proxyfl.federation.loop import Engine, RoundReport, run_rounds
+from proxyfl.methods.addons.gpt import tune_proxies
 from proxyfl.report import style
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
@@ -36,6 +55,7 @@ from proxyfl.runs.simulation import prepare
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, ROUNDS, LAST = 20, 8, 2
+ROWS_ROUNDS = (1, 4, 8)
 SHARES = (0.0, 0.1, 0.2, 0.3)
 DEFENCES: dict[str, dict[str, Any]] = {
     "mean": {},
@@ -86,14 +106,18 @@ def cases(seeds: int) -> Iterator[Case]:
                 yield Case(method, attack, share, defence, seed)
 
 
-def accuracy(case: Case, folder: Path) -> float:
-    """The mean of the last rounds' test accuracy."""
+def settings_of(case: Case) -> Config:
     short = {
         "clients": CLIENTS, "per_round": CLIENTS, "rounds": ROUNDS, "seed": case.seed, "dtype": "fp32",
         "train__epochs": 1, "keep__snapshot_every": 0,
     }  # fmt: skip
     layer = {"aggregation": DEFENCES[case.defence], "method": {"name": case.method}}
-    config = resolve("digits", from_short(short), layer)
+    return resolve("digits", from_short(short), layer)
+
+
+def accuracy(case: Case, folder: Path) -> float:
+    """The mean of the last rounds' test accuracy."""
+    config = settings_of(case)
     simulation = prepare(config)
     order = numpy_rng(case.seed, 0, SERVER, "attackers").permutation(CLIENTS)
     attackers = order[: round(case.share * CLIENTS)].tolist()
@@ -197,13 +221,73 @@ def draw(results: Path, path: Path) -> None:
     style.save(figure, path)
 
 
+class Classifiers(Accuracies):
+    """An observer that keeps the updates of some rounds and the weights they started from."""
+
+    def __init__(self, weights: Tensors) -> None:
+        super().__init__()
+        self.weights, self.updates = weights, list[Update]()
+        self.kept: dict[int, tuple[Tensors, list[Update]]] = {}
+
+    def answered(self, answer: Any) -> None:
+        self.updates.append(answer)
+
+    def round_finished(self, report: RoundReport) -> None:
+        if report.state.round in ROWS_ROUNDS:
+            self.kept[report.state.round] = (self.weights, self.updates)
+        self.weights, self.updates = report.state.weights, []
+
+
+def shifts(old: Tensors, updates: list[Update], attackers: int, strength: float) -> tuple[float, float]:
+    """How far poisoned rows move the mean, and the proxies tuned from it, towards the next classes' rows."""
+    poison, task = proxy_poisoning(strength), Task(0, 0, old)
+    rows = torch.stack([update.weights[CLASSIFIER] for update in updates])
+    bad = torch.stack([poison(update, task).weights[CLASSIFIER] for update in updates[:attackers]])
+    poisoned = torch.cat([bad, rows[attackers:]])
+    aim = old[CLASSIFIER].roll(-1, 0) - old[CLASSIFIER]
+
+    def tuned(local: Tensor) -> Tensor:
+        draw = torch.Generator().manual_seed(1)
+        return tune_proxies(local.mean(0), local, epochs=100, lr=0.005, batch=4, generator=draw)
+
+    moved = poisoned.mean(0) - rows.mean(0), tuned(poisoned) - tuned(rows)
+    return tuple(float((move * aim).sum() / aim.norm()) for move in moved)  # type: ignore[return-value]
+
+
+def poison_rows(seeds: int, results: Path) -> None:
+    """GPT alone: the same honest classifiers, some of them poisoned, averaged and tuned."""
+    found: dict[tuple[float, ...], list[tuple[float, float]]] = defaultdict(list)
+    for seed in range(1, seeds + 1):
+        with tempfile.TemporaryDirectory(prefix="proxyfl-attacks-") as folder:
+            config = settings_of(Case("proxyfl", "none", 0.0, "mean", seed))
+            federation, trainer = assemble(RunDirectory(folder), config, prepare(config), workers=0)
+            told = Classifiers(trainer.initial_weights())
+            with numerics(config.compute):
+                run_rounds(federation, federation.start(told.weights), [told])
+        for (round, (old, updates)), strength, share in itertools.product(
+            told.kept.items(), (1.0, 5.0), SHARES[1:]
+        ):
+            count = builtins.round(share * CLIENTS)
+            found[round, strength, share].append(shifts(old, updates, count, strength))
+    rows = []
+    for (round, strength, share), values in found.items():
+        mean, tuned = (statistics.mean(column) for column in zip(*values, strict=True))
+        rows.append([round, f"{strength:g}", f"{100 * share:.0f}", f"{mean:.2f}", f"{tuned:.2f}"])
+    heads = ("round", "strength", "attackers (%)", "mean moves by", "tuned proxies move by")
+    style.save_csv(results / "attacks-rows.csv", heads, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--share", default="1/1", help="which of how many processes this one is")
     parser.add_argument("--results", type=Path, default=ROOT / "results")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "images" / "attacks.png")
+    parser.add_argument("--rows", action="store_true", help="only what GPT makes of poisoned rows")
     options = parser.parse_args()
+    if options.rows:
+        poison_rows(options.seeds, options.results)
+        return
     record = options.results / "attacks-runs.csv"
     mine, of = map(int, options.share.split("/"))
     for case in list(cases(options.seeds))[mine - 1 :: of]:

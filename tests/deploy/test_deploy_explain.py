@@ -82,14 +82,22 @@ def test_what_stays_is_told() -> None:
     assert "weights: heads" not in items(found, "up")
 
 
-def test_privacy_settings_are_told() -> None:
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("server", "updates reach it as they are, and only what leaves it"),
+        ("site", "each update carries only 1/sqrt(2) of the noise"),
+    ],
+)
+def test_privacy_settings_are_told_with_what_they_do_not_bound(where: str, words: str) -> None:
     settings = {
-        "privacy": {"clip": 1.0, "noise": 0.8},
+        "privacy": {"clip": 1.0, "noise": 0.8, "where": where, "draw": "system"},
         "federation": {"per_round": 2, "weighting": "uniform"},
     }
     found = explain(deployment("fixmatch-lpl", experiment=settings))
     assert (found.privacy["clip"], found.privacy["noise"]) == (1.0, 0.8)
-    assert "noise is drawn from the run's seed" in found.remarks[-1]
+    assert words in found.remarks[-2]
+    assert "does not cover numbers of images and the table of counts" in found.remarks[-1]
     assert explain(deployment("fixmatch-lpl")).privacy == {}
 
 

@@ -202,7 +202,7 @@ def test_a_site_can_join_before_the_run(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*.key")}
     grown = kit.add_site(own_trial, "lyon")
     assert Deployment.read(own_trial) == grown
-    assert (grown.client("lyon"), grown.config.partition.clients) == (3, 4)
+    assert (grown.sites.index("lyon"), grown.config.partition.clients) == (3, 4)
     assert {path.name for path in (own_trial / "lyon").iterdir()} == SITE_FILES
     assert all(path.read_bytes() == content for path, content in before.items())
     with pytest.raises(ConfigError, match="there is a site 'lyon' already"):
@@ -251,8 +251,8 @@ def run_script(script: Path, *words: str, tmp_path: Path) -> subprocess.Complete
 
 def test_start_scripts_call_the_program_from_anywhere(trial: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(trial, tmp_path / "a place with spaces"))
-    told = run_script(moved / "server/start.sh", "--bind", "10.0.0.5", tmp_path=tmp_path)
-    assert told.stdout.split("\n")[:4] == ["<deploy>", "<server>", f"<{moved}>", "<--bind>"]
+    told = run_script(moved / "server/start.sh", "--more", tmp_path=tmp_path)
+    assert told.stdout.split("\n")[:4] == ["<deploy>", "<server>", f"<{moved}>", "<--more>"]
     told = run_script(moved / "site-02/start.sh", "my data", tmp_path=tmp_path)
     assert told.stdout.split("\n")[:5] == [
         "<deploy>",
@@ -305,3 +305,23 @@ def test_behind_a_proxy_the_server_listens_on_this_machine_alone(tmp_path: Path)
     assert "proxy_pass https://127.0.0.1:9000;" in proxy
     with pytest.raises(ConfigError, match="must be HOST:PORT"):
         kit.create(tmp_path / "e", plan(listen="9000"))
+
+
+def test_the_certificate_is_also_for_the_host_that_the_server_binds(tmp_path: Path) -> None:
+    usual = {"localhost", "127.0.0.1", "::1"}
+    for number, (listen, more) in enumerate(
+        [("10.0.0.9:9000", {"10.0.0.9"}), ("[2001:db8::9]:9000", {"2001:db8::9"}), ("0.0.0.0:9000", set())]
+    ):
+        found = kit.create(tmp_path / str(number), plan(listen=listen))
+        assert set(pki.hosts_of(found.server_certificate)) == usual | more
+
+
+def test_a_user_without_a_name_can_set_up_a_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr(kit.getpass, "getuser", nameless)
+    found = kit.create(tmp_path / "d", plan())
+    assert "User=proxyfl" in (found.path / "server/proxyfl-server.service").read_text()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from calling import invoke
+from proxyfl.deploy.pki import hosts_of
 from proxyfl.deploy.settings import Deployment
 
 
@@ -41,10 +42,25 @@ def test_a_site_is_added_and_the_certificate_renewed(own_trial: Path) -> None:
     assert f"lyon is site 4; hand it {own_trial / 'lyon'}" in done.stdout
     done = invoke("deploy", "init", own_trial, "--renew")
     assert "lasts 824 days" in done.stdout
+    done = invoke("deploy", "init", own_trial, "--renew", "--host", "10.0.0.77")
+    assert done.exit_code == 0, done.stderr
+    assert {"10.0.0.77", "fl.example.org"} <= {*hosts_of(own_trial / "server" / "server.crt")}
     done = invoke("deploy", "init", own_trial, "--new-key", "lyon")
     assert f"hand it {own_trial / 'lyon' / 'site.key'}" in done.stdout
     done = invoke("deploy", "init", own_trial, "--renew", "--add-site", "nice")
     assert (done.exit_code, "one after the other" in done.stderr) == (2, True)
+
+
+def test_a_change_takes_no_options_that_it_would_not_heed(own_trial: Path) -> None:
+    before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
+    for words, refused in (
+        (("--renew", "--rounds", "7"), "--renew changes a deployment that exists and does not take --rounds"),
+        (("--add-site", "lyon", "--host", "a.org", "--flip"), "does not take --host, --flip"),
+        (("--new-key", "site-01", "--sites", "2"), "does not take --sites"),
+    ):
+        done = invoke("deploy", "init", own_trial, *words)
+        assert (done.exit_code, refused in done.stderr) == (2, True), done.stderr
+    assert before == {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
 
 
 def test_explain_prints_what_leaves_a_site(trial: Path) -> None:

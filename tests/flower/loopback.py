@@ -132,15 +132,6 @@ class Started:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
-    def end(self) -> None:
-        """As Ctrl-C would."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.kill()
-
 
 def start(output: Path, *words: object, before: Sequence[str] = ()) -> Started:
     """``before`` is a command that runs the verb, as ``nsenter`` does."""

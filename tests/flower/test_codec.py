@@ -82,9 +82,9 @@ def test_an_update_arrives_to_the_bit(weights, extras, metrics, samples, seconds
 
 
 def test_a_failure_arrives_without_what_a_terminal_obeys():
-    sent = Failure(3, 1, "no \x1b[31mdisk", "line\nline")
+    sent = Failure(3, 1, "no \x1b[31mdisk\n\tround 4:" + 200 * " " + "forged", "line\nline\x07")
     found = codec.read_answer(through(codec.answer_records(sent)), Task(3, 1, {}))
-    assert found == Failure(3, 1, "no  [31mdisk", "line\nline")
+    assert found == Failure(3, 1, "no \\x1b[31mdisk round 4: forged", "line\nline\\x07")
 
 
 def update_records(**changes):
@@ -142,6 +142,19 @@ def test_a_malformed_answer_is_a_failure_that_says_why(records, reason):
         assert isinstance(found, Failure)
         assert (found.round, found.client) == (3, 1)
         assert reason in found.reason
+
+
+@pytest.mark.parametrize("seconds", [10**400, -(10**400), float("nan"), float("inf"), "3", None])
+def test_seconds_that_cannot_be_are_none(seconds):
+    found = codec.read_answer(update_records(seconds=seconds), Task(3, 1, {}))
+    assert isinstance(found, Update)
+    assert found.seconds == 0.0
+
+
+def test_whatever_else_breaks_the_reading_is_a_failure_too(monkeypatch):
+    monkeypatch.setattr(codec, "_seconds", lambda header: float(10**400))
+    found = codec.read_answer(update_records(), Task(3, 1, {}))
+    assert found == Failure(3, 1, "its answer cannot be used (OverflowError)")
 
 
 @settings(max_examples=100, deadline=None)

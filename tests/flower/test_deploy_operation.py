@@ -6,7 +6,10 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,10 +19,11 @@ from loopback import deployment, experiment, free_port, wait_for
 
 import proxyfl.cli.deploy
 from calling import invoke
-from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.deploy import operate, programs
+from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
+from proxyfl.deploy import kit, operate, pki, programs, status
 from proxyfl.deploy.live import LiveLog, LiveReader
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
+from proxyfl.deploy.site_data import write_npz
 from toybox import gone
 
 
@@ -104,6 +108,34 @@ def test_a_program_ends_with_all_that_it_started(tmp_path, monkeypatch, stubborn
     assert program.trouble() == "ERROR: no luck"
 
 
+def test_trouble_is_that_of_this_start_and_a_closed_terminal_does_not_stop_the_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "find_program", lambda name: sys.executable)
+
+    def closed(line):
+        raise BrokenPipeError
+
+    for words, expected in (
+        ("ERROR earlier", "ERROR earlier"),
+        ("all is well", "proxyfl: hello all is well"),
+    ):
+        code = f"print('proxyfl: hello'); print('{words}')"
+        with Program(["any", "-c", code], os.environ, tmp_path / "a.log", closed) as program:
+            assert program.wait(60) == 0
+            assert program.trouble() == expected
+    assert "all is well" in program.log.read_text()
+
+
+def test_a_program_is_found_beside_this_one_or_on_the_path(tmp_path, monkeypatch):
+    place = tmp_path / "bin" / "flower-elsewhere"
+    place.parent.mkdir()
+    place.write_text("#!/bin/sh\n")
+    place.chmod(0o755)
+    with pytest.raises(ProxyFLError, match=r"pip install 'proxyfl\[flower\]'"):
+        programs.find_program(place.name)
+    monkeypatch.setenv("PATH", str(place.parent), prepend=os.pathsep)
+    assert programs.find_program(place.name) == str(place)
+
+
 def test_what_a_flwr_command_says_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(programs, "find_program", lambda name: sys.executable)
     good = "print('note'); import json; print(json.dumps({'success': True, 'run-id': '7'}, indent=1))"
@@ -170,3 +202,182 @@ def test_a_closed_terminal_ends_a_verb_like_ctrl_c():
     finally:
         for name, handler in usual.items():
             signal.signal(name, handler)
+
+
+class Clock:
+    """Time that passes only when a site's program lives or a pause is made."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def site_programs(monkeypatch, clock, lives):
+    """Each start of a site's program lives so many seconds and says so; returns what is still to come."""
+    lives = list(lives)
+
+    @contextmanager
+    def one(*words):
+        seconds, why = lives.pop(0)
+        process = SimpleNamespace(wait=lambda: clock.sleep(seconds))
+        yield SimpleNamespace(process=process, trouble=lambda: why, log="a.log")
+
+    monkeypatch.setattr(operate, "site", one)
+    monkeypatch.setattr(operate, "time", clock)
+    monkeypatch.setattr(operate, "look", lambda *words: None)
+    return lives
+
+
+def test_a_site_waits_for_its_key_from_the_first_refusal_on(made, monkeypatch):
+    refused, clock = f"ERROR {operate.UNKNOWN_KEY}: no", Clock()
+    waited, quick = (10 * operate.START, refused), (5.0, refused)
+    lives = [waited, *[quick] * 10, waited, *[quick] * 10, (1.0, "ERROR: other")]
+    left = site_programs(monkeypatch, clock, lives)
+    with pytest.raises(RunError, match="could not take part: ERROR: other"):
+        operate.take_part(made.site("site-01"), made.path, print)
+    assert left == []
+    left = site_programs(monkeypatch, clock, [quick] * 100)
+    with pytest.raises(RunError, match=operate.UNKNOWN_KEY):
+        operate.take_part(made.site("site-01"), made.path, print)
+    assert 100 - len(left) == 1 + 1 + operate.START // (5.0 + operate.AGAIN)
+
+
+def test_a_port_that_another_program_took_is_not_the_end(made, monkeypatch):
+    lives = [(1.0, "ERROR: [Errno 98] bind: address already in use"), (1.0, "ERROR: other")]
+    left = site_programs(monkeypatch, Clock(), lives)
+    with pytest.raises(RunError, match="ERROR: other"):
+        operate.take_part(made.site("site-01"), made.path, print)
+    assert left == []
+
+
+def test_a_site_looks_at_its_images_before_it_connects(made, tmp_path, monkeypatch):
+    site, said = dataclasses.replace(made.site("site-01"), path=tmp_path / "site"), []
+    site.path.mkdir()
+    pki.create_site_keys(site.private_key, site.public_key, site.name)
+    operate.look(site, made.path / "data-0.npz", said.append)
+    assert said[0].startswith("site-01 has ")
+    assert "0 kept back" in said[0]
+    assert stat.S_IMODE(site.state.stat().st_mode) == 0o700
+    site.private_key.chmod(0o644)
+    operate.look(site, made.path / "data-0.npz", said.append)
+    assert any(f"chmod 600 {site.private_key}" in line for line in said)
+    write_npz(tmp_path / "wrong.npz", *_two_images(made), tuple("abcdefghij"))
+    monkeypatch.setattr(operate, "site", lambda *words: pytest.fail("it connects"))
+    with pytest.raises(DataError, match="classes"):
+        operate.take_part(site, tmp_path / "wrong.npz", said.append)
+
+
+def _two_images(made):
+    import torch
+
+    shape = (2, made.channels, made.image_size, made.image_size)
+    return torch.zeros(shape, dtype=torch.uint8), torch.tensor([0, 1])
+
+
+@pytest.fixture
+def asked(made, tmp_path, monkeypatch):
+    """A deployment of its own, and every question to Flower's commands with a ready answer."""
+    here, words = dataclasses.replace(made, path=tmp_path), []
+    for name in here.sites:
+        site = here.site(name)
+        site.path.mkdir()
+        pki.create_site_keys(site.private_key, site.public_key, name)
+    here.write()
+
+    def answer(question, env):
+        words.append([*question[:2], str(len(words)) if question[1] == "register" else question[2]])
+        return {"node-id": words[-1][2]}
+
+    monkeypatch.setattr(operate, "ask_flwr", answer)
+    return here, words
+
+
+def test_a_replaced_key_takes_the_old_node_away(asked):
+    here, words = asked
+    operate.register(here, {})
+    operate.register(here, {})
+    assert [question[1] for question in words] == ["register", "register"]
+    node = json.loads((here.state / "registered" / "site-02").read_text())["node"]
+    kit.new_key(here.path, "site-02")
+    operate.register(here, {})
+    assert words[2:] == [["supernode", "unregister", node], ["supernode", "register", "3"]]
+    here.site("site-02").public_key.write_text("nothing")
+    with pytest.raises(ConfigError, match=r"site\.pub is not a public key .* it must stay at the server"):
+        operate.register(here, {})
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_notes_on_keys_do_not_outlive_the_database(made, tmp_path, monkeypatch, database):
+    here = dataclasses.replace(made, path=tmp_path, insecure=True)
+    note = here.state / "registered" / "site-01"
+    note.parent.mkdir(parents=True)
+    note.write_text("{}")
+    if database:
+        (here.state / "superlink.db").touch()
+    monkeypatch.setattr(operate, "answers", lambda *words: False)
+    monkeypatch.setattr(programs, "find_program", lambda name: sys.executable)
+    with pytest.raises(RunError, match="the SuperLink did not start"), operate.server(here, print):
+        pass
+    assert note.exists() == database
+
+
+def test_the_servers_own_machine_reaches_it_whatever_it_binds(made):
+    for listen, expected in (
+        ("0.0.0.0:8000", "127.0.0.1:8000"),
+        ("[::]:8000", "[::1]:8000"),
+        ("[::1]:8000", "[::1]:8000"),
+        ("10.0.0.5:8000", "10.0.0.5:8000"),
+    ):
+        assert operate.local_address(dataclasses.replace(made, listen=listen)) == expected
+
+
+def test_status_goes_on_where_flower_gives_no_answer(made, monkeypatch):
+    def failing(*words):
+        raise FlowerError("'flwr supernode' failed")
+
+    monkeypatch.setattr(operate, "answers", lambda *words: True)
+    monkeypatch.setattr(operate, "ask_flwr", failing)
+    found = status.look(made)
+    assert found.server == "up"
+    assert [row[:2] for row in found.sites] == [("site-01", "?"), ("site-02", "?")]
+
+
+def test_following_bears_with_a_server_that_is_slow_twice(made, monkeypatch, tmp_path):
+    here = dataclasses.replace(made, path=tmp_path)
+    monkeypatch.setattr(operate, "QUIET", 0.0)
+    probes = [False, False, True, False, False, True, False, False, False]
+    monkeypatch.setattr(operate, "answers", lambda *words: probes.pop(0))
+    monkeypatch.setattr(operate, "_over", lambda *words: "")
+    (last,) = operate.follow(here, "1", every=0.001)
+    assert "the server is gone" in last["reason"]
+    assert probes == []
+
+
+def test_a_run_that_flower_does_not_know_is_over_and_a_failed_question_is_put_again(made, monkeypatch):
+    answers = [RunError("no answer"), FlowerError("busy"), {"runs": [{"status": "running"}]}]
+    over = [FlowerError("Run ID not found."), {"runs": []}, {"runs": [{"status": "unknown"}]}]
+
+    def answer(*words):
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(operate, "ask_flwr", answer)
+    assert [operate._over(made, "1") for _ in range(3)] == ["", "", ""]
+    answers.extend(over)
+    assert all("Flower says 'unknown" in operate._over(made, "1") for _ in range(3))
+
+
+def test_an_open_port_is_told(made, capsys):
+    proxyfl.cli.deploy._tell_open(made)
+    assert capsys.readouterr().err == ""
+    proxyfl.cli.deploy._tell_open(dataclasses.replace(made, address="fl.example.org:8000"))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "whoever reaches port 8000 reaches Flower's control interface" in told
+    assert "nginx.conf" in told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
@@ -10,13 +12,20 @@ import httpx
 import torch
 from flwr.app import Error, Message
 from test_every_method import flower
-from wireless import Known, Node, WirelessGrid, handled_by
+from wireless import Clock, Known, Node, WirelessGrid, handled_by
 
 from proxyfl.core.errors import BelowQuorum
 from proxyfl.core.state import Failure, Task, Update
-from proxyfl.engines.flower import codec
+from proxyfl.engines.flower import codec, grid
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from toybox import make_simulation, play, same_state, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(grid, "time", found)
+    return found
 
 
 def echo(kind, records):
@@ -26,8 +35,8 @@ def echo(kind, records):
 
 
 def engine_of(*handlers, deadline=60.0):
-    grid = WirelessGrid({100 + client: Node(handler) for client, handler in enumerate(handlers)})
-    return FlowerEngine(Courier(grid, Known(grid)), {}, deadline), grid
+    net = WirelessGrid({100 + client: Node(handler) for client, handler in enumerate(handlers)})
+    return FlowerEngine(Courier(net, Known(net)), {}, deadline), net
 
 
 def tasks(count, weights=None):
@@ -63,6 +72,21 @@ def test_the_silent_are_named_at_the_deadline_and_the_others_count():
     assert "site-03" in found[2].reason
 
 
+def test_whoever_dies_in_the_middle_of_an_answer_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(grid, "TRANSFER", 0.1)
+    never = threading.Event()
+
+    def half(kind, records):
+        never.wait()
+
+    engine, _ = engine_of(half, deadline=0.1)
+    try:
+        (found,) = engine.run(tasks(1))
+    finally:
+        never.set()
+    assert found == Failure(2, 0, "site-01 did not send its whole answer within 0.1 s")
+
+
 def test_who_is_not_connected_is_named_at_once():
     engine, grid = engine_of(echo, echo)
     grid.nodes[101].online = False
@@ -72,10 +96,10 @@ def test_who_is_not_connected_is_named_at_once():
 
 
 def test_flowers_error_reply_belongs_to_the_site_that_was_asked():
-    engine, _ = engine_of(echo, lambda kind, records: Error(3, "Node\nunavailable"))
+    engine, _ = engine_of(echo, lambda kind, records: Error(3, "Node\n\x1bunavailable"))
     found = list(engine.run(tasks(2)))
     assert isinstance(found[0], Update)
-    assert found[1] == Failure(2, 1, "site-02 gave no answer (Flower error 3: Node unavailable)")
+    assert found[1] == Failure(2, 1, "site-02 gave no answer (Flower error 3: Node \\x1bunavailable)")
 
 
 def raising(error):

@@ -96,9 +96,9 @@ def test_four_sites_are_bit_equal_to_the_simulation_though_the_server_is_killed(
     with loopback(made) as federation:
         federation.server()
         federation.sites()
-        run = federation.run()
         with strangers(made) as programs:
             refused(programs)
+        run = federation.run()
         killed_between_answer_and_checkpoint(federation, round=3)
         run.process.wait(PATIENCE)
         assert run.process.returncode == 2
@@ -169,18 +169,15 @@ def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
         federation.server()
         federation.sites()
         run = federation.run()
-        federation.wait_event(lambda line: line["event"] == "finished round")
+        done = federation.wait_event(lambda line: line["event"] == "finished round")
+        federation.wait_event(lambda line: line["event"] == "round" and line["round"] > done["round"])
         federation.started["site-03"].kill()
         lost = federation.wait_event(lambda line: line["event"] == "failed")
         assert lost["site"] == "site-03"
         assert "site-03 left out" in lost["text"]
-        started, ended = (
-            federation.wait_event(
-                lambda line, kind=kind: (line["event"], line.get("round")) == (kind, lost["round"])
-            )
-            for kind in ("round", "finished round")
+        federation.wait_event(
+            lambda line: line["event"] == "finished round" and line["round"] == lost["round"]
         )
-        assert ended["time"] - started["time"] < 90 + 30
         federation.site(2)
         federation.wait_event(
             lambda line: line["event"] == "answered" and line["round"] > lost["round"] and line["client"] == 2
@@ -191,16 +188,7 @@ def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
         assert not operate.is_running(made)
     metrics = Run(made.run).metrics
     assert metrics[lost["round"] - 1]["failed"].keys() == {"2"}
-    assert metrics[lost["round"] - 1]["clients"] != []
-
-
-def lasted(federation, round):
-    """Seconds from a round's beginning to its end."""
-    began, ended = (
-        federation.wait_event(lambda line, kind=kind: line["event"] == kind and line["round"] == round)
-        for kind in ("round", "finished round")
-    )
-    return ended["time"] - began["time"]
+    assert sorted(metrics[lost["round"] - 1]["clients"]) == [0, 1]
 
 
 HOSTILE = """

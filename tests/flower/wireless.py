@@ -119,6 +119,19 @@ class WirelessGrid(Grid):
         return replies
 
 
+class Clock:
+    """Stands in for the ``time`` module: only sleeping moves it, so that no test depends on speed."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class Known:
     """A roster that knows from the start who is where."""
 

@@ -291,7 +291,7 @@ def test_one_copy_of_the_metrics_is_enough(stopped: Path, finished: Path, which:
     assert copied == (stopped / "metrics.jsonl").read_bytes()
 
 
-def test_without_either_copy_of_the_metrics_an_older_checkpoint_is_used(stopped: Path, finished: Path) -> None:
+def test_without_either_copy_of_metrics_an_older_checkpoint_is_used(stopped: Path, finished: Path) -> None:
     for which in ("metrics.jsonl", "checkpoints/metrics.copy.jsonl"):
         file = stopped / which
         file.write_bytes(file.read_bytes()[:-10])
@@ -301,6 +301,19 @@ def test_without_either_copy_of_the_metrics_an_older_checkpoint_is_used(stopped:
     assert result(stopped) == result(finished)
     warnings = [line["text"] for line in run.events if line["event"] == "warning"]
     assert "metrics.jsonl and its copy" in warnings[0]
+
+
+def test_where_nobody_vouches_for_metrics_both_copies_must_agree(stopped: Path, finished: Path) -> None:
+    for folder in checkpoint.folders(RunDirectory(stopped)):
+        flip_a_bit(folder / "manifest.json")
+    assert Run(stopped).metrics == Run(finished).metrics[:2]
+    metrics = stopped / "metrics.jsonl"
+    first, second = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(first + second.replace(b'"round": 2', b'"round": 3'))
+    assert Run(stopped).metrics == Run(finished).metrics[:1]
+    metrics.write_bytes(first.replace(b'"round": 1', b'"round": 3') + second)
+    with pytest.raises(RunError, match="and its copy are damaged"):
+        _ = Run(stopped).metrics
 
 
 def test_a_checkpoint_costs_as_much_after_many_rounds(finished: Path) -> None:
@@ -550,6 +563,7 @@ def test_a_damaged_client_state_of_the_last_round_is_made_again(
     assert file.read_bytes() == state_of(straight.path, 2, 3).read_bytes()
     warnings = [line["text"] for line in run.events if line["event"] == "warning"]
     assert warnings[0].startswith("the state of client 2 from round 3 is ")
+    assert "start again" not in warnings[0]
 
 
 @pytest.mark.parametrize(("damage", "words"), [("gone", "is gone: "), ("flip", "is damaged: ")])
@@ -560,7 +574,9 @@ def test_a_client_state_that_cannot_be_made_again_ends_the_run_with_words(
     for client in range(4):
         for file in state_of(where, client, 3).parent.iterdir():
             file.unlink() if damage == "gone" else flip_a_bit(file)
-    with pytest.raises(RunError, match=f"the state of client 0 from round 2 {words}.*put it back from a copy"):
+    with pytest.raises(
+        RunError, match=f"the state of client 0 from round 2 {words}.*put it back from a copy"
+    ):
         proxyfl.resume(where)
     shutil.copytree(straight.path / "clients", where / "clients", dirs_exist_ok=True)
     assert proxyfl.resume(where).metrics == straight.metrics

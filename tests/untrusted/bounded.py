@@ -1,6 +1,6 @@
 """Reads files given as ``READER:FILE`` in a process with little memory; tells in JSON what came of each.
 
-Run by test_memory.py. Everything heavy is imported first; then the process may take ROOM bytes more, and
+Run by test_bombs.py. Everything heavy is imported first; then the process may take ROOM bytes more, and
 whatever asks for more gets a MemoryError, which no reader may let out.
 """
 

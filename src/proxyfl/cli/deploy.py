@@ -10,6 +10,7 @@ import typer
 
 from proxyfl.cli import deploy_kit
 from proxyfl.cli.common import INTERRUPTED, Quiet, command, err, examples, out, plain_table
+from proxyfl.cli.deploy_kit import Folder
 from proxyfl.core.errors import RunError, missing_extra
 
 if TYPE_CHECKING:
@@ -29,21 +30,12 @@ app = typer.Typer(
 )
 
 app.command(epilog=deploy_kit.INIT_EXAMPLES)(deploy_kit.init)
-
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", show_default=False)]
-
-app.command(epilog=deploy_kit.INIT_EXAMPLES)(deploy_kit.init)
 app.command(epilog=deploy_kit.EXPLAIN_EXAMPLES)(deploy_kit.explain)
 app.command(epilog=deploy_kit.CHECK_EXAMPLES)(deploy_kit.check)
 
 
-@app.command(epilog=examples("proxyfl deploy server DIR", "proxyfl deploy server DIR --bind 10.0.0.5"))
-def server(
-    folder: Folder,
-    bind: Annotated[
-        str, typer.Option(help="The address to listen at.", show_default="every one, or loopback alone")
-    ] = "",
-) -> None:
+@app.command(epilog=examples("proxyfl deploy server DIR"))
+def server(folder: Folder) -> None:
     """Run the federation's server: Flower's SuperLink, with every site's key registered.
 
     It stays until Ctrl-C. After a crash start it again: sites come back by themselves.
@@ -55,7 +47,8 @@ def server(
     deployment = Deployment.read(folder)
     _warn_insecure(deployment)
     _end_on_signals()
-    with operate.server(deployment, _tell, bind) as program:
+    with operate.server(deployment, _tell) as program:
+        _tell_open(deployment)
         _tell(f"server ready at {deployment.address}; start the run with: {command('deploy', 'run', folder)}")
         code = program.process.wait()
         raise RunError(f"the SuperLink ended by itself (exit code {code}): {program.trouble()}")
@@ -113,6 +106,7 @@ def run(
         raise RunError(
             f"{deployment.run} is running; look at it with '{command('deploy', 'status', folder)}'"
         )
+    operate.require_server(deployment)
     if enrol_again:
         forget_counts(deployment.run)
     number = operate.submit(deployment)
@@ -145,10 +139,6 @@ def status(folder: Folder) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(found.run, markup=False, soft_wrap=True)
-
-
-app.command(epilog=deploy_kit.EXPLAIN_EXAMPLES)(deploy_kit.explain)
-app.command(epilog=deploy_kit.CHECK_EXAMPLES)(deploy_kit.check)
 
 
 def _show(deployment: Deployment, number: str, quiet: bool) -> None:
@@ -212,6 +202,18 @@ def _end_on_signals() -> None:
 
 def _tell(text: str) -> None:
     err().print(text, markup=False, soft_wrap=True)
+
+
+def _tell_open(deployment: Deployment) -> None:
+    """Flower authenticates sites alone: who reaches the whole port can have code run."""
+    from proxyfl.deploy.settings import is_loopback
+
+    if not deployment.insecure and not is_loopback(deployment.bind[0]):
+        place = deployment.path / "server" / "nginx.conf"
+        _tell(
+            f"note: whoever reaches port {deployment.bind[1]} reaches Flower's control interface and can "
+            f"have code run here; let only sites in with a firewall, or with {place}"
+        )
 
 
 def _warn_insecure(settings: Deployment | Site) -> None:

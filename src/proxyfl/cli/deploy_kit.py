@@ -32,7 +32,7 @@ INIT_EXAMPLES = examples(
     "proxyfl deploy init hospital --sites 4 --host fl.example.org --classes healthy,ill --image-size 64",
     "proxyfl deploy init trial --sites 3 --sample",
     "proxyfl deploy init hospital --add-site lyon",
-    "proxyfl deploy init hospital --renew",
+    "proxyfl deploy init hospital --renew --host 10.0.0.5",
 )
 EXPLAIN_EXAMPLES = examples("proxyfl deploy explain hospital")
 CHECK_EXAMPLES = examples("proxyfl deploy check images/ --site site-03")
@@ -43,6 +43,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's fo
 
 
 def init(
+    context: typer.Context,
     folder: Folder,
     sites: Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")] = "2",
     method: Method = None,
@@ -155,7 +156,10 @@ def init(
         ),
     ] = "",
     renew: Annotated[
-        bool, typer.Option("--renew", help="A new server certificate.", rich_help_panel=EXISTING)
+        bool,
+        typer.Option(
+            "--renew", help="A new server certificate, with --host for more names.", rich_help_panel=EXISTING
+        ),
     ] = False,
 ) -> None:
     """Write a deployment: settings, certificates, one key per site, start scripts, a README.
@@ -165,7 +169,8 @@ def init(
     from proxyfl.deploy import kit
 
     if add_site or new_key or renew:
-        _change(folder, add_site, new_key, renew)
+        _refuse_others(context, renew)
+        _change(folder, add_site, new_key, host if renew else None)
         return
     asked = overrides(method, {"rounds": rounds, "fidelity": fidelity}, set_ or ())
     form = {
@@ -196,11 +201,27 @@ def init(
     _tell_created(kit.create(folder, plan), plan)
 
 
-def _change(folder: Path, add_site: str, new_key: str, renew: bool) -> None:
+def _refuse_others(context: typer.Context, renew: bool) -> None:
+    """A change to a deployment that exists takes no other options; a renewed certificate takes more names."""
+    given = [
+        parameter
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(parameter.name or "")) and source.name == "COMMANDLINE"
+    ]
+    changes = [one.opts[0] for one in given if one.name in ("add_site", "new_key", "renew")]
+    if len(changes) > 1:
+        raise ConfigError(f"{' and '.join(changes)} are different things; do one after the other")
+    taken = ("folder", "add_site", "new_key", "renew", *(["host"] if renew else []))
+    if others := [one.opts[0] for one in given if one.name not in taken]:
+        raise ConfigError(
+            f"{changes[0]} changes a deployment that exists and does not take {', '.join(others)}; "
+            "other settings are changed in federation.toml"
+        )
+
+
+def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str] | None) -> None:
     from proxyfl.deploy import kit
 
-    if sum(map(bool, (add_site, new_key, renew))) > 1:
-        raise ConfigError("--add-site, --new-key and --renew are different things; do one after the other")
     if add_site:
         grown = kit.add_site(folder, add_site)
         done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
@@ -208,7 +229,7 @@ def _change(folder: Path, add_site: str, new_key: str, renew: bool) -> None:
         site = kit.new_key(folder, new_key)
         done = f"{new_key} has a new key; hand it {site.private_key} and {site.public_key}"
     else:
-        done = f"the server's certificate is new and lasts {kit.renew(folder)} days"
+        done = f"the server's certificate is new and lasts {kit.renew(folder, more_hosts or ())} days"
     typer.echo(f"{done}; restart the server if it runs")
 
 

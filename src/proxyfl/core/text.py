@@ -12,14 +12,19 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign in "\n\t" else _escaped(sign) for sign in text)
 
 
-def one_line(text: str) -> str:
+def told(text: str, limit: int) -> str:
+    """What someone elsewhere said: one line, without runs of blanks that would make it look like two."""
+    return one_line(" ".join(text[: 4 * limit].split()), limit)
+
+
+def one_line(text: str, limit: int = LONGEST_LINE) -> str:
     """The same on a single line that is not too long."""
-    if len(text) > LONGEST_LINE:
-        half = LONGEST_LINE // 2 - 2
+    if len(text) > limit:
+        half = limit // 2 - 2
         text = f"{text[:half]} … {text[-half:]}"
     parts = text.replace("\t", " ").splitlines()
     line = printable(" ".join(part.strip() for part in parts if part.strip()))
-    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def _escaped(sign: str) -> str:

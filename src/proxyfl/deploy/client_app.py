@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, ProxyFLError
 
 if TYPE_CHECKING:
     from proxyfl.engines.flower.site import SiteSide
@@ -44,15 +47,30 @@ def site_side() -> SiteSide:
 
 
 def train(message: Message, context: Context) -> Message:
-    return Message(site_side().train(message.content), reply_to=message)
+    return _answer(message, lambda side: side.train(message.content))
 
 
 def evaluate(message: Message, context: Context) -> Message:
-    return Message(site_side().evaluate(message.content), reply_to=message)
+    return _answer(message, lambda side: side.evaluate(message.content))
 
 
 def enrol(message: Message, context: Context) -> Message:
-    return Message(site_side().enrol(message.content), reply_to=message)
+    return _answer(message, lambda side: side.enrol(message.content))
+
+
+def _answer(message: Message, act: Callable[[SiteSide], RecordDict]) -> Message:
+    """A reply in any case. Flower would send an error's words, which may name this machine's files."""
+    from proxyfl.core.state import Failure
+    from proxyfl.engines.flower.codec import answer_records
+
+    try:
+        records = act(site_side())
+    except Exception as error:
+        words = str(error) if isinstance(error, ProxyFLError) else traceback.format_exc()
+        print(f"proxyfl: {words.rstrip()}", file=sys.stderr, flush=True)
+        reason = f"the site could not begin ({type(error).__name__}); the site's own output says why"
+        records = answer_records(Failure(0, 0, reason))
+    return Message(records, reply_to=message)
 
 
 def fitted(app: ClientApp) -> ClientApp:

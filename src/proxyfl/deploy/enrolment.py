@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import MessageType, RecordDict
 
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_bytes
+from proxyfl.core.text import told
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.engines.flower.codec import Malformed, content, header_of, text, whole
 from proxyfl.engines.flower.grid import Courier
@@ -25,8 +28,8 @@ from proxyfl.engines.wire import Header
 from proxyfl.federation.sampling import Population
 
 SITES_FILE = "sites.json"
-ASK_FOR = 120.0
-"""Seconds that a site has for counting its images."""
+ADMIT_FOR = 30.0
+"""Seconds that a site has for counting its images while a run is under way: the others wait for it."""
 
 ASK_AGAIN = 60.0
 """Seconds after which a site that could not take part is asked again."""
@@ -61,19 +64,21 @@ class Enrolment:
 
     def save(self, folder: Path) -> None:
         table = {self.sites[client]: asdict(row) for client, row in sorted(self.counts.items())}
-        write_bytes(folder / SITES_FILE, json.dumps({"run": self.run, "sites": table}, indent=1).encode())
+        record = {"run": self.run, "order": self.sites, "sites": table}
+        write_bytes(folder / SITES_FILE, json.dumps(record, indent=1).encode())
 
     @classmethod
     def load(cls, folder: Path, sites: tuple[str, ...]) -> Enrolment:
-        file = folder / SITES_FILE
-        try:
-            table = json.loads(file.read_text(encoding="utf-8"))
+        with _readable(folder / SITES_FILE) as table:
             counts = {name: Enrolled(**row) for name, row in table["sites"].items()}
-            run = str(table["run"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{file} is damaged ({type(error).__name__}); put it back from a copy") from None
+            run, order = str(table["run"]), tuple(table.get("order", sites))
         if gone := [name for name in counts if name not in sites]:
             raise RunError(f"{gone[0]} took part in this run but is not in federation.toml any more; add it")
+        if order != sites:
+            raise RunError(
+                "the sites of federation.toml are not those this run began with, in their order; "
+                f"put them back: {', '.join(map(str, order))}"
+            )
         return cls(run, sites, {sites.index(name): row for name, row in counts.items()})
 
 
@@ -81,12 +86,18 @@ class Registrar:
     """Asks sites to enrol and checks what they say. Those that cannot are asked again after a while."""
 
     def __init__(
-        self, courier: Courier, roster: SiteRoster, form: Header, say: Callable[[str], None]
+        self,
+        courier: Courier,
+        roster: SiteRoster,
+        form: Header,
+        say: Callable[[str], None],
+        max_images: int,
     ) -> None:
         self.courier, self.roster, self.form, self.say = courier, roster, form, say
+        self.max_images = max_images
         self.refused: dict[int, float] = {}
 
-    def enrol(self, enrolment: Enrolment) -> list[int]:
+    def enrol(self, enrolment: Enrolment, seconds: float = ADMIT_FOR) -> list[int]:
         """Enrol who is connected and has not enrolled; the clients that are new."""
         known: dict[int, int | None] = {
             node: client for client, node in self.roster.online().items() if client not in enrolment.counts
@@ -96,7 +107,7 @@ class Registrar:
         nodes = {node: client for node, client in nodes.items() if self.refused.get(node, again) <= again}
         requests = ((node, content({"kind": "enrol", **self.form})) for node in nodes)
         replies = self.courier.ask(
-            requests, MessageType.QUERY, ASK_FOR, online={node: node for node in nodes}
+            requests, MessageType.QUERY, seconds, online={node: node for node in nodes}
         )
         found: list[int] = []
         for (node, client), reply in zip(nodes.items(), replies, strict=True):
@@ -123,12 +134,17 @@ class Registrar:
         row = Enrolled(*(whole(header, name) for name in ("labelled", "unlabelled", "heldout")))
         if min(row.labelled, row.unlabelled, row.heldout) < 0 or row.labelled + row.unlabelled == 0:
             raise Malformed("it has no images to train on")
+        if (claimed := max(row.labelled + row.unlabelled, row.heldout)) > self.max_images:
+            raise Malformed(
+                f"it claims {claimed} images; federation.toml allows max_images = {self.max_images}"
+            )
         said = header.get("versions")
         for package in ("proxyfl", "torch"):
             ours, theirs = metadata.version(package), said.get(package) if isinstance(said, dict) else None
             if theirs != ours:
+                version = told(theirs, 40) if isinstance(theirs, str) else "of an unknown version"
                 name = self.roster.name(client)
-                self.say(f"{name} has {package} {str(theirs)[:40]}, the server {ours}; results may differ")
+                self.say(f"{name} has {package} {version}, the server {ours}; results may differ")
         return row
 
 
@@ -150,7 +166,7 @@ def gather(registrar: Registrar, enrolment: Enrolment, quorum: int, deadline: fl
     """
     began, told, total = time.monotonic(), -1, len(enrolment.sites)
     while True:
-        for client in registrar.enrol(enrolment):
+        for client in registrar.enrol(enrolment, deadline):
             row = enrolment.counts[client]
             kept = f", {row.heldout} kept back" if row.heldout else ""
             name = enrolment.sites[client]
@@ -175,5 +191,15 @@ def forget_counts(folder: Path) -> None:
     """Let every site of a run enrol again when it goes on."""
     file = folder / SITES_FILE
     if file.is_file():
-        table = json.loads(file.read_text(encoding="utf-8"))
-        write_bytes(file, json.dumps({**table, "sites": {}}, indent=1).encode())
+        with _readable(file) as table:
+            emptied = {**table, "sites": {}}
+        write_bytes(file, json.dumps(emptied, indent=1).encode())
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[dict[str, Any]]:
+    """What is in the file; whatever is not as it should be there is damage."""
+    try:
+        yield json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{file} is damaged ({type(error).__name__}); put it back from a copy") from None

@@ -187,7 +187,7 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         "encryption protects the way to the server, not against it: trained weights can give away whether an "
         "image was trained on, and at worst what images look like"
     )
-    remarks.append(_privacy_remark(deployment.config, method))
+    remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
 
 
@@ -195,14 +195,25 @@ def _rows(value: Tensor) -> str:
     return ", and what a class's images have in common" if value.dim() > 1 else ""
 
 
-def _privacy_remark(config: Config, method: Method) -> str:
-    if config.privacy.clip:
-        if config.privacy.draw == "seed":
-            return "noise is drawn from the run's seed; who has it can remove it: set privacy.draw = 'system'"
-        return "what the weights give away of a whole site is bounded by the differential privacy below"
-    if reason := uncovered(method):
-        return f"no differential privacy, and none to be had with this method: {reason}"
-    return "no differential privacy: [experiment.privacy] adds it"
+def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
+    config = deployment.config
+    if not config.privacy.clip:
+        if reason := uncovered(method):
+            return [f"no differential privacy, and none to be had with this method: {reason}"]
+        return ["no differential privacy: [experiment.privacy] adds it"]
+    if config.privacy.where == "server":
+        covered = (
+            "differential privacy is the server's doing: updates reach it as they are, and only what leaves "
+            "it, the global model of each round, is bounded as told below"
+        )
+    else:
+        share = f"1/sqrt({config.federation.per_round})"
+        covered = (
+            f"differential privacy is for the sum of a round: each update carries only {share} of the noise, "
+            "so who reads single updates, as the server can, sees more than epsilon says"
+        )
+    bare = "numbers of images" + (" and the table of counts" if deployment.holdout else "")
+    return [covered, f"differential privacy does not cover {bare}: they are sent as they are"]
 
 
 def _privacy(config: Config) -> dict[str, Any]:

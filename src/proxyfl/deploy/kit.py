@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import getpass
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -123,13 +124,13 @@ def add_site(folder: str | Path, name: str) -> Deployment:
     return grown
 
 
-def renew(folder: str | Path) -> int:
-    """A new server certificate and key for the same names; sites need nothing. Returns its days."""
+def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
+    """A new server certificate and key for the same names and more; sites need nothing. Returns its days."""
     deployment = Deployment.read(folder)
     if deployment.insecure:
         raise ConfigError(f"{deployment.file} says insecure = true: there is no certificate to renew")
     authority = deployment.ca_certificate, deployment.ca_key
-    hosts = pki.hosts_of(deployment.server_certificate)
+    hosts = _with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
     pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
     return pki.days_left(deployment.server_certificate)
 
@@ -248,7 +249,8 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
         (here / "ca").mkdir(mode=PRIVATE)
         pki.create_authority(deployment.ca_certificate, deployment.ca_key, deployment.name)
         authority = deployment.ca_certificate, deployment.ca_key
-        pki.issue_server(deployment.server_certificate, deployment.server_key, authority, plan.hosts)
+        hosts = _with_listen(plan.hosts, plan.listen)
+        pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts)
     deployment.write()
     for name in deployment.sites:
         _write_site(deployment, name)
@@ -261,6 +263,12 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
     _write_readme(deployment, final)
     if simulation:
         _write_sample(here / "sample", deployment, simulation)
+
+
+def _with_listen(hosts: Sequence[str], listen: str) -> tuple[str, ...]:
+    """With the host that the server binds: programs on its machine reach it by that name."""
+    host = split_address(listen)[0] if listen else ""
+    return (*hosts, host) if host not in ("", "0.0.0.0", "::") else tuple(hosts)
 
 
 def _write_site(deployment: Deployment, name: str) -> None:
@@ -315,11 +323,18 @@ def _words(deployment: Deployment, final: Path) -> dict[str, object]:
         "host": host,
         "port": port,
         "inner_port": deployment.bind[1] if deployment.listen else port + 1 if port < 65535 else port - 1,
-        "user": getpass.getuser(),
+        "user": _user(),
         "program": shutil.which("proxyfl") or "proxyfl",
         "server_days": pki.SERVER_DAYS,
         "ca_days": pki.CA_DAYS,
     }
+
+
+def _user() -> str:
+    """Who the server's service runs as; in a container the user may have no name."""
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        return getpass.getuser()
+    return "proxyfl"
 
 
 def _site_words(deployment: Deployment, site: Site) -> dict[str, object]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import ssl
+import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,32 +17,47 @@ from typing import Any
 
 import tomli_w
 
-from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.deploy import pki
 from proxyfl.deploy.client_app import SITE, SITE_DATA
 from proxyfl.deploy.live import LIVE_FILE, LiveReader
-from proxyfl.deploy.pki import check_server
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
-from proxyfl.deploy.roster import key_bytes
+from proxyfl.deploy.roster import site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
 from proxyfl.deploy.settings import Deployment, Site, split_address
+from proxyfl.deploy.site_data import open_site
 from proxyfl.runs.directory import RunDirectory
 
 LINK = "federation"
 """What Flower's configuration calls this federation's SuperLink."""
 
-START = 60.0
+START = 180.0
 """Seconds that a program has for starting."""
 
 UNKNOWN_KEY = "Failed to activate SuperNode"
 """What a SuperNode says whose key is not registered."""
 
+PORT_TAKEN = "address already in use"
+"""What it says when another program was quicker to take the port that was free a moment ago."""
+
 AGAIN = 5.0
 """Seconds before a site that was turned away tries again."""
 
+SETTLED = 60.0
+"""A site's program that lived so many seconds had been let in, or was waiting for the server."""
+
 QUIET = 60.0
 """Seconds of silence after which Flower is asked whether the run is still there."""
+
+PROBES = 3
+"""A server that does not answer so many times in a row is gone."""
+
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+"""Hosts that stand for every interface, and how the same machine reaches them."""
+
+NOTES = "registered"
+"""Folder below the deployment's state: which key of each site the SuperLink's database has."""
 
 Say = Callable[[str], None]
 
@@ -48,9 +65,7 @@ Say = Callable[[str], None]
 def local_address(deployment: Deployment) -> str:
     """How programs on the server's machine reach the SuperLink; its certificate is for this name, too."""
     host, port = deployment.bind
-    return (
-        f"127.0.0.1:{port}" if host == "0.0.0.0" else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    )
+    return f"{EVERYWHERE.get(host) or (f'[{host}]' if ':' in host else host)}:{port}"
 
 
 def flower_home(deployment: Deployment) -> dict[str, str]:
@@ -79,12 +94,13 @@ def answers(deployment: Deployment, seconds: float = 2.0) -> bool:
 
 
 @contextmanager
-def server(deployment: Deployment, say: Say, bind: str = "") -> Iterator[Program]:
+def server(deployment: Deployment, say: Say) -> Iterator[Program]:
     """The SuperLink, up and with every site's key registered, for as long as the context lasts."""
     host, port = deployment.bind
-    words = ["flower-superlink", "--host", bind or host, "--port", str(port)]
+    words = ["flower-superlink", "--host", host, "--port", str(port)]
     words += ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
-    words += ["--database", str(deployment.state / "superlink.db")]
+    database = deployment.state / "superlink.db"
+    words += ["--database", str(database)]
     if deployment.insecure:
         words.append("--insecure")
     else:
@@ -92,12 +108,15 @@ def server(deployment: Deployment, say: Say, bind: str = "") -> Iterator[Program
         for file in files:
             if not file.is_file():
                 raise ConfigError(f"{file} is missing; make it with 'proxyfl deploy init', or bring it back")
-        check_server(deployment.server_certificate, deployment.ca_certificate)
         pki.check_server(deployment.server_certificate, deployment.ca_certificate)
+        pki.check_key(deployment.server_key, deployment.server_certificate)
+        site_keys(deployment)
         words += ["--ssl-ca-certfile", str(files[0]), "--ssl-certfile", str(files[1])]
         words += ["--ssl-keyfile", str(files[2]), "--enable-supernode-auth"]
     if answers(deployment):
         raise RunError(f"something answers at port {port} already; is 'proxyfl deploy server' running?")
+    if not database.exists():
+        shutil.rmtree(deployment.state / NOTES, ignore_errors=True)
     env = flower_home(deployment)
     log = deployment.state / "superlink.log"
     with Program(words, env, log, say) as program:
@@ -110,31 +129,36 @@ def server(deployment: Deployment, say: Say, bind: str = "") -> Iterator[Program
 
 
 def register(deployment: Deployment, env: dict[str, str]) -> None:
-    """Make every site's public key known to the SuperLink; those it knows are left as they are."""
-    noted = deployment.state / "registered"
-    noted.mkdir(exist_ok=True)
+    """Make every site's public key known to the SuperLink, in place of the one it had before."""
+    notes = deployment.state / NOTES
+    notes.mkdir(parents=True, exist_ok=True)
 
-    def tell(site: Site) -> None:
-        key, node = key_bytes(site.public_key.read_bytes()).hex(), ""
-        if _noted(noted / site.name).get("key") == key:
+    def tell(key: bytes, client: int) -> None:
+        site, node = deployment.site(deployment.sites[client]), ""
+        noted = _noted(notes / site.name)
+        if noted.get("key") == key.hex():
             return
+        if noted.get("node"):
+            with contextlib.suppress(FlowerError):  # it is no site's key in any case, see the roster
+                ask_flwr(["supernode", "unregister", noted["node"], LINK], env)
         try:
             words = ["supernode", "register", str(site.public_key), LINK, "--name", site.name]
             node = str(ask_flwr(words, env)["node-id"])
         except FlowerError as error:
             if "already in use" not in str(error).lower():
                 raise RunError(f"the key of {site.name} could not be registered: {error}") from error
-        write_bytes(noted / site.name, json.dumps({"key": key, "node": node}).encode())
+        write_bytes(notes / site.name, json.dumps({"key": key.hex(), "node": node}).encode())
 
+    keys = site_keys(deployment)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(tell, map(deployment.site, deployment.sites)))
+        list(pool.map(tell, keys, keys.values()))
 
 
 def node_states(deployment: Deployment) -> dict[str, str]:
     """What the SuperLink says of each site's node: online, offline, registered."""
     listed = ask_flwr(["supernode", "list", LINK], flower_home(deployment))
     states = {str(node["node-id"]): str(node["status"]) for node in listed.get("nodes", [])}
-    nodes = {name: _noted(deployment.state / "registered" / name).get("node") for name in deployment.sites}
+    nodes = {name: _noted(deployment.state / NOTES / name).get("node") for name in deployment.sites}
     return {name: states[node] for name, node in nodes.items() if node in states}
 
 
@@ -150,8 +174,7 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     """A SuperNode for a site's own images, for as long as the context lasts."""
     address = address or settings.server
     split_address(address)
-    if not data.exists():
-        raise ConfigError(f"{data} does not exist; --data is the folder or file with this site's images")
+    _private(settings.state)
     words = ["flower-supernode", "--superlink", address, "--isolation", "subprocess"]
     words += ["--host", "127.0.0.1", "--port", str(free_port())]
     if settings.insecure:
@@ -169,17 +192,47 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
         yield program
 
 
+def look(settings: Site, data: Path, say: Say) -> None:
+    """Count a site's images and check them before it takes part; what was decoded is kept for the rounds."""
+    if not data.exists():
+        raise ConfigError(f"{data} does not exist; --data is the folder or file with this site's images")
+    key = settings.private_key
+    if not settings.insecure and key.is_file() and stat.S_IMODE(key.stat().st_mode) & 0o077:
+        say(f"WARNING: others on this machine can read {key}; mend it with: chmod 600 {key}")
+    form = (settings.classes, settings.channels, settings.image_size, settings.holdout, settings.seed)
+    found = open_site(data, *form, cache=_private(settings.state) / "cache")
+    counts = found.counts
+    say(
+        f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled images "
+        f"to train on, {sum(counts.held_out):,} kept back"
+    )
+    for note in found.notes:
+        say(f"note: {note}")
+
+
+def _private(folder: Path) -> Path:
+    """The folder, made for its owner alone where it is new."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
 def take_part(settings: Site, data: Path, say: Say, address: str = "") -> None:
     """Run a site until it is stopped. A server that has just started may not know its key yet."""
-    until = time.monotonic() + START
+    look(settings, data, say)
+    until: float | None = None
     while True:
+        began = time.monotonic()
         with site(settings, data, say, address) as program:
             say(f"{settings.name} is starting; server {address or settings.server}")
             program.process.wait()
             why = program.trouble()
-        if UNKNOWN_KEY not in why or time.monotonic() > until:
+        now = time.monotonic()
+        if until is None or now - began > SETTLED:
+            until = now + START
+        if not (UNKNOWN_KEY in why or PORT_TAKEN in why) or now > until:
             raise RunError(f"{settings.name} could not take part: {why} (see {program.log})")
-        say(f"the server does not know the key of {settings.name} yet; trying again")
+        if UNKNOWN_KEY in why:
+            say(f"the server does not know the key of {settings.name} yet; trying again")
         time.sleep(AGAIN)
 
 
@@ -189,13 +242,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def submit(deployment: Deployment) -> str:
-    """Start the run or go on with it; Flower's number of it. Its SuperLink must be up."""
+def require_server(deployment: Deployment) -> None:
     if not answers(deployment):
         raise RunError(
             f"the server does not answer at {local_address(deployment)}; start it with "
             f"'proxyfl deploy server {deployment.path}'"
         )
+
+
+def submit(deployment: Deployment) -> str:
+    """Start the run or go on with it; Flower's number of it. Its SuperLink must be up."""
+    require_server(deployment)
     (deployment.state / LIVE_FILE).unlink(missing_ok=True)
     answer = ask_flwr(["run", str(deployment.app), LINK], flower_home(deployment))
     return str(answer["run-id"])
@@ -215,6 +272,7 @@ def follow(deployment: Deployment, run: str, every: float = 0.5) -> Iterator[dic
     """What happens, as it happens, up to the end of the run. A run that died without a word is found, too."""
     reader = LiveReader(deployment.state / LIVE_FILE)
     alive = asked = time.monotonic()
+    silent = 0
     while True:
         lines = reader.new()
         yield from lines
@@ -223,11 +281,12 @@ def follow(deployment: Deployment, run: str, every: float = 0.5) -> Iterator[dic
         now = time.monotonic()
         asked = now if lines else asked
         if now - alive > QUIET / 10:
-            alive = now
-            reason = _gone(deployment)
-            if not reason and now - asked > QUIET:
-                asked = now
-                reason = _over(deployment, run)
+            alive, reason = now, ""
+            silent = 0 if answers(deployment, 10.0) else silent + 1
+            if silent >= PROBES:
+                reason = _gone(deployment)
+            elif not silent and now - asked > QUIET:
+                asked, reason = now, _over(deployment, run)
             if reason:
                 yield {"event": "stopped", "reason": reason, "text": f"stopped: {reason}"}
                 return
@@ -235,8 +294,6 @@ def follow(deployment: Deployment, run: str, every: float = 0.5) -> Iterator[dic
 
 
 def _gone(deployment: Deployment) -> str:
-    if answers(deployment, 10.0):
-        return ""
     return (
         f"the server is gone; start it again with 'proxyfl deploy server {deployment.path}', "
         "then run this again"
@@ -244,8 +301,13 @@ def _gone(deployment: Deployment) -> str:
 
 
 def _over(deployment: Deployment, run: str) -> str:
-    """Why Flower's run is over; empty while it goes on."""
-    listed = ask_flwr(["ls", LINK, "--run-id", run], flower_home(deployment))
-    state = str(listed["runs"][0].get("status", "")) if listed.get("runs") else "unknown"
-    log = deployment.state / "superlink.log"
-    return "" if "finished" not in state else f"Flower says '{state}'; see {log}"
+    """Why Flower's run is over; empty while it goes on, or where Flower cannot say."""
+    try:
+        listed = ask_flwr(["ls", LINK, "--run-id", run], flower_home(deployment))
+    except ProxyFLError as error:
+        if "not found" not in str(error).lower():
+            return ""
+        listed = {}
+    state = str(listed["runs"][0].get("status", "")) if listed.get("runs") else "unknown run"
+    over = "finished" in state or "unknown" in state
+    return f"Flower says '{state}'; see {deployment.state / 'superlink.log'}" if over else ""

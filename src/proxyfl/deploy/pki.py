@@ -70,9 +70,8 @@ def issue_server(
     renew: bool = False,
 ) -> None:
     """A server certificate for host names and IP addresses, signed by ``authority`` (certificate, key)."""
+    check_key(authority[1], authority[0])
     issuer, signer = read_certificate(authority[0]), _read_key(authority[1])
-    if issuer.public_key() != signer.public_key():
-        raise ConfigError(f"{authority[1]} is not the key of {authority[0]}; put the right one there")
     names = list(dict.fromkeys((*hosts, *ALWAYS)))
     private = ec.generate_private_key(ec.SECP384R1())
     alternatives = x509.SubjectAlternativeName([_general_name(host) for host in names])
@@ -131,9 +130,19 @@ def check_server(certificate: Path, authority: Path) -> None:
         raise ConfigError(
             f"{certificate} is not signed by {authority}; renew it with: proxyfl deploy init DIR --renew"
         ) from None
-    for file in (certificate, authority):
-        if days_left(file) < 0:
-            raise ConfigError(f"{file} has ended; renew it with: proxyfl deploy init DIR --renew")
+    if days_left(authority) < 0:
+        raise ConfigError(
+            f"{authority} has ended, and nothing it signed is trusted any more; set the federation up anew "
+            "with 'proxyfl deploy init' and hand out the sites' folders again"
+        )
+    if days_left(certificate) < 0:
+        raise ConfigError(f"{certificate} has ended; renew it with: proxyfl deploy init DIR --renew")
+
+
+def check_key(key: Path, certificate: Path) -> None:
+    """Raise where a private key is not that of a certificate."""
+    if read_certificate(certificate).public_key() != _read_key(key).public_key():
+        raise ConfigError(f"{key} is not the key of {certificate}; put the right one there")
 
 
 def check_site_keys(private_file: Path, public_file: Path) -> None:

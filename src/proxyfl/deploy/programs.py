@@ -7,11 +7,13 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -23,6 +25,9 @@ from proxyfl.engines.pool import tuned_environment
 
 LOG_BYTES, LOG_FILES = 5_000_000, 2
 """A program's log is begun anew at this size, and so many older ones are kept."""
+
+LINES = 500
+"""How many of its last lines are searched for an error."""
 
 PATIENCE = 10.0
 """Seconds a program has for ending itself before it is killed."""
@@ -50,11 +55,12 @@ def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_program(name: str) -> str:
-    """A program of the environment that this one runs in."""
+    """A program of the environment that this one runs in, else of the path."""
     place = Path(sys.executable).parent / name
-    if not place.is_file():
+    found = str(place) if place.is_file() else shutil.which(name)
+    if found is None:
         raise missing_extra("flwr", "flower")
-    return str(place)
+    return found
 
 
 class Program:
@@ -69,6 +75,7 @@ class Program:
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log, self.hear = log, hear
+        self.said: deque[str] = deque(maxlen=LINES)
         self.process = subprocess.Popen(
             [find_program(words[0]), *words[1:]],
             env=dict(env),
@@ -87,8 +94,10 @@ class Program:
             for raw in self.process.stdout:
                 line = raw.decode(errors="replace").rstrip()
                 handler.emit(logging.LogRecord("", logging.INFO, "", 0, "%s", (line,), None))
+                self.said.append(COLOUR.sub("", line))
                 if line.startswith(SPOKEN):
-                    self.hear(line.removeprefix(SPOKEN))
+                    with contextlib.suppress(OSError):  # a closed terminal must not stop the log
+                        self.hear(line.removeprefix(SPOKEN))
 
     @property
     def ended(self) -> int | None:
@@ -103,10 +112,7 @@ class Program:
     def trouble(self, lines: int = 4) -> str:
         """What it said last that was an error, else its last lines: for an error message."""
         self._pump.join(timeout=2)
-        try:
-            said = COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace")).splitlines()
-        except OSError:
-            return ""
+        said = list(self.said)
         errors = [place for place, line in enumerate(said) if line.startswith("ERROR")]
         first = errors[-1] if errors else -lines
         return " ".join(" ".join(said[first:][:lines]).split())

@@ -52,6 +52,11 @@ def check_experiment(config: Config) -> None:
             "train.leak_momentum hands one site's momentum to the next, which real sites do not; set it to "
             "false"
         )
+    if config.privacy.clip and config.privacy.draw == "seed":
+        raise ConfigError(
+            "privacy.draw = 'seed': every site is told the seed and could take the noise away; "
+            "set it to 'system'"
+        )
     if config.data.norm == "release":
         raise ConfigError(
             "data.norm = 'release' normalises training and test images differently; set it to 'own': "

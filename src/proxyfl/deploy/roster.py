@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from flwr.serverapp import Grid
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy.settings import Deployment
 
 
-def key_bytes(ssh: bytes) -> bytes:
+def _key_bytes(key: PublicKeyTypes) -> bytes:
     """A public key in the one form in which two equal keys are equal bytes."""
-    key = serialization.load_ssh_public_key(ssh)
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.DER, form)
 
 
-def _pem_bytes(pem: bytes) -> bytes:
-    """The same of a key as Flower keeps it; empty where it is none."""
+def _node_key(pem: bytes) -> bytes:
+    """A node's key as Flower keeps it; empty where it is none."""
     try:
-        key = serialization.load_pem_public_key(pem)
-    except ValueError:
+        return _key_bytes(serialization.load_pem_public_key(pem))
+    except (ValueError, UnsupportedAlgorithm):
         return b""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_bytes(serialization.Encoding.DER, form)
+
+
+def _site_key(file: Path) -> bytes:
+    try:
+        return _key_bytes(serialization.load_ssh_public_key(file.read_bytes()))
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{file} is not a public key ({error}); it must stay at the server") from None
 
 
 class SiteRoster:
@@ -37,9 +44,10 @@ class SiteRoster:
 
     def __init__(self, grid: Grid, deployment: Deployment) -> None:
         self.grid, self.sites, self.insecure = grid, deployment.sites, deployment.insecure
-        self.keys = {} if deployment.insecure else _site_keys(deployment)
+        self.keys = {} if deployment.insecure else site_keys(deployment)
         self.claims: dict[int, int] = {}
         self.refused: set[int] = set()
+        self.second: dict[int, int] = {}
 
     def name(self, client: int) -> str:
         return self.sites[client]
@@ -48,7 +56,7 @@ class SiteRoster:
         """The node of each client that is connected now."""
         if not self.insecure:
             nodes = {
-                self.keys.get(_pem_bytes(node.public_key)): node.node_id for node in self.grid.get_nodes()
+                self.keys.get(_node_key(node.public_key)): node.node_id for node in self.grid.get_nodes()
             }
             return {client: node for client, node in nodes.items() if client is not None}
         present = set(self.grid.get_node_ids())
@@ -59,7 +67,9 @@ class SiteRoster:
         """Connected nodes that have not said who they are; with authentication there are none."""
         if not self.insecure:
             return []
-        taken = set(self.online().values()) | self.refused
+        online = self.online()
+        doubles = {node for node, client in self.second.items() if client in online}
+        taken = set(online.values()) | self.refused | doubles
         return sorted(set(self.grid.get_node_ids()) - taken)
 
     def claim(self, node: int, name: str, say: Callable[[str], None]) -> int | None:
@@ -70,20 +80,19 @@ class SiteRoster:
             return None
         client = self.sites.index(name)
         if client in self.online():
+            self.second[node] = client
             say(f"a second node calls itself {name}; it is left out while the first is connected")
             return None
         self.claims[client] = node
         return client
 
 
-def _site_keys(deployment: Deployment) -> dict[bytes, int]:
+def site_keys(deployment: Deployment) -> dict[bytes, int]:
+    """The client number of each site's public key."""
     keys: dict[bytes, int] = {}
     for client, name in enumerate(deployment.sites):
         file = deployment.site(name).public_key
-        try:
-            key = key_bytes(file.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file} is not a public key ({error}); it must stay at the server") from None
+        key = _site_key(file)
         if key in keys:
             raise ConfigError(f"{file} is also the key of {deployment.sites[keys[key]]}; each needs its own")
         keys[key] = client

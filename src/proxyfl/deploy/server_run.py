@@ -49,12 +49,13 @@ class Server:
     """One federation's server, for the time of one Flower run."""
 
     def __init__(self, deployment: Deployment, grid: Grid, test: Callable[[], Split] | None = None) -> None:
-        self.deployment, self.directory = deployment, RunDirectory(deployment.run)
+        self.again = f"proxyfl deploy run {deployment.path}"
+        self.deployment, self.directory = deployment, RunDirectory(deployment.run, self.again)
         self.live = LiveLog(deployment.state / LIVE_FILE, deployment.sites)
         self.roster = SiteRoster(grid, deployment)
         self.courier = Courier(grid, self.roster)
         self.form = {name: _plain(getattr(deployment, name)) for name in FORM}
-        self.registrar = Registrar(self.courier, self.roster, self.form, self.say)
+        self.registrar = Registrar(self.courier, self.roster, self.form, self.say, deployment.max_images)
         self.test = test
 
     def say(self, text: str) -> None:
@@ -63,20 +64,21 @@ class Server:
     def run(self) -> None:
         """Begin the run or go on with it, to the end. What stops it is the last line of the live file."""
         try:
-            with RunDirectory(self.deployment.state).locked():
+            with RunDirectory(self.deployment.state, self.again).locked():
                 if not self.directory.path.exists():
                     self._create()
                 with self.directory.locked():
                     self._continue()
         except BaseException as error:
-            self.live.tell("stopped", reason=str(error) or type(error).__name__, text=f"stopped: {error}")
+            reason = str(error) or type(error).__name__
+            self.live.tell("stopped", reason=reason, text=f"stopped: {reason}")
             raise
 
     def _create(self) -> None:
         config, form = self.deployment.config, self.deployment
         method = method_of(config)
         enrolment = Enrolment(secrets.token_hex(8), form.sites)
-        gather(self.registrar, enrolment, form.quorum, form.deadline, form.patience)
+        self._gather(enrolment)
 
         def build(aside: RunDirectory) -> None:
             write_bytes(aside.environment, json.dumps(describe(config, form), indent=1).encode())
@@ -93,6 +95,10 @@ class Server:
 
         self.directory.create(build)
 
+    def _gather(self, enrolment: Enrolment) -> None:
+        form = self.deployment
+        gather(self.registrar, enrolment, form.quorum, form.deadline, form.patience)
+
     def _continue(self) -> None:
         run = self.directory
         saved, warnings = checkpoint.load_newest(run)
@@ -106,6 +112,9 @@ class Server:
             run.event("resumed" if state.round else "started", round=state.round)
             self.live.tell("resumed" if state.round else "started", round=state.round, rounds=rounds)
             enrolment = Enrolment.load(run.path, self.deployment.sites)
+            if len(enrolment.counts) < min(self.deployment.quorum, len(enrolment.sites)):
+                self._gather(enrolment)
+                enrolment.save(run.path)
             federation, trainer, measure = self._federation(run, config, method_of(config), enrolment)
             recorder = Recorder(run, config, federation.method, self._card(trainer), saved)
             observers = (SourceNote(measure), recorder, self.live)
@@ -124,35 +133,37 @@ class Server:
         """The rounds that are left. One with too few answers is played again, up to the patience."""
         until, pause = 0.0, RETRY
         while state.round < federation.config.federation.rounds:
-            self._admit(federation, enrolment)
             try:
-                self._await_quorum(federation, state.round + 1)
+                self._await_quorum(federation, enrolment, state.round + 1)
                 state = play_round(federation, state, observers)
                 until, pause = 0.0, RETRY
             except BelowQuorum as error:
                 now = time.monotonic()
                 until = until or now + self.deployment.patience
                 if now + pause > until:
-                    raise
+                    raise BelowQuorum(f"{error}, with '{self.again}'") from error
                 self.live.tell("waiting", text=f"{error}; trying again for {until - now:.0f} s")
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_LAST)
 
-    def _await_quorum(self, federation: Federation, round: int) -> None:
-        """Wait quietly while too few sites are connected for the round to count, whoever is chosen."""
+    def _await_quorum(self, federation: Federation, enrolment: Enrolment, round: int) -> None:
+        """Wait quietly while too few sites that take part are connected for the round to count."""
         settings = federation.config.federation
-        wanted = min(settings.quorum, settings.per_round, int((federation.population.sizes > 0).sum()))
+        wanted = min(settings.quorum, settings.per_round)
         until, told = time.monotonic() + self.deployment.patience, False
-        while (there := len(self.roster.online())) < wanted:
-            if time.monotonic() > until:
-                raise RunError(
-                    f"round {round}: {there} sites are connected, {wanted} are needed; the last checkpoint "
-                    "is kept, go on with 'proxyfl deploy run' when they are back"
-                )
+        while True:
+            self._admit(federation, enrolment)
+            there = len(self.roster.online().keys() & enrolment.counts.keys())
+            if there >= wanted:
+                return
+            text = f"round {round}: {there} sites are connected, {wanted} are needed"
             if not told:
                 told = True
-                text = f"round {round}: {there} sites are connected, {wanted} are needed; waiting"
-                self.live.tell("waiting", text=text)
+                self.live.tell("waiting", text=f"{text}; waiting")
+            if time.monotonic() > until:
+                raise RunError(
+                    f"{text}; the last checkpoint is kept, go on with '{self.again}' when they are back"
+                )
             time.sleep(LOOK)
 
     def _admit(self, federation: Federation, enrolment: Enrolment) -> None:
@@ -170,6 +181,12 @@ class Server:
         if run.config.read_bytes() != saved.config:
             raise RunError(f"{run.config} was changed since the run began; put it back from {saved.folder}")
         config = resolve("", load_toml(run.config))
+        ours, began = self.deployment.config.federation, config.federation
+        if ours.quorum != began.quorum:
+            raise RunError(
+                f"{self.deployment.file}: quorum = {ours.quorum}, but the run began with {began.quorum}; "
+                f"put it back, or move {run.path} away to begin anew"
+            )
         if config != self.deployment.config:
             raise RunError(
                 f"[experiment] of {self.deployment.file} was changed since the run began; put it back, "
@@ -183,7 +200,8 @@ class Server:
         form, classes = self.deployment, len(self.deployment.classes)
         versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
         views = ViewSettings(form.flip, form.mean, form.std)
-        shelf, store = Shelf(run.clients, versions), Shelf(run.server, versions)
+        cure = f"put it back from a copy, or move {form.run} away to begin anew"
+        shelf, store = (Shelf(place, versions, cure) for place in (run.clients, run.server))
         trainer = ClientTrainer(config, method, views, classes, form.channels, shelf)
         setup = {
             **self.form,

@@ -79,6 +79,7 @@ class DeploymentSettings(ImageForm):
     quorum: int = setting(1, "sites that must answer for a round to count", low=1)
     deadline: float = setting(600.0, "seconds that a round waits for its sites", low=1)
     patience: float = setting(3600.0, "seconds to wait for enough sites before stopping", low=0)
+    max_images: int = setting(1_000_000, "most images a site may claim; its weight follows its claim", low=1)
     secure_aggregation: bool = setting(False, "not offered: setting it explains why")
     experiment: Tree = field(default_factory=dict)
     """The experiment, as in a run's config.toml."""
@@ -158,15 +159,13 @@ class Deployment(DeploymentSettings):
         if self.listen:
             return split_address(self.listen)
         host, port = split_address(self.address)
-        local = host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
-        return ("127.0.0.1" if host == "localhost" else host) if local else "0.0.0.0", port
+        host = "127.0.0.1" if host == "localhost" else host
+        if is_loopback(host):
+            return host, port
+        return "::" if is_ip(host, version=6) else "0.0.0.0", port
 
     def _wrong(self, what: str) -> ConfigError:
         return ConfigError(f"{self.file}: {what}")
-
-    def client(self, site: str) -> int:
-        """The client number of a site."""
-        return self.sites.index(known_site(site, self.sites))
 
     def site(self, name: str) -> Site:
         """What the site's ``site.toml`` holds."""
@@ -295,6 +294,11 @@ def is_ip(text: str, version: int | None = None) -> bool:
         return ipaddress.ip_address(text).version == (version or ipaddress.ip_address(text).version)
     except ValueError:
         return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is an address that other machines cannot reach."""
+    return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def is_host(text: str) -> bool:

@@ -26,7 +26,7 @@ class Status:
 
 def look(deployment: Deployment) -> Status:
     up = operate.answers(deployment)
-    nodes = operate.node_states(deployment) if up and not deployment.insecure else {}
+    nodes = _nodes(deployment) if up and not deployment.insecure else {}
     counts, rounds = {}, Counter[int]()
     with contextlib.suppress(ProxyFLError):
         if (deployment.run / SITES_FILE).is_file():
@@ -39,6 +39,13 @@ def look(deployment: Deployment) -> Status:
         numbers = (f"{row.labelled:,}", f"{row.unlabelled:,}") if row else ("–", "–")
         rows.append((name, nodes.get(name, "–"), *numbers, str(rounds[client])))
     return Status("up" if up else "down", rows, _run(deployment))
+
+
+def _nodes(deployment: Deployment) -> dict[str, str]:
+    try:
+        return operate.node_states(deployment)
+    except ProxyFLError:
+        return dict.fromkeys(deployment.sites, "?")
 
 
 def _run(deployment: Deployment) -> str:

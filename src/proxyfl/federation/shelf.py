@@ -25,8 +25,8 @@ CURE = "put it back from a copy of the run, or start again under another --name"
 class Shelf:
     """Versions of named tensors per client below one folder."""
 
-    def __init__(self, folder: Path, versions: int = 2) -> None:
-        self.folder, self.versions = folder, versions
+    def __init__(self, folder: Path, versions: int = 2, cure: str = CURE) -> None:
+        self.folder, self.versions, self.cure = folder, versions, cure
 
     def save(self, client: int, round: int, tensors: Mapping[str, Tensor], base: int = 0) -> None:
         """Write a version; ``base``, the one it came from, stays however often what follows is refused."""
@@ -48,11 +48,11 @@ class Shelf:
         try:
             tensors, whose = read_sealed(file)
         except FileNotFoundError as error:
-            raise RunError(f"{what} is gone: {file} is missing; {CURE}") from error
+            raise RunError(f"{what} is gone: {file} is missing; {self.cure}") from error
         except RunError as error:
-            raise RunError(f"{what} is damaged: {file}; {CURE}") from error
+            raise RunError(f"{what} is damaged: {file}; {self.cure}") from error
         if whose and (whose.get("client"), whose.get("round")) != (str(client), str(round)):
-            raise RunError(f"{what} is damaged: {file} is another's; {CURE}")
+            raise RunError(f"{what} is damaged: {file} is another's; {self.cure}")
         return tensors
 
     def has(self, client: int, round: int) -> bool:

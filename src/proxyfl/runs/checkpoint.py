@@ -22,7 +22,7 @@ from safetensors.torch import load
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import sha256, sync_folder, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
-from proxyfl.federation.shelf import Shelf
+from proxyfl.federation.shelf import CURE, Shelf
 from proxyfl.runs.directory import FORMAT, RunDirectory
 from proxyfl.runs.ledger import Mark, vouched
 from proxyfl.runs.plausible import require_records, require_state
@@ -86,17 +86,17 @@ def load_newest(run: RunDirectory, *, states: bool = False) -> tuple[Checkpoint,
     With ``states``, what clients wrote since the oldest checkpoint must be intact, too: going further back
     makes it again.
     """
-    warnings: list[str] = []
+    faults: list[str] = []
     known = folders(run)
     for folder in known:
         try:
             saved = read(folder)
             if states:
                 _require_states(run, saved, since=round_of(known[-1]))
-            return saved, warnings
+            return saved, [f"{fault}; using the checkpoint before it" for fault in faults]
         except RunError as error:
-            warnings.append(f"{error}; using the checkpoint before it")
-    damage = f" ({'; '.join(warnings)})" if warnings else ""
+            faults.append(str(error).removesuffix(f"; {CURE}"))
+    damage = f" ({'; '.join(faults)})" if faults else ""
     raise RunError(f"{run.path} has no intact checkpoint{damage}; start again under another --name")
 
 

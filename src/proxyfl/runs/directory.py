@@ -41,8 +41,10 @@ AT_SITES = "at the sites"
 class RunDirectory:
     """Paths inside one run."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, again: str = "") -> None:
+        """``again`` is the command that continues the run."""
         self.path = Path(path)
+        self.again = again or f"proxyfl resume {self.path}"
         self.config = self.path / "config.toml"
         self.environment = self.path / "environment.json"
         self.partition = self.path / "partition.safetensors"
@@ -65,9 +67,7 @@ class RunDirectory:
     def create(self, build: Callable[[RunDirectory], None]) -> None:
         """Build the directory aside and rename it: it appears complete or not at all."""
         if self.path.exists():
-            raise RunError(
-                f"{self.path} exists; continue it with 'proxyfl resume {self.path}' or choose another --name"
-            )
+            raise RunError(f"{self.path} exists; continue it with '{self.again}' or choose another --name")
         with readable_errors(self.path, "nothing was created", "run it again"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _held(self.aside.with_suffix(".lock"), f"{self.path} is being created by another process"):
@@ -75,9 +75,7 @@ class RunDirectory:
                     raise RunError(f"{self.path} was just created by another process; choose another --name")
                 self._build_aside(build)
                 self.aside.rename(self.path)
-        with readable_errors(
-            self.path, "what was created is intact", f"continue with 'proxyfl resume {self.path}'"
-        ):
+        with readable_errors(self.path, "what was created is intact", f"continue with '{self.again}'"):
             sync_folder(self.path.parent)
 
     def _build_aside(self, build: Callable[[RunDirectory], None]) -> None:
@@ -134,7 +132,7 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Only one process may write in a run. The lock ends with the process, however it ends."""
         self._require_own_files(deep=True)
-        cure = f"continue with 'proxyfl resume {self.path}'"
+        cure = f"continue with '{self.again}'"
         kept = "what was saved before is intact"
         with (
             readable_errors(self.path, kept, cure),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,21 +77,21 @@ def vouched(run: RunDirectory, mark: Mark) -> bytes:
     raise RunError(f"{run.metrics} and its copy {run.metrics_copy} are damaged")
 
 
-def recorded(run: RunDirectory, marks: Iterable[Mark]) -> bytes:
+def recorded(run: RunDirectory, marks: Sequence[Mark]) -> bytes:
     """The metrics to read: what the first mark that fits vouches for, and beyond it the whole lines on which
-    both files agree. Where nobody vouches (runs of earlier versions), the file as it is.
+    both files agree. Runs of earlier versions have neither marks nor a copy: the file as it is.
     """
-    content, copy = _bytes(run.metrics) or b"", _bytes(run.metrics_copy) or b""
-    damaged = False
+    content, copy = _bytes(run.metrics) or b"", _bytes(run.metrics_copy)
     for mark in marks:
         if mark.fits(content):
-            return content[: mark.size] + _agreed(content[mark.size :], copy[mark.size :])
-        if mark.fits(copy):
+            beyond = content[mark.size :]
+            return content[: mark.size] + (beyond if copy is None else _agreed(beyond, copy[mark.size :]))
+        if copy is not None and mark.fits(copy):
             return copy[: mark.size]
-        damaged = True
-    if damaged:
+    agreed = content if copy is None else _agreed(content, copy)
+    if marks or (not agreed and (content or copy)):
         raise RunError(f"{run.metrics} and its copy are damaged; see 'proxyfl validate {run.path}'")
-    return content
+    return agreed
 
 
 def _agreed(one: bytes, other: bytes) -> bytes:

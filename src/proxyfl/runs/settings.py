@@ -31,7 +31,10 @@ from proxyfl.data.partition import SCHEMES
 from proxyfl.federation.pipeline import require_sound
 from proxyfl.methods import registry
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 18
+MOST_DOTS = 200
+"""In a line. The time that the parser takes grows with the square of the parts of a key."""
+
 COMMON = {
     "label_ratio": "labels.ratio",
     "alpha": "partition.alpha",
@@ -71,7 +74,10 @@ def load_toml(path: Path) -> Tree:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(f"{path} is longer than any file of settings ({MAX_BYTES // 1024} kB)")
-        tree = tomllib.loads(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+            raise ConfigError(f"{path} has a line with more than {MOST_DOTS} dots; no setting is so deep")
+        tree = tomllib.loads(text)
         _require_shallow(tree, str(path))
         return tree
     except FileNotFoundError:

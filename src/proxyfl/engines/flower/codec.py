@@ -8,7 +8,6 @@ what is equal once. Small things are JSON in one config record; metrics are a me
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from safetensors.torch import load, save
 
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import Failure, Metrics, Task, Tensors, Update, namespace, within
+from proxyfl.core.text import printable, told
 from proxyfl.engines.wire import Header, pack_answer, pack_task, unpack_task
 
 STYPE = "safetensors"
@@ -109,7 +109,7 @@ def read_answer(records: RecordDict, task: Task) -> Update | Failure:
     try:
         header = header_of(records)
         if header.get("kind") == "failure":
-            reason, detail = text(header, "reason", 2000), text(header, "detail", 20_000)
+            reason, detail = text(header, "reason", 400), printable(_string(header, "detail")[-20_000:])
             return Failure(task.round, task.client, reason or "it gave no reason", detail)
         if header.get("kind") != "update":
             raise Malformed("it is neither an update nor a failure")
@@ -126,6 +126,8 @@ def read_answer(records: RecordDict, task: Task) -> Update | Failure:
         )
     except Malformed as error:
         return Failure(task.round, task.client, f"its answer cannot be used: {error}")
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        return Failure(task.round, task.client, f"its answer cannot be used ({type(error).__name__})")
 
 
 def whole(header: Mapping[str, Any], name: str) -> int:
@@ -136,11 +138,15 @@ def whole(header: Mapping[str, Any], name: str) -> int:
 
 
 def text(header: Mapping[str, Any], name: str, limit: int) -> str:
-    """Text from elsewhere: cut to a length, and without what a terminal would obey."""
+    """Text from elsewhere: one line, cut to a length, and without what a terminal would obey."""
+    return told(_string(header, name), limit)
+
+
+def _string(header: Mapping[str, Any], name: str) -> str:
     value = header.get(name, "")
     if not isinstance(value, str):
         raise Malformed(f"'{name}' is not text")
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in value[:limit])
+    return value
 
 
 def _own_number(header: Mapping[str, Any], task: Task) -> int:
@@ -168,4 +174,4 @@ def _metrics(records: RecordDict) -> Metrics:
 
 def _seconds(header: Mapping[str, Any]) -> float:
     value = header.get("seconds", 0.0)
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+    return float(value) if type(value) in (int, float) and abs(value) < COUNT_LIMIT else 0.0

@@ -6,9 +6,10 @@ not answered by the deadline is a failure with a name; nothing a site sends can 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import httpx
@@ -16,6 +17,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from proxyfl.core.state import Failure, Task, Tensors, Update
+from proxyfl.core.text import told
 from proxyfl.engines.flower.codec import pack_broadcast, read_answer, task_records
 from proxyfl.engines.wire import Header
 
@@ -24,6 +26,9 @@ POLL_FIRST, POLL_LAST = 0.2, 2.0
 
 GRACE = 5.0
 """Seconds a message outlives its deadline, so that the answer that comes just then is no error."""
+
+TRANSFER = 30.0
+"""Seconds that fetching a reply may go on after the deadline: it may be large, or have waited its turn."""
 
 
 class Roster(Protocol):
@@ -39,8 +44,8 @@ class Roster(Protocol):
 class Courier:
     """Carries one request to each of several clients and brings the replies back in order."""
 
-    def __init__(self, grid: Grid, roster: Roster, clock: Callable[[], float] = time.monotonic) -> None:
-        self.grid, self.roster, self.clock = grid, roster, clock
+    def __init__(self, grid: Grid, roster: Roster) -> None:
+        self.grid, self.roster = grid, roster
 
     def ask(
         self,
@@ -53,7 +58,7 @@ class Courier:
 
         All are sent before the first reply is awaited.
         """
-        until = self.clock() + deadline
+        until = time.monotonic() + deadline
         nodes = self.roster.online() if online is None else online
         sent = [self._send(nodes.get(client), records, kind, until) for client, records in requests]
         for one in sent:
@@ -63,7 +68,7 @@ class Courier:
         """The message's id and its node, or why it was not sent."""
         if node is None:
             return "is not connected"
-        left = until - self.clock()
+        left = until - time.monotonic()
         if left <= 0:
             return "was not asked: the round's deadline had passed"
         message = Message(records, node, kind, ttl=left + GRACE)
@@ -76,23 +81,46 @@ class Courier:
         pause = POLL_FIRST
         while True:
             try:
-                replies = list(self.grid.pull_messages([sent]))
+                replies = self._pull(sent, max(0.0, until - time.monotonic()) + TRANSFER)
             except httpx.HTTPError:
                 raise  # the SuperLink itself: no site's fault
             except Exception as error:  # what a site sent may break the reading of it in any way
                 return f"sent what is no message ({type(error).__name__})"
+            if replies is None:
+                return f"did not send its whole answer within {deadline:g} s"
             if replies:
                 return _content(replies[0], node)
-            if self.clock() >= until:
+            if time.monotonic() >= until:
                 return f"did not answer within {deadline:g} s"
-            time.sleep(max(0.0, min(pause, until - self.clock())))
+            time.sleep(max(0.0, min(pause, until - time.monotonic())))
             pause = min(POLL_LAST, 1.3 * pause)
+
+    def _pull(self, sent: str, seconds: float) -> list[Message] | None:
+        """The reply, if there is one; None when it does not come to an end.
+
+        Flower waits long for the rest of a reply whose sender died, so that is left to a thread.
+        """
+        found: list[list[Message] | BaseException] = []
+
+        def pull() -> None:
+            try:
+                found.append(list(self.grid.pull_messages([sent])))
+            except BaseException as error:
+                found.append(error)
+
+        thread = threading.Thread(target=pull, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not found:
+            return None
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
 
 
 def _content(reply: Message, node: int) -> RecordDict | str:
     if reply.has_error():
-        reason = " ".join(str(reply.error.reason).split())[:300]
-        return f"gave no answer (Flower error {reply.error.code}: {reason})"
+        return f"gave no answer (Flower error {reply.error.code}: {told(str(reply.error.reason), 300)})"
     if reply.metadata.src_node_id != node:
         return "was answered for by another node"
     return reply.content

@@ -38,6 +38,7 @@ from proxyfl.federation.evaluate import eval_batch, evaluate
 from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import registry
 
+CURE = "put it back from a copy of this site's state; without it the site cannot go on in this run"
 RUN_NAME = re.compile(r"[0-9a-f]{16}")
 FORM = ("classes", "channels", "image_size", "mean", "std", "flip")
 """What server and site must agree on, by name, in the site's settings and in a message's header."""
@@ -122,7 +123,7 @@ class SiteSide:
             ViewSettings(self.form["flip"], tuple(self.form["mean"]), tuple(self.form["std"])),
             len(self.form["classes"]),
             self.form["channels"],
-            Shelf(self.state / self.name / run, versions),
+            Shelf(self.state / self.name / run, versions, CURE),
         )
 
     def _config(self, header: Header) -> Config:

@@ -40,7 +40,7 @@ class Records:
 
     @classmethod
     def of(cls, run: Run) -> Records:
-        return cls(usable(run.metrics), usable(run.timing), run.events)
+        return cls(usable(run.lines), usable(run.timing), run.events)
 
     def state(self, run: Run) -> str:
         """``running``, ``finished`` or ``stopped``."""
