@@ -168,7 +168,7 @@ def _parent(name: str) -> Recipe:
 
 
 def can_be_parent(recipe: Recipe) -> bool:
-    """Whether a recipe's method is one of FixMatch's family that looks at confidence, and at no true label."""
+    """Whether a recipe's method is of FixMatch's family, looks at confidence, and at no true label."""
     from proxyfl.methods import registry
     from proxyfl.methods.fixmatch import FixMatch
 
