@@ -11,16 +11,16 @@ Writes ``results/attacks.csv`` (a row per attack and share, a column per defence
     python benchmarks/attacks.py --rows
 
 takes one round's honest classifiers, lets some clients poison theirs, and compares how far the mean and the
-tuned proxies are moved towards the wrong classes: ``results/attacks-rows.csv``, in half a minute.
+tuned proxies are moved towards the wrong classes: ``results/attacks-rows.csv``, in two minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import builtins
 import csv
 import fcntl
 import itertools
+import math
 import statistics
 import tempfile
 from collections import defaultdict
@@ -106,10 +106,10 @@ def cases(seeds: int) -> Iterator[Case]:
                 yield Case(method, attack, share, defence, seed)
 
 
-def settings_of(case: Case) -> Config:
+def settings_of(case: Case, per_round: int = CLIENTS, epochs: int = 1) -> Config:
     short = {
-        "clients": CLIENTS, "per_round": CLIENTS, "rounds": ROUNDS, "seed": case.seed, "dtype": "fp32",
-        "train__epochs": 1, "keep__snapshot_every": 0,
+        "clients": CLIENTS, "per_round": per_round, "rounds": ROUNDS, "seed": case.seed, "dtype": "fp32",
+        "train__epochs": epochs, "keep__snapshot_every": 0,
     }  # fmt: skip
     layer = {"aggregation": DEFENCES[case.defence], "method": {"name": case.method}}
     return resolve("digits", from_short(short), layer)
@@ -256,24 +256,25 @@ def shifts(old: Tensors, updates: list[Update], attackers: int, strength: float)
 
 def poison_rows(seeds: int, results: Path) -> None:
     """GPT alone: the same honest classifiers, some of them poisoned, averaged and tuned."""
-    found: dict[tuple[float, ...], list[tuple[float, float]]] = defaultdict(list)
-    for seed in range(1, seeds + 1):
+    found: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
+    for (clients, epochs), seed in itertools.product(((CLIENTS, 1), (8, 5)), range(1, seeds + 1)):
+        config = settings_of(Case("proxyfl", "none", 0.0, "mean", seed), clients, epochs)
         with tempfile.TemporaryDirectory(prefix="proxyfl-attacks-") as folder:
-            config = settings_of(Case("proxyfl", "none", 0.0, "mean", seed))
             federation, trainer = assemble(RunDirectory(folder), config, prepare(config), workers=0)
             told = Classifiers(trainer.initial_weights())
             with numerics(config.compute):
                 run_rounds(federation, federation.start(told.weights), [told])
-        for (round, (old, updates)), strength, share in itertools.product(
-            told.kept.items(), (1.0, 5.0), SHARES[1:]
-        ):
-            count = builtins.round(share * CLIENTS)
-            found[round, strength, share].append(shifts(old, updates, count, strength))
+        for number, (old, updates) in told.kept.items():
+            for strength, share in itertools.product((1.0, 5.0), SHARES[1:]):
+                count = math.ceil(share * clients)
+                key = clients, epochs, number, strength, count
+                found[key].append(shifts(old, updates, count, strength))
     rows = []
-    for (round, strength, share), values in found.items():
+    for (clients, epochs, number, strength, count), values in found.items():
         mean, tuned = (statistics.mean(column) for column in zip(*values, strict=True))
-        rows.append([round, f"{strength:g}", f"{100 * share:.0f}", f"{mean:.2f}", f"{tuned:.2f}"])
-    heads = ("round", "strength", "attackers (%)", "mean moves by", "tuned proxies move by")
+        moved = [f"{mean:.2f}", f"{tuned:.2f}"]
+        rows.append([epochs, number, f"{strength:g}", f"{count} of {clients}", *moved])
+    heads = ("local epochs", "round", "strength", "attackers", "mean moves by", "tuned proxies move by")
     style.save_csv(results / "attacks-rows.csv", heads, rows)
 
 

@@ -1,10 +1,10 @@
 """Does a run grow with its rounds? 2,000 rounds on tiny data, watched from inside.
 
-    python benchmarks/long_run.py [--rounds 2000] [--methods proxyfl,flexmatch]
+    python benchmarks/long_run.py [--rounds 2000]
 
-Each method plays in a process of its own with a real run directory: inline, and with a worker process.
-Compares what rounds around the 100th and the last ones take: memory, open files, threads, processor time,
-wall time, bytes written. Prints the ratios and writes ``results/long-run.csv``.
+ProxyFL plays in one process, FlexMatch, which keeps something for every client, with a worker process; both
+in a real run directory. Compares what rounds around the 100th and the last ones take: memory, open files,
+threads, processor time, wall time, bytes written. Prints the ratios and writes ``results/long-run.csv``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 EARLY, WINDOW = 100, 50
 COLUMNS = ("method", "engine", "quantity", "around round 100", "at the end", "ratio", "rounds")
 CLIENTS, PER_ROUND = 8, 2
+RUNS = (("proxyfl", "inline", 0), ("flexmatch", "pool", 1))
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,6 @@ def sizes(folder: Path, rounds: int) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--methods", default="proxyfl,flexmatch")
     parser.add_argument("--serve", nargs=3, metavar=("METHOD", "WORKERS", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
@@ -159,14 +159,13 @@ def main() -> None:
         serve(method, int(workers), given.rounds, Path(folder))
         return
     rows: list[list[str]] = []
-    for method in given.methods.split(","):
-        for engine, workers in (("inline", 0), ("pool", 1)):
-            with tempfile.TemporaryDirectory(prefix="proxyfl-long-") as folder:
-                lines = watch(method, workers, given.rounds, Path(folder))
-                found = compare(lines) + (sizes(Path(folder), given.rounds) if not workers else [])
-            for row in found:
-                rows.append([method, engine, *row, str(given.rounds)])
-                print("  ".join(rows[-1]), flush=True)
+    for method, engine, workers in RUNS:
+        with tempfile.TemporaryDirectory(prefix="proxyfl-long-") as folder:
+            lines = watch(method, workers, given.rounds, Path(folder))
+            found = compare(lines) + sizes(Path(folder), given.rounds)
+        for row in found:
+            rows.append([method, engine, *row, str(given.rounds)])
+            print("  ".join(rows[-1]), flush=True)
     with (ROOT / "results" / "long-run.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 

@@ -89,6 +89,20 @@ def refused(programs):
     assert plain.ended is None
 
 
+@pytest.mark.timeout(900)
+def test_three_sites_are_bit_equal_to_the_simulation(tmp_path):
+    """What takes a minute of the test below."""
+    config = experiment("proxyfl", rounds=2, clients=3, per_round=2, keep__checkpoints=3)
+    made = deployment(tmp_path / "federation", config)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites()
+        federation.finish(federation.run())
+        assert set(activated(made)) == registered(made)
+    assert_same_bits(config, made, tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_four_sites_are_bit_equal_to_the_simulation_though_the_server_is_killed(tmp_path):
     config = experiment("proxyfl", rounds=ROUNDS, per_round=2, keep__checkpoints=ROUNDS + 1)

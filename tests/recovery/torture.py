@@ -1,6 +1,7 @@
 """The long form of the tests of recovery, with a progress bar: ``make torture``.
 
     python tests/recovery/torture.py [--kills 100] [--cases 12000] [--asked 150] [--only kills|damage]
+                                     [--methods proxyfl,flexmatch,fedloke]
 
 Kills every method on every engine so many times, spoils so many files one at a time and several at once, and
 asks the command line about some of them. Ends at the first thing that is wrong. Writes what happened to
@@ -32,15 +33,16 @@ ENGINES = {"inline": 0, "pool": 2}
 SEED = 7
 OTHER = ("worker", "full", "read-only", "broken", "limit")
 Row = Sequence[object]
+KILL_COLUMNS = (
+    "method", "engine", "killed", "of these before the run was there", "a worker killed", "disk full",
+    "read-only", "flush failed", "file-size limit", "runs that came to their end, all bit-equal",
+)  # fmt: skip
 
 
-def kill(kills: int, folder: Path, bars: Progress) -> list[Row]:
-    rows: list[Row] = [
-        ("method", "engine", "killed", "of these before the run was there", "a worker killed", "disk full",
-         "read-only", "flush failed", "file-size limit", "runs that came to their end, all bit-equal"),
-    ]  # fmt: skip
+def kill(kills: int, methods: Sequence[str], folder: Path, bars: Progress) -> None:
+    """What happened is written down after every method and engine."""
     with Stage() as stage:
-        for method in METHODS:
+        for method in methods:
             expected = Siege(stage, folder / method, method, 0, SEED).undisturbed()
             for engine, workers in ENGINES.items():
                 bar = bars.add_task(f"kills: {method}, {engine}", total=kills)
@@ -49,8 +51,17 @@ def kill(kills: int, folder: Path, bars: Progress) -> list[Row]:
                 assert siege.undisturbed() == expected
                 siege.endure(kills, expected)
                 early, other = siege.rounds_at_kill.count(-1), [siege.happened[kind] for kind in OTHER]
-                rows.append((method, engine, siege.happened["killed"], early, *other, siege.finished))
-    return rows
+                row = (method, engine, siege.happened["killed"], early, *other, siege.finished)
+                write(RESULTS / "torture-kills.csv", [KILL_COLUMNS, *_others(method, engine), row])
+
+
+def _others(method: str, engine: str) -> list[Row]:
+    """What is known of other methods and engines."""
+    path = RESULTS / "torture-kills.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row for row in list(csv.reader(file))[1:] if row[:2] != [method, engine]]
 
 
 def spoil(cases: int, asked: int, folder: Path, bars: Progress) -> list[Row]:
@@ -85,7 +96,6 @@ def _step(bars: Progress, bar: object) -> Callable[[], None]:
 def write(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
-    print(path.read_text(encoding="utf-8"))
 
 
 def main() -> None:
@@ -95,6 +105,7 @@ def main() -> None:
     parser.add_argument(
         "--asked", type=int, default=150, help="spoiled files that the command line is asked about"
     )
+    parser.add_argument("--methods", default=",".join(METHODS), help="that are killed")
     parser.add_argument("--only", choices=("kills", "damage"))
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -102,8 +113,7 @@ def main() -> None:
     columns = (TextColumn("{task.description:26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(prefix="proxyfl-torture-") as folder, Progress(*columns) as bars:
         if given.only != "damage":
-            kills = kill(given.kills, Path(folder) / "kills", bars)
-            write(RESULTS / "torture-kills.csv", kills)
+            kill(given.kills, given.methods.split(","), Path(folder) / "kills", bars)
         if given.only != "kills":
             write(RESULTS / "torture-damage.csv", spoil(given.cases, given.asked, Path(folder), bars))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ WATCHED = [
     ),
     *("zipfile", "tarfile", "gzip", "tomllib", "pickletools", "json.decoder", "PIL", "readers"),
 ]
+FOLDER = "PROXYFL_FUZZ_FOLDER"
 MEMORY, PATIENCE = 3000, 20
 """Megabytes and seconds that one input may take."""
 
@@ -42,7 +44,7 @@ def main() -> None:
 
     name, seconds = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "60"
     reader = READERS[name]
-    work = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-", dir=_fast_folder()))
+    work = Path(os.environ[FOLDER])
     corpus = work / "corpus"
     corpus.mkdir()
     (corpus / "sample").write_bytes(reader.sample())
@@ -62,10 +64,13 @@ def main() -> None:
         "-max_len=20000",
     ]
     atheris.Setup([sys.argv[0], *options, "-print_final_stats=1", str(corpus)], one_input)
-    try:
-        atheris.Fuzz()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    atheris.Fuzz()
+
+
+def in_a_folder() -> int:
+    """The fuzzer ends its process on the spot, so another one tidies up after it."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_fast_folder()) as folder:
+        return subprocess.run([sys.executable, *sys.argv], env={**os.environ, FOLDER: folder}).returncode
 
 
 def _fast_folder() -> str | None:
@@ -73,4 +78,7 @@ def _fast_folder() -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    if FOLDER in os.environ or sys.argv[1:] == ["--list"]:
+        main()
+    else:
+        sys.exit(in_a_folder())

@@ -169,4 +169,8 @@ def _opened(raw: bytes) -> dict[str, Any]:
     body = json.dumps(manifest, sort_keys=True)
     if hashlib.sha256(body.encode()).hexdigest() != outer["sha256"]:
         raise ValueError("the manifest does not match its own hash")
+    if not all(isinstance(manifest[name], dict) for name in ("files", "run")):
+        raise ValueError("the manifest names no files")
+    if "metrics" in manifest:
+        Mark(**manifest["metrics"])  # raises where it is none
     return manifest
