@@ -312,6 +312,7 @@ def test_the_contract_holds_in_a_checkout(tmp_path):
     assert "| `lead` | 0.8 | ≥ 0, ≤ 1 | lead over the second class" in page
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_contract_holds_for_a_plugin(call, tmp_path):
     call("new-method", "swift-lead")

@@ -46,7 +46,13 @@ def pids(engine: PoolEngine) -> list[int]:
 
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    [("proxyfl", "fp32"), ("proxyfl", "bf16"), ("fedloke", "fp32"), ("fedmatch", "fp32"), ("feddb", "fp32")],
+    [
+        ("proxyfl", "fp32"),
+        ("proxyfl", "bf16"),
+        ("fedloke", "fp32"),
+        pytest.param("fedmatch", "fp32", marks=pytest.mark.slow),
+        pytest.param("feddb", "fp32", marks=pytest.mark.slow),
+    ],
 )
 def test_one_worker_two_workers_and_none_agree_to_the_bit(tmp_path: Path, method: str, dtype: str) -> None:
     config = tiny_config(method, rounds=3, per_round=3, dtype=dtype)

@@ -59,6 +59,7 @@ def test_a_child_that_is_killed_is_told_and_goes_on_the_next_time(tmp_path: Path
     assert (alone.path / "metrics.jsonl").read_bytes() == (job.path / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_no_more_children_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []
     monkeypatch.setattr(batch, "PAUSE", 0.02)
