@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from headless import Browser, find_chromium
 
+from dashboards import answering
 from proxyfl import Experiment, Run
 from proxyfl.report.dashboard.server import Dashboard
 from proxyfl.report.html.page import write_report
@@ -55,13 +55,8 @@ def report(folder: Path) -> str:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[Dashboard]:
-    made = Dashboard(folder, every=0.1)
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield made
-    made.shutdown()
-    made.stop()
-    thread.join(10)
+    with answering(folder, every=0.1) as made:
+        yield made
 
 
 def open_drawn(browser: Browser, address: str, **look: object) -> None:
@@ -206,15 +201,10 @@ def test_an_unfinished_curve_grows_while_its_run_runs(browser, server, folder):
 
 
 def test_a_page_says_when_the_dashboard_has_stopped(browser, folder):
-    server = Dashboard(folder, every=0.1)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    browser.look()
-    browser.open(server.url)
-    browser.until("document.querySelector('table')")
-    assert browser.ask("document.querySelector('body > p').hidden")
-    server.shutdown()
-    server.stop()
-    thread.join(10)
+    with answering(folder, every=0.1) as server:
+        browser.look()
+        browser.open(server.url)
+        browser.until("document.querySelector('table')")
+        assert browser.ask("document.querySelector('body > p').hidden")
     browser.until("!document.querySelector('body > p').hidden")
     assert browser.ask("document.querySelector('table') !== null")

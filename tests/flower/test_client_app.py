@@ -36,8 +36,8 @@ def test_a_site_without_its_settings_answers_without_naming_them(kind, tmp_path,
 @pytest.mark.parametrize("kind", HANDLERS)
 def test_an_error_of_another_kind_is_told_in_full_at_the_site_alone(kind, monkeypatch, capsys):
     def broken():
-        raise OSError("/home/ward/site.toml cannot be read")
+        raise OSError("/data/ward/site.toml cannot be read")
 
     monkeypatch.setattr(client_app, "site_side", broken)
     assert "ward" not in str(answered(kind))
-    assert "/home/ward/site.toml cannot be read" in capsys.readouterr().err
+    assert "/data/ward/site.toml cannot be read" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
 from loopback import deployment, experiment
-from serving import connect, hurry, newest, server, texts
+from serving import connect, newest, server, texts
 from wireless import Node, handled_by, sides
 
 from calling import invoke
@@ -20,15 +20,7 @@ from proxyfl.engines.flower import codec
 from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import prepare
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    hurry(monkeypatch)
-
-
-@pytest.fixture
-def small():
-    return experiment("proxyfl", rounds=3, per_round=2, subset=80, labels__per_class=4, keep__checkpoints=9)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def registrar(deployed, net):

@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 import torch
 from flwr.app import MessageType
 from loopback import deployment, experiment
-from serving import connect, hurry, newest, server, texts
+from serving import connect, newest, server, texts
 
 from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.deploy import measure, server_run
@@ -22,15 +22,7 @@ from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import prepare
 from toybox import Told, play, same_state
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    hurry(monkeypatch)
-
-
-@pytest.fixture
-def small():
-    return experiment("proxyfl", rounds=3, per_round=2, subset=80, labels__per_class=4, keep__checkpoints=9)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_run_is_an_ordinary_run_and_bit_equal_to_the_simulation(tmp_path, small):

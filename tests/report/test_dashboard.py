@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboards import answering
 from proxyfl import Run
 from proxyfl.report.dashboard import server as dashboard
 from proxyfl.report.dashboard.server import Dashboard
@@ -31,14 +32,8 @@ def folder(runs: dict[str, list[Run]], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[Dashboard]:
-    made = Dashboard(folder, every=0.05)
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.shutdown()
-    made.stop()
-    thread.join(10)
-    assert not thread.is_alive()
+    with answering(folder, every=0.05) as made:
+        yield made
 
 
 def ask(server: Dashboard, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:

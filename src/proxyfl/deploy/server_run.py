@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -37,6 +34,7 @@ from proxyfl.methods.base import Method
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import AT_SITES, RunDirectory
+from proxyfl.runs.experiment import describe_machine
 from proxyfl.runs.ledger import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.settings import load_toml, resolve, to_toml
@@ -247,16 +245,8 @@ def sizes_only(enrolment: Enrolment) -> Partition:
 
 
 def describe(config: Config, deployment: Deployment) -> dict[str, Any]:
-    """What a reader needs to trust or repeat a run."""
-    names = ("proxyfl", "torch", "numpy", "safetensors", "flwr")
     return {
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": config.compute.threads,
-        "dtype": config.compute.dtype,
-        "device": config.compute.device,
+        **describe_machine(config, "flwr"),
         "data": AT_SITES,
         "federation": deployment.name,
         "sites": list(deployment.sites),

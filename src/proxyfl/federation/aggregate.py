@@ -46,27 +46,41 @@ class WeightedMean:
         }
 
 
+class Spool:
+    """Updates that wait on disk, in a folder of their own below ``parent`` that the first one makes."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self.files: list[Path] = []
+        self._parent = parent
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        if not self.files:
+            if self._parent:
+                self._parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=SPOOL, dir=self._parent))
+        file = self._folder / f"{len(self.files)}.safetensors"
+        file.write_bytes(save(dict(tensors)))
+        self.files.append(file)
+
+    def close(self) -> None:
+        if self.files:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
 class SpooledMean:
     """The same mean where weights are known only after the last update: updates wait on disk."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._parent = folder
-        self._files: list[Path] = []
+        self._spool = Spool(folder)
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        if not self._files:
-            if self._parent:
-                self._parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=SPOOL, dir=self._parent))
-        file = self._folder / f"{len(self._files)}.safetensors"
-        file.write_bytes(save(dict(tensors)))
-        self._files.append(file)
+        self._spool.add(tensors)
 
     def mean(self, weights: Sequence[float]) -> Tensors:
         running = WeightedMean()
         try:
-            for file, weight in zip(self._files, weights, strict=True):
+            for file, weight in zip(self._spool.files, weights, strict=True):
                 running.add(load_file(file), weight)
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._spool.close()
         return running.mean()

@@ -17,18 +17,15 @@ could hide in them would.
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from proxyfl.core.state import Tensors
-from proxyfl.federation.aggregate import SPOOL, WeightedMean
+from proxyfl.federation.aggregate import Spool, WeightedMean
 
 BLOCK = 1 << 22
 """Numbers of all updates together that are in memory at once."""
@@ -117,28 +114,21 @@ class Updates:
     def __init__(self, old: Tensors, folder: Path | None = None) -> None:
         self.old, self.names = old, sorted(old)
         self.factors: list[float] = []
-        self._parent, self._files = folder, list[Path]()
+        self._spool = Spool(folder)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._spool.files)
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        if not self._files:
-            if self._parent:
-                self._parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=SPOOL, dir=self._parent))
-        file = self._folder / f"{len(self._files)}.safetensors"
-        file.write_bytes(save(dict(tensors)))
-        self._files.append(file)
+        self._spool.add(tensors)
         self.factors.append(1.0)
 
     def close(self) -> None:
-        if self._files:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._spool.close()
 
     def whole(self, place: int) -> Tensors:
         """One update, shortened."""
-        with safe_open(self._files[place], "pt") as file:
+        with safe_open(self._spool.files[place], "pt") as file:
             tensors = {name: file.get_tensor(name) for name in self.names}
         return shortened(tensors, self.old, self.factors[place])
 
@@ -200,7 +190,7 @@ class Updates:
             yield block
 
     def _part(self, place: int, rows: list[Slice]) -> Tensor:
-        with safe_open(self._files[place], "pt") as file:
+        with safe_open(self._spool.files[place], "pt") as file:
             parts = [
                 _shorter(
                     file.get_slice(name)[start:stop] if self.old[name].dim() else file.get_tensor(name),

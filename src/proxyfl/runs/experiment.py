@@ -131,7 +131,7 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: 
     """Fill a new directory. Where the config is there, so is where the data was: with both, a creation that
     was cut short can be repeated.
     """
-    write_bytes(aside.environment, json.dumps(describe_machine(config, simulation, root), indent=1).encode())
+    write_bytes(aside.environment, json.dumps(_describe(config, simulation, root), indent=1).encode())
     write_bytes(aside.config, to_toml(config, "proxyfl run config.toml").encode())
     write_tensors(aside.partition, simulation.partition.to_tensors())
     for file in (aside.metrics, aside.metrics_copy, aside.timing, aside.events):
@@ -166,9 +166,9 @@ def _continue(
     return Run(run.path)
 
 
-def describe_machine(config: Config, simulation: Simulation, root: Path | None) -> dict[str, Any]:
-    """Versions, threads and where the data was: what a reader needs to trust or repeat a run."""
-    names = ("proxyfl", "torch", "numpy", "safetensors")
+def describe_machine(config: Config, *packages: str) -> dict[str, Any]:
+    """Versions, threads and kind of machine: what a reader needs to trust or repeat a run."""
+    names = ("proxyfl", "torch", "numpy", "safetensors", *packages)
     return {
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
         "platform": platform.platform(),
@@ -177,6 +177,12 @@ def describe_machine(config: Config, simulation: Simulation, root: Path | None) 
         "threads": config.compute.threads,
         "dtype": config.compute.dtype,
         "device": config.compute.device,
+    }
+
+
+def _describe(config: Config, simulation: Simulation, root: Path | None) -> dict[str, Any]:
+    return {
+        **describe_machine(config),
         "data_root": str(data_root(root).resolve()),
         "data": simulation.fingerprint(),
         "data_partial": simulation.dataset.partial,
