@@ -51,6 +51,7 @@ def made() -> Callable[..., Result]:
             "alpha": 0.1, "ratio": 0.1, "seed": seed, "rounds": len(curve), "last_rounds": 2,
             "curve": tuple(curve), "pseudo_accuracy": None, "excluded_visits": None, "seconds": 1.0,
             "megabytes": 2.0, "dtype": "fp32", "preset": "cifar10", "settings": "{}", "identity": "ab",
+            "commit": "abc1234",
         }  # fmt: skip
         return Result(**{**values, **more})  # type: ignore[arg-type]
 

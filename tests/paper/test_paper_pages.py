@@ -19,7 +19,7 @@ def test_results_come_from_the_file_of_scale_and_item(made: Callable[..., Result
     results = {
         ("GPT", "svhn@0.1"): [made("GPT", "svhn@0.1", seed, [value]) for seed, value in ((1, 0.5), (2, 0.7))]
     }
-    (tmp_path / "mini-table2.csv").write_text(to_csv(results, "abc"), encoding="utf-8")
+    (tmp_path / "mini-table2.csv").write_text(to_csv(results), encoding="utf-8")
     text = refreshed(block("measured table2 mini"), tmp_path)
     assert text.startswith("before\n\n<!-- measured table2 mini -->\n")
     assert text.endswith("\n<!-- /measured -->\n\nafter\n")

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import proxyfl
 from proxyfl.core.errors import ConfigError, MethodError, RunError
 from proxyfl.core.files import sha256
+from proxyfl.core.provenance import this_commit
 from proxyfl.data import sources
 from proxyfl.data.augment import normalise
 from proxyfl.federation.evaluate import evaluate
@@ -88,6 +89,7 @@ def test_the_config_can_be_run_again(run: Run) -> None:
 def test_the_environment(run: Run) -> None:
     found = json.loads((run.path / "environment.json").read_text())
     assert found["versions"]["torch"] == metadata.version("torch")
+    assert found["commit"] == this_commit()
     assert {"python", "proxyfl", "torch", "numpy", "safetensors"} <= set(found["versions"])
     assert (found["threads"], found["dtype"], found["device"]) == (1, "fp32", "cpu")
     assert found["labels_per_class"] == 2  # 10 % of 160 images of 10 classes, rounded

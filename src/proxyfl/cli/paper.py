@@ -241,7 +241,7 @@ def export(
     device: Device = "cpu",
 ) -> None:
     """One CSV row per finished run: settings, seed, accuracy after each round, identity and commit."""
-    from proxyfl.paper.results import gather, this_commit, to_csv
+    from proxyfl.paper.results import gather, to_csv
     from proxyfl.report.style import write
 
     size, folder, numbers = _place(scale, runs, seeds)
@@ -250,7 +250,7 @@ def export(
     if not results:
         hint = _again("run", found, size, only, runs)
         raise RunError(f"{found.name} has no finished run in {folder}; make some with '{hint}'")
-    text = to_csv(results, this_commit())
+    text = to_csv(results)
     if file is None:
         typer.echo(text, nl=False)
     else:

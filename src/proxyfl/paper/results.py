@@ -7,14 +7,12 @@ import dataclasses
 import io
 import json
 import statistics
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import proxyfl
 from proxyfl.core.errors import ConfigError
 from proxyfl.paper.plan import Case
 from proxyfl.paper.scales import TUNING_SEEDS
@@ -31,7 +29,7 @@ class Result:
     """One run as a cell of an item. ``column`` is the paper's, ``data`` what the run was on.
 
     ``settings`` are those that differ from the preset's, ``curve`` is the accuracy after each round; labels
-    and excluded images are means over the ``last_rounds``.
+    and excluded images are means over the ``last_rounds``. ``commit`` is the program's when the run began.
     """
 
     item: str
@@ -54,6 +52,7 @@ class Result:
     preset: str
     settings: str
     identity: str
+    commit: str
 
     @property
     def mean_last(self) -> float:
@@ -103,6 +102,7 @@ def _result(case: Case, job: Job) -> Result:
         pseudo_accuracy=_mean(pseudo, "accuracy"), excluded_visits=_mean(pseudo, "excluded_visits"),
         seconds=summary.seconds, megabytes=summary.megabytes, dtype=config.compute.dtype,
         preset=config.preset, settings=_changed(job), identity=identity(config),
+        commit=str(run.environment.get("commit", "")),
     )  # fmt: skip
 
 
@@ -123,17 +123,17 @@ NUMBERS = {"alpha": float, "ratio": float, "seed": int, "rounds": int, "last_rou
 MEASURED = ("mean_last", "last", "best")
 OPTIONAL = ("pseudo_accuracy", "excluded_visits")
 FIELDS = [field.name for field in dataclasses.fields(Result) if field.name != "curve"]
-HEADER = [*FIELDS, *MEASURED, "commit", "curve"]
+HEADER = [*FIELDS, *MEASURED, "curve"]
 
 
-def to_csv(results: Results, commit: str) -> str:
+def to_csv(results: Results) -> str:
     """One row per run, the accuracies from 0 to 1."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
     for result in (result for each in results.values() for result in each):
         values = [_written(getattr(result, name)) for name in (*FIELDS, *MEASURED)]
-        writer.writerow([*values, commit, " ".join(f"{value:.6g}" for value in result.curve)])
+        writer.writerow([*values, " ".join(f"{value:.6g}" for value in result.curve)])
     return text.getvalue()
 
 
@@ -160,25 +160,3 @@ def _read(row: Mapping[str, str]) -> Result:
     values |= {name: float(row[name]) if row[name] else None for name in OPTIONAL}
     values |= {name: float(row[name]) for name in ("seconds", "megabytes")}
     return Result(**values, curve=tuple(map(float, row["curve"].split())))
-
-
-def this_commit() -> str:
-    """The commit of the checkout that this program runs from, marked where its files have changed since.
-    Elsewhere the version.
-    """
-    package = Path(proxyfl.__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(package), *words], capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        top = git("rev-parse", "--show-toplevel")
-        if top and Path(top).resolve() / "src" / "proxyfl" == package:
-            changed = git("status", "--porcelain", "--", str(package))
-            return git("rev-parse", "--short", "HEAD") + ("-changed" if changed else "")
-    except OSError:
-        pass
-    return proxyfl.__version__

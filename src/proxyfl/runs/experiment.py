@@ -16,6 +16,7 @@ from typing import Any
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.provenance import this_commit
 from proxyfl.data import sources
 from proxyfl.data.files import data_root
 from proxyfl.federation.client import numerics
@@ -171,6 +172,7 @@ def describe_machine(config: Config, *packages: str) -> dict[str, Any]:
     names = ("proxyfl", "torch", "numpy", "safetensors", *packages)
     return {
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+        "commit": this_commit(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -92,13 +92,18 @@ class Run:
             pass
         raise RunError(f"{path} is damaged; 'proxyfl resume {self.path}' makes it again")
 
-    def dataset(self) -> Dataset:
-        """The data set, where the run says it was."""
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, commit, machine and data, as they were when the run began."""
         try:
             noted = json.loads(self.directory.environment.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self.directory.environment} cannot be read ({error})") from error
-        noted = noted if isinstance(noted, dict) else {}
+        return noted if isinstance(noted, dict) else {}
+
+    def dataset(self) -> Dataset:
+        """The data set, where the run says it was."""
+        noted = self.environment
         if noted.get("data") == AT_SITES:
             raise DataError("the images of a real federation stay at its sites")
         root = noted.get("data_root")
