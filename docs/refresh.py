@@ -1,4 +1,4 @@
-"""Fill the generated parts of the pages: tables from the code, results from ``results/``.
+"""Fill the generated parts of the pages: tables from the code, results and pictures from ``results/``.
 
 python docs/refresh.py            rewrite the pages
 python docs/refresh.py --check    exit with 1 when a page is out of date
@@ -27,6 +27,8 @@ def main() -> int:
         old = page.read_text(encoding="utf-8")
         of_paper = page.name == "paper.md"
         new = paper_pages.refreshed(old, MEASURED) if of_paper else refreshed(old, RESULTS)
+        if of_paper and not check:
+            paper_pages.draw_pictures(new, MEASURED, DOCS / "images")
         if new != old:
             stale.append(page.name)
             if not check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from proxyfl.paper.pages import BLOCK, items, refreshed, scales
+from proxyfl.paper.pages import BLOCK, draw_pictures, items, refreshed, scales
 from proxyfl.paper.results import Result, to_csv
 
 PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
@@ -50,4 +50,30 @@ def test_items_and_scales_are_tables_of_what_the_code_has(tmp_path: Path) -> Non
 
 def test_the_page_has_every_part() -> None:
     kinds = [found[1] for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
-    assert kinds == ["items", "scales", "measured", "measured"]
+    assert kinds == ["items", "scales", "measured", "curves", "measured", "ranking"]
+
+
+def test_pictures_are_drawn_of_every_column_that_has_results(
+    made: Callable[..., Result], tmp_path: Path
+) -> None:
+    rows = {"FedAvg": 0.3, "FedAvg-SL": 0.6, "ProxyFL": 0.5}
+    results = {
+        (row, "svhn@0.1"): [made(row, "svhn@0.1", seed, [0.2, value], method=row.lower()) for seed in (1, 2)]
+        for row, value in rows.items()
+    }
+    (tmp_path / "mini-table1.csv").write_text(to_csv(results), encoding="utf-8")
+    text = refreshed(block("ranking table1 mini") + block("curves table1 mini"), tmp_path)
+    for kind in ("ranking", "curves"):
+        assert f"](images/mini-table1-svhn-0.1-{kind}.png)" in text
+    assert text.count("![") == 2
+    files = draw_pictures(text, tmp_path, tmp_path / "images")
+    assert {file.name for file in files} == {
+        f"mini-table1-svhn-0.1-{kind}.{ending}" for kind in ("ranking", "curves") for ending in ("png", "svg")
+    }
+    assert all(file.stat().st_size > 5000 for file in files)
+
+
+def test_without_results_there_is_no_picture(tmp_path: Path) -> None:
+    text = refreshed(block("ranking table1 mini"), tmp_path)
+    assert "No picture yet." in text
+    assert draw_pictures(text, tmp_path, tmp_path / "images") == []

@@ -9,13 +9,15 @@ from proxyfl.core.config import Config
 from proxyfl.paper import catalogue
 from proxyfl.paper.captions import name_of
 from proxyfl.paper.catalogue import PROXYFL, Column, Item
+from proxyfl.paper.pictures import draw_results, picture_name
 from proxyfl.paper.plan import Case, cases
-from proxyfl.paper.results import from_csv
+from proxyfl.paper.results import Results, from_csv
 from proxyfl.paper.scales import NAMES, TITLES, Scale, scale
 from proxyfl.paper.tables import tables
 from proxyfl.report.formats import to_markdown
 
-BLOCK = re.compile(r"<!-- (items|scales|measured)( .+?)? -->\n.*?<!-- /\1 -->", re.DOTALL)
+PICTURES = {"ranking": "what each reached", "curves": "accuracy after each round"}
+BLOCK = re.compile(r"<!-- (items|scales|measured|ranking|curves)( .+?)? -->\n.*?<!-- /\1 -->", re.DOTALL)
 
 
 def refreshed(text: str, results: Path) -> str:
@@ -27,12 +29,48 @@ def refreshed(text: str, results: Path) -> str:
             body = items()
         elif kind == "scales":
             body = scales()
+        elif kind in PICTURES:
+            body = pictured(kind, *_exported(words, results))
         else:
             name, size = words.split()
             body = measured(catalogue.item(name), scale(size), results / f"{size}-{name}.csv")
         return f"<!-- {kind}{words} -->\n{body}\n<!-- /{kind} -->"
 
     return BLOCK.sub(fill, text)
+
+
+def draw_pictures(text: str, results: Path, images: Path) -> list[Path]:
+    """The pictures that a page asks for."""
+    files = []
+    for found in BLOCK.finditer(text):
+        if found[1] in PICTURES:
+            item, size, values = _exported(found[2], results)
+            for column in _columns(item, size, values):
+                files += draw_results(found[1], item, size, values, column, images)
+    return files
+
+
+def pictured(kind: str, item: Item, size: Scale, results: Results) -> str:
+    """A picture for each column that has results."""
+    lines = [
+        f"![{name_of(item)}, scale {size.name}, {TITLES[column.data]}, alpha {column.alpha:g}: "
+        f"{PICTURES[kind]}]"
+        f"(images/{picture_name(kind, item, size, column)})"
+        for column in _columns(item, size, results)
+    ]
+    return "\n\n".join(lines) or "No picture yet."
+
+
+def _exported(words: str, results: Path) -> tuple[Item, Scale, Results]:
+    name, size = words.split()
+    file = results / f"{size}-{name}.csv"
+    return catalogue.item(name), scale(size), from_csv(file) if file.exists() else {}
+
+
+def _columns(item: Item, size: Scale, results: Results) -> list[Column]:
+    keys = {column for _, column in results}
+    every = [*item.columns, *(Column(data, column.alpha) for data in size.extra for column in item.columns)]
+    return [column for column in dict.fromkeys(every) if column.key in keys]
 
 
 def items() -> str:
@@ -91,7 +129,4 @@ def measured(item: Item, size: Scale, file: Path) -> str:
     if not file.exists():
         return f"{name_of(item)}, scale {size.name}: not measured yet; `{command}`."
     results = from_csv(file)
-    keys = {column for _, column in results}
-    every = [*item.columns, *(Column(data, column.alpha) for data in size.extra for column in item.columns)]
-    columns = [column for column in dict.fromkeys(every) if column.key in keys]
-    return to_markdown(tables(item, size, results, columns), command).rstrip()
+    return to_markdown(tables(item, size, results, _columns(item, size, results)), command).rstrip()

@@ -49,7 +49,7 @@ def accuracy_curves(
         for line in run.metrics
     ]
     names = dict.fromkeys(run.config.data.name for each in runs.values() for run in each)
-    figure = _draw(
+    figure = draw_curves(
         {method: _accuracies(method, each) for method, each in runs.items()},
         title or f"Test accuracy on {', '.join(names)}",
         every,
@@ -75,13 +75,14 @@ def drawn_rounds(rounds: int, every: int) -> NDArray[np.int64]:
     return np.array([k for k in range(1, rounds + 1) if k % every == 0 or k == rounds], dtype=np.int64)
 
 
-def _draw(
+def draw_curves(
     curves: Curves,
     title: str,
     every: int = 1,
     legend: str = "method",
     looks: Mapping[str, style.Look] | None = None,
 ) -> Figure:
+    """Lines of accuracies; :func:`accuracy_curves` explains the rest."""
     if not curves:
         raise RunError("there is no run to draw; start one with 'proxyfl run'")
     if every < 1:

@@ -1,0 +1,86 @@
+"""Pictures of exported tables: what each row reached, and how."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from proxyfl.paper.captions import name_of
+from proxyfl.paper.catalogue import Column, Item
+from proxyfl.paper.results import Result, Results
+from proxyfl.paper.scales import TITLES, Scale
+from proxyfl.report import style
+from proxyfl.report.curves import draw_curves
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cells = Mapping[str, Sequence[Result]]
+"""The runs of each row of one column."""
+
+
+def picture_name(kind: str, item: Item, size: Scale, column: Column) -> str:
+    return f"{size.name}-{item.name}-{column.data}-{column.alpha:g}-{kind}.png"
+
+
+def draw_results(
+    kind: str, item: Item, size: Scale, results: Results, column: Column, folder: Path
+) -> list[Path]:
+    """One column as a ``ranking`` of its rows or as ``curves``, PNG and SVG; the data is the exported CSV."""
+    every = {row.label: results.get((row.label, column.key), ()) for row in item.rows}
+    cells = {label: cell for label, cell in every.items() if cell}
+    title = f"{name_of(item)}, scale {size.name}: {TITLES[column.data]}, α = {column.alpha:g}"
+    if kind == "ranking":
+        figure = _ranking(cells, title, [row.label for row in item.rows if row.bound])
+    else:
+        curves = {label: _curves(cell) for label, cell in cells.items()}
+        figure = draw_curves(curves, title, legend="", looks=_looks(cells))
+    return style.save(figure, folder / picture_name(kind, item, size, column))
+
+
+def _curves(cell: Sequence[Result]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    common = min(len(result.curve) for result in cell)
+    return 100 * np.array([result.curve[:common] for result in cell])
+
+
+def _looks(cells: Cells) -> dict[str, style.Look]:
+    """A row looks like its method; a second row of a method like that method with something added."""
+    named: dict[str, str] = {}
+    for label, cell in cells.items():
+        method = cell[0].method
+        named[label] = method if method not in named.values() else f"{method}+{label}"
+    looks = style.looks(named.values())
+    return {label: looks[name] for label, name in named.items()}
+
+
+def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
+    """The best on top; what saw every label is drawn hollow."""
+    reached = {label: [100 * result.mean_last for result in cell] for label, cell in cells.items()}
+    order = sorted(reached, key=lambda label: statistics.fmean(reached[label]))
+    figure = style.new_figure(8.4, 1.2 + 0.32 * len(order))
+    axes = figure.add_subplot()
+    for place, (label, look) in enumerate((label, _looks(cells)[label]) for label in order):
+        values, hollow = reached[label], label in bounds
+        mean = statistics.fmean(values)
+        axes.barh(
+            place, mean, 0.62, color="white" if hollow else look.colour, alpha=0.35, edgecolor=look.colour
+        )
+        axes.plot([mean, mean], [place - 0.31, place + 0.31], color=look.colour, linewidth=2.2)
+        if len(values) > 1:
+            axes.scatter(values, [place] * len(values), s=22, color=look.colour, edgecolor="white", zorder=3)
+        axes.text(max(values) + 0.6, place, f"{mean:.1f}", va="center", fontsize=style.SMALL, color=style.INK)
+    axes.set_yticks(range(len(order)), order)
+    axes.set_xlim(0, 1.08 * max(max(values) for values in reached.values()))
+    rounds = next(iter(cells.values()))[0].last_rounds
+    style.dress(axes, title=title, x=f"test accuracy (%), mean of the last {rounds} rounds", grid="x")
+    seeds = max(map(len, cells.values()))
+    if seeds > 1:
+        style.note(
+            figure,
+            f"Line and number: mean of {seeds} seeds. Dots: each of them. Hollow: every label is known.",
+        )
+    return figure
