@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from headless import Browser, find_chromium
@@ -14,7 +15,9 @@ from headless import Browser, find_chromium
 from dashboards import answering
 from proxyfl import Experiment, Run
 from proxyfl.report.dashboard.server import Dashboard
-from proxyfl.report.html.page import write_report
+from proxyfl.report.html.gather import gather
+from proxyfl.report.html.page import render, write_report
+from proxyfl.report.html.pieces import Labels
 
 CHROMIUM = find_chromium()
 pytestmark = [
@@ -53,6 +56,26 @@ def report(folder: Path) -> str:
     return write_report(runs, folder.parent / "report.html", title).as_uri()
 
 
+@pytest.fixture(scope="module")
+def mixed(folder: Path) -> str:
+    """A report of three groups of one colour, one on a data set of a hundred classes; its numbers are set."""
+    data = gather([Run(folder / name) for name in ("fedavg-1", "fedavg-2", "proxyfl-1")], labels=Labels())
+    *few, many = data["runs"]
+    rounds, names = [*range(1, 18)], [f"kind-{k:02d}" for k in range(100)]
+    for run in few:
+        run["curves"] = {"round": rounds, "accuracy": [k / 150 for k in range(17)]}
+    many["curves"] = {"round": rounds, "accuracy": [0.01, 0.02, *[None] * 4, 0.125, *[None] * 8, 0.01, 0.02]}
+    many["per_class"] = {"rounds": [1], "values": [[0.25] * 100], "last": [0.25] * 100}
+    many["confusion"] = {"round": 2, "counts": [[3] + [1] * 97 + [0, 0] for _ in names]}
+    many["partition"] |= {"classes": names, "labelled": [[1] * 100] * 4, "unlabelled": [[2] * 100] * 4}
+    many |= {"name": "many", "data": "toys", "classes": names, "prior": None}
+    look = data["groups"][0]["look"]
+    data["groups"] = [{"label": f"group {k}", "look": look, "runs": [k]} for k in range(3)]
+    path = folder.parent / "mixed.html"
+    path.write_text(render(data), encoding="utf-8")
+    return path.as_uri()
+
+
 @pytest.fixture
 def server(folder: Path) -> Iterator[Dashboard]:
     with answering(folder, every=0.1) as made:
@@ -81,6 +104,44 @@ def test_the_report_draws_everything_and_loads_nothing(browser, report):
     assert browser.ask(f"{ACCURACY}.querySelectorAll('.band').length") == 1
     assert browser.ask("document.querySelectorAll('#confusion svg').length") == 3
     assert not browser.ask("/NaN|undefined|Infinity/.test(document.body.innerHTML.replace(/<script.*/s, ''))")
+
+
+def each(browser: Browser, selector: str, value: str = "textContent") -> list[Any]:
+    return list(browser.ask(f"[...document.querySelectorAll('{selector}')].map((one) => one.{value})"))
+
+
+def test_runs_on_several_data_sets_side_by_side(browser, mixed):
+    open_drawn(browser, mixed)
+    assert browser.errors == []
+    assert each(browser, "#accuracy .axes text[text-anchor=end]") == ["0", "2.5", "5", "7.5", "10", "12.5"]
+    # Round 7 has a value with none beside it, at the top line, and no marker of its turn.
+    tops = each(browser, "#accuracy .grid", "getBoundingClientRect().top")
+    markers = each(browser, "#accuracy .chart .marker", "getCTM().f")
+    inside = browser.ask(f"{ACCURACY}.getBoundingClientRect().top")
+    assert [abs(spot - (min(tops) - inside)) < 1 for spot in markers].count(True) == 1
+    # Bars stand over the classes of their own data set, and those of one colour are told apart.
+    first, second = "#classes > figure:nth-of-type(1)", "#classes > figure:nth-of-type(2)"
+    titles = [f"{name}: test accuracy by class, last round" for name in ("digits", "toys")]
+    assert each(browser, "#classes > figure > figcaption") == titles
+    assert each(browser, f"{first} .axes text[text-anchor=middle]") == [*"0123456789", "class"]
+    assert each(browser, f"{second} .axes text[text-anchor=middle]")[0] == "kind-00"
+    assert each(browser, f"{second} .legend li") == ["group 2"]
+    assert each(browser, f"{first} .legend i", "className") == ["", "tint"]
+    assert set(each(browser, f"{first} .bar", "classList.value")) == {"bar", "bar tint"}
+
+
+def test_a_hundred_classes_are_drawn_so_that_they_can_be_seen(browser, mixed):
+    open_drawn(browser, mixed)
+    notes = each(browser, "#confusion .note")
+    assert notes[0].endswith(" Numbers: test images.")
+    assert notes[2] == "Colour: share of the true class, strongest at 3.0 %."
+    edges = each(browser, "#confusion text", "getBoundingClientRect().right")
+    ends = each(browser, "#confusion text", "ownerSVGElement.getBoundingClientRect().right")
+    assert all(edge <= end for edge, end in zip(edges, ends, strict=True))
+    clients = "#partition > .columns:nth-of-type(2) figure:first-child"
+    assert each(browser, f"{clients} svg", "clientHeight")[0] < 1300
+    assert each(browser, f"{clients} text[text-anchor=middle]") == [*"0123", *"0123", "client"]
+    assert each(browser, "#proxies figure .note")[0].endswith(" 7 colours serve all 10 classes.")
 
 
 def test_values_appear_under_the_pointer_and_with_keys(browser, report):
@@ -129,6 +190,9 @@ def test_every_chart_answers_to_keys(browser, report, chart):
 def test_a_phone_does_not_scroll_sideways(browser, report, width):
     open_drawn(browser, report, width=width, height=800, phone=True)
     assert browser.ask("document.documentElement.scrollWidth") <= width
+    result = "document.querySelector('#overview tbody tr').cells[1].getBoundingClientRect().right"
+    assert browser.ask(result) <= width
+    assert browser.ask("document.querySelector('#overview tbody tr').cells[1].textContent").endswith(" %")
     edges = "[...document.querySelectorAll('main svg')].map((one) => one.getBoundingClientRect().right)"
     assert browser.ask(f"Math.max(...{edges})") <= width
 
@@ -163,10 +227,19 @@ def test_texts_can_be_read_in_both_schemes(browser, report, scheme):
 
 
 def test_the_list_leads_to_a_run(browser, server):
-    browser.look()
+    browser.look(width=390, height=800, phone=True)
     browser.open(server.url)
     browser.until("document.querySelectorAll('tbody tr').length === 3")
     assert "2 / 2" in browser.ask("document.querySelector('tbody tr').innerText")
+    heads = ["run", "accuracy", "state", "rounds", "time left", "method", "data"]
+    assert each(browser, "thead th") == heads
+    assert [bool(wide) for wide in each(browser, "thead th", "offsetWidth")] == [True] * 5 + [False] * 2
+    assert browser.ask("document.querySelector('.scroll').scrollWidth") <= 390 - 28
+    assert browser.ask("document.querySelector('.note').textContent").startswith(
+        "3 runs in the folder runs, "
+    )
+    browser.look()
+    browser.until("document.querySelector('thead th:last-child').offsetWidth")
     browser.click("tbody a")
     browser.until(f"document.documentElement.dataset.page === 'run' && {ACCURACY}")
     assert browser.ask("document.querySelector('h1').textContent") == "fedavg-1"

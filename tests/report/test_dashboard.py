@@ -181,6 +181,37 @@ def test_links_that_stay_are_followed(folder):
     assert Library(folder).find("alias") is not None
 
 
+def test_runs_in_folders_of_the_folder_are_found(folder):
+    shutil.move(folder / "first", folder / "box" / "first")
+    shutil.copytree(folder / "second", folder / "box" / "deeper" / "third")
+    library = Library(folder)
+    assert [run["name"] for run in library.statuses()] == ["box/first", "second"]
+    data = library.data(["box/first"])
+    assert (data["title"], data["runs"][0]["name"], data["runs"][0]["done"]) == ("box/first", "box/first", 2)
+    for name in (
+        "box",
+        "box/",
+        "/box/first",
+        "box//first",
+        "box/../second",
+        "box/deeper/third",
+        "second/models",
+    ):
+        assert library.find(name) is None, name
+
+
+def test_a_folder_that_leads_elsewhere_is_not_looked_into(folder):
+    (folder / "away").symlink_to(folder.parent)
+    (folder / "box").mkdir()
+    (folder / "box" / "secret").symlink_to(folder.parent / "secret")
+    shutil.copytree(folder.parent / "secret", folder / "first" / "within")
+    library = Library(folder)
+    assert [run["name"] for run in library.statuses()] == ["first", "second"]
+    assert not [name for name in library.names() if name.startswith("away")]
+    for name in ("away/secret", "box/secret", "first/within"):
+        assert library.find(name) is None, name
+
+
 def test_names():
     assert is_name("digits-proxyfl-seed1")
     assert not any(map(is_name, ("", ".", "..", ".lock", "a/b", "a\\b", "a\0", "x" * 256)))

@@ -41,11 +41,6 @@ def written(tmp_path):
     return write
 
 
-def values(*numbers):
-    """A group without files behind it."""
-    return Group([None] * len(numbers), list(numbers))  # type: ignore[list-item]
-
-
 def test_a_group_has_mean_and_sample_deviation(written):
     runs = [written([0.1, 0.5], seed=1), written([0.2, 0.8], seed=2)]
     group = Group.of("proxyfl", runs, groups.accuracy)
@@ -94,10 +89,19 @@ def test_runs_that_cannot_be_drawn_are_named(written, tmp_path):
     assert not list(tmp_path.glob("a.*"))
 
 
-def test_excluded_bars_begin_at_zero_and_bear_their_values():
+def test_excluded_images_are_those_of_the_last_rounds(written):
+    """The same number as in the table beside the picture, where the first rounds do not count either."""
+    pseudo = [{"excluded_visits": count, "excluded_images": count / 2} for count in (900, 100, 200)]
+    run = written([0.5] * 3, pseudo, keep__last_rounds=2)
+    assert excluded._per_round(run, "excluded_visits") == 150
+    assert excluded._per_round(run, "excluded_images") == 75
+
+
+def test_excluded_bars_begin_at_zero_and_bear_their_values(written):
+    run = written([0.5] * 3, keep__last_rounds=2)
     bars = {
-        "visits": {0.1: values(1200.0, 1400.0), 10.0: values(1000.0)},
-        "different images": {0.1: values(700.0, 700.0), 10.0: values(600.0)},
+        "visits": {0.1: Group([run] * 2, [1200.0, 1400.0]), 10.0: Group([run], [1000.0])},
+        "different images": {0.1: Group([run] * 2, [700.0, 700.0]), 10.0: Group([run], [600.0])},
     }
     figure = excluded._draw(bars, "Excluded")
     axes = figure.axes[0]
@@ -108,6 +112,7 @@ def test_excluded_bars_begin_at_zero_and_bear_their_values():
     assert axes.get_ylim()[0] == 0
     assert axes.get_title(loc="left") == "Excluded"
     assert "Mean of 1 to 2 seeds" in figure.get_supxlabel()
+    assert "mean of the last 2 rounds" in figure.get_supxlabel()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["visits", "different images"]
 
 
@@ -164,7 +169,7 @@ def test_tuning_points_and_the_line_without(written):
 
 def test_a_point_every_so_many_rounds_and_the_last():
     numbers = np.stack([np.arange(1.0, 8.0), np.arange(3.0, 10.0)])
-    figure = curves._draw({"fedavg": numbers}, "Accuracy", 3, "what")
+    figure = curves.draw_curves({"fedavg": numbers}, "Accuracy", 3, "what")
     line = figure.axes[0].lines[0]
     assert line.get_xdata().tolist() == [3, 6, 7]
     assert line.get_ydata().tolist() == [4, 7, 8]
@@ -173,15 +178,15 @@ def test_a_point_every_so_many_rounds_and_the_last():
     assert {tuple(point) for point in band} == {(3, 3), (3, 5), (6, 6), (6, 8), (7, 7), (7, 9)}
     assert figure.legends[0].get_title().get_text() == "what"
     with pytest.raises(ConfigError, match="a point every 0 rounds"):
-        curves._draw({"fedavg": numbers}, "Accuracy", 0)
+        curves.draw_curves({"fedavg": numbers}, "Accuracy", 0)
 
 
 def test_shares_of_corrected_labels_differ_in_greyscale():
     assert len({look.line for look in lowconf.LOOKS}) == len({look.marker for look in lowconf.LOOKS}) == 4
 
 
-@pytest.mark.parametrize(("classes", "numbered"), [(10, True), (20, True), (30, False)])
-def test_classes_are_numbered_where_they_are_few(classes, numbered):
+@pytest.mark.parametrize(("classes", "few"), [(10, True), (20, True), (30, False)])
+def test_every_mark_is_numbered_where_classes_are_few_else_averages(classes, few):
     labels = np.tile(np.arange(classes), 3)
     kinds = ["client"] * classes + ["average"] * classes + ["tuned"] * classes
     made = proxies.Proxies(np.zeros((3 * classes, 2)), kinds, [4] * classes + [None] * 2 * classes, labels)
@@ -189,12 +194,18 @@ def test_classes_are_numbered_where_they_are_few(classes, numbered):
     figure = proxies._draw(made, places, [f"name{label}" for label in range(classes)], "Proxies")
     axes = figure.axes[0]
     written = [text.get_text() for text in axes.texts]
-    assert written == ([str(label) for label in labels] if numbered else [])
+    assert written == [str(label) for label in (labels if few else range(classes))]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names[:3] == ["of a client", "average of clients", "tuned by the server"]
-    assert (f"{classes - 1}  name{classes - 1}" in names) == numbered
+    assert (f"{classes - 1}  name{classes - 1}" in names) == few
     assert len(axes.lines) == classes  # from each average to what tuning made of it
     clouds = axes.collections
     assert [len(cloud.get_offsets()) for cloud in clouds] == [classes] * 3
-    assert all(len(np.unique(cloud.get_facecolors(), axis=0)) == classes for cloud in clouds)
-    assert ("Colour: class" in figure.get_supxlabel()) == (not numbered)
+    assert ("10 colours serve all 30 classes" in figure.get_supxlabel()) == (not few)
+    if few:
+        assert all(len(np.unique(cloud.get_facecolors(), axis=0)) == classes for cloud in clouds)
+    else:
+        points, averages, tuned = clouds
+        assert len(tuned.get_facecolors()) == 0  # hollow: what lies under it is seen
+        assert len(np.unique(points.get_facecolors(), axis=0)) == 10
+        assert axes.texts[7].xy == pytest.approx(averages.get_offsets()[7])

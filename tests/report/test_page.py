@@ -20,6 +20,7 @@ from proxyfl.report.html.gather import gather, groups
 from proxyfl.report.html.page import as_json, render, write_report
 from proxyfl.report.html.pieces import Labels, principal_plane
 from proxyfl.report.html.records import Records
+from proxyfl.runs.settings import resolve
 from written_runs import without_seals
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>&quot;'\u2028"
@@ -269,18 +270,41 @@ def test_a_run_before_its_first_round(runs, tmp_path):
     assert (data["done"], data["summary"], data["curves"], data["accuracy"]) == (0, {}, {}, None)
 
 
-def test_groups_are_told_apart_by_what_differs(runs):
-    from proxyfl.runs.settings import resolve
+def config(preset="digits", method="fedavg", parameters=None, **settings):
+    return resolve(preset, {**settings, "method": {"name": method, **(parameters or {})}})
 
-    def config(**settings):
-        return resolve("digits", {"method": {"name": "fedavg"}, **settings})
 
+def test_groups_are_told_apart_by_what_differs():
     found = groups(
         [config(), config(partition={"alpha": 1.0}), config(seed=9), config(keep={"checkpoints": 3})]
     )
     assert [group["label"] for group in found] == ["fedavg, alpha = 0.1", "fedavg, alpha = 1"]
     assert [group["runs"] for group in found] == [[0, 2, 3], [1]]
     assert found[0]["look"] != found[1]["look"]
+
+
+def test_labels_name_the_data_set_and_not_what_follows_from_it():
+    found = groups(
+        [
+            config(method=method, partition={"alpha": alpha})
+            for method in ("proxyfl", "sage")
+            for alpha in (1, 0.1)
+        ]
+        + [config("cifar100", "proxyfl")]
+    )
+    assert [group["label"] for group in found] == [
+        "proxyfl, data = cifar100, alpha = 0.1", "proxyfl, data = digits, alpha = 0.1",
+        "proxyfl, data = digits, alpha = 1", "sage, data = digits, alpha = 0.1",
+        "sage, data = digits, alpha = 1",
+    ]  # fmt: skip
+    assert [group["runs"] for group in found] == [[4], [1], [0], [3], [2]]
+    assert [group["look"]["colour"] for group in found] == ["vermillion"] * 3 + ["green"] * 2
+    assert len({(group["look"]["dash"], group["look"]["colour"]) for group in found}) == 5
+
+
+def test_labels_name_a_parameter_that_a_method_varies_itself():
+    found = groups([config(), *(config(method="sage", parameters={"tau": tau}) for tau in (0.9, 0.8))])
+    assert [group["label"] for group in found] == ["fedavg", "sage, tau = 0.8", "sage, tau = 0.9"]
 
 
 def test_positions_are_spread_evenly():

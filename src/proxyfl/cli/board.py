@@ -30,7 +30,7 @@ class Seen:
 
 
 class Board:
-    """One live table of runs, with a bar for each, the sum of all and the time left."""
+    """One live table of runs, with a bar for each that has begun, the sum of all and the time left."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
@@ -79,12 +79,13 @@ class Board:
         for job in self.jobs:
             seen = self.seen[job.path]
             done, failed = seen.rounds >= job.rounds, job.path in self.failed
-            state = f"[green]{percent(seen.accuracy)}" if seen.rounds else ""
+            begun = seen.rounds > 0 or is_working(job.path)
+            state = f"[green]{percent(seen.accuracy)}" if seen.rounds else "in its first round"
             self.progress.update(
                 self.bars[job.path],
                 completed=seen.rounds,
                 state="[red]failed" if failed else state,
-                visible=(seen.rounds > 0 and (len(self.jobs) <= SHOWN or not done)) or failed,
+                visible=(begun and (len(self.jobs) <= SHOWN or not done)) or failed,
             )
         ready = sum(self.seen[job.path].rounds >= job.rounds for job in self.jobs)
         state = f"{ready} of {len(self.jobs)} runs done{self._left()}"
@@ -100,6 +101,13 @@ class Board:
             return ""
         seconds = (time.monotonic() - self.started) / played * missing
         return f", about {duration(round(seconds))} left".replace(".0 s", " s")
+
+
+def is_working(path: Path) -> bool:
+    """Whether a process is writing in this run, as it does before its first round is over."""
+    from proxyfl.runs.directory import RunDirectory
+
+    return path.is_dir() and RunDirectory(path).is_locked()
 
 
 def look_at(path: Path, before: Seen) -> Seen:

@@ -18,6 +18,9 @@ from proxyfl.runs.run import Run
 MOST_RUNS = 2000
 """Runs that are listed, by name; and that are kept in memory between two questions."""
 
+DEPTH = 2
+"""Runs are looked for in the folder and in the folders in it."""
+
 LONGEST_PART = 16 << 20
 """Bytes read of a growing file at a time."""
 
@@ -73,8 +76,8 @@ class GrowingLines:
 class WatchedRun:
     """One run: its records so far, and its other parts as of the newest snapshot."""
 
-    def __init__(self, path: Path) -> None:
-        self.run = Run(path)
+    def __init__(self, path: Path, name: str) -> None:
+        self.run, self.name = Run(path), name
         folder = self.run.directory
         self._metrics, self._timing = GrowingLines(folder.metrics), GrowingLines(folder.timing)
         self._events = GrowingLines(folder.events, rounds=False)
@@ -88,10 +91,10 @@ class WatchedRun:
             return Records(list(self._metrics.lines), list(self._timing.lines), list(self._events.lines))
 
     def status(self) -> dict[str, Any]:
-        return status(self.run, self.records())
+        return status(self.run, self.records()) | {"name": self.name}
 
     def data(self) -> dict[str, Any]:
-        return run_data(self.run, self.records(), self._all_parts())
+        return run_data(self.run, self.records(), self._all_parts()) | {"name": self.name}
 
     def _all_parts(self) -> dict[str, Any]:
         """Computed anew only when there is a new snapshot or the first model. No data set is opened."""
@@ -105,7 +108,9 @@ class WatchedRun:
 
 
 class Library:
-    """The runs of one folder. Nothing outside it is read, whatever a name or a link says."""
+    """The runs of one folder and of the folders in it. Nothing outside it is read, whatever a name or a link
+    says.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -113,25 +118,39 @@ class Library:
         self._lock = threading.Lock()
 
     def find(self, name: str) -> WatchedRun | None:
-        """The run of that name, or nothing."""
-        path = self.folder / name
-        if not is_name(name) or not self._inside(path):
+        """The run of that name, ``run`` or ``folder/run``, or nothing."""
+        above, parts = self.folder, name.split("/")
+        if len(parts) > DEPTH or not all(map(is_name, parts)):
+            return None
+        for part in parts[:-1]:
+            above = above / part
+            if not self._stays(above) or _looks_like_a_run(above):
+                return None
+        path = above / parts[-1]
+        if not self._inside(path):
             return None
         with self._lock:
             version = _version(path)
             held = self._known.pop(name, None)
             if held is None or held[0] != version:
-                held = (version, WatchedRun(path))
+                held = (version, WatchedRun(path, name))
             self._known[name] = held
             while len(self._known) > MOST_RUNS:
                 self._known.popitem(last=False)
         return held[1]
 
     def names(self) -> list[str]:
-        try:
-            return sorted(path.name for path in self.folder.iterdir() if is_name(path.name))[:MOST_RUNS]
-        except OSError:
-            return []
+        """Of all that look like runs; nothing is looked for inside one."""
+        return self._below(self.folder, DEPTH)[:MOST_RUNS]
+
+    def _below(self, folder: Path, depth: int) -> list[str]:
+        found: list[str] = []
+        for path in _folders(folder):
+            if _looks_like_a_run(path):
+                found.append(path.name)
+            elif depth > 1 and self._stays(path):
+                found += [f"{path.name}/{name}" for name in self._below(path, depth - 1)]
+        return found
 
     def statuses(self, names: list[str] | None = None) -> list[dict[str, Any]]:
         """The named runs, or all, each in a line; one that cannot be read says why."""
@@ -178,6 +197,19 @@ class Library:
 def is_name(name: str) -> bool:
     """Whether a text can be the name of a run: one visible part of a path."""
     return bool(name) and not name.startswith(".") and not set(name) & set("/\\\0") and len(name) < 256
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The visible folders in a folder, by name; there may be many other files."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if is_name(entry.name) and entry.is_dir())
+    except OSError:
+        return []
+
+
+def _looks_like_a_run(path: Path) -> bool:
+    return os.path.lexists(path / "config.toml")
 
 
 def _version(path: Path) -> object:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FEW_CLASSES = 20
-"""Up to so many classes are numbered on the map and named beside it."""
+"""Up to so many classes are numbered on every mark and named beside the map; of more only averages are
+numbered."""
 
 SEED = 0
 PERPLEXITY = 30.0
@@ -30,11 +31,14 @@ DISTINCT = (
     *(style.ORANGE, style.SKY, style.GREEN, style.BLUE, style.VERMILLION, style.PURPLE),
     *("#F0E442", "#999999", "#000000", "#882255"),
 )
-"""Colours of up to ten classes."""
+"""Colours of up to ten classes, and in turn of so many that no colours would tell them apart."""
 
 CLIENT, AVERAGE, TUNED = "client", "average", "tuned"
 MARKS = {CLIENT: ("o", 95.0), AVERAGE: ("*", 380.0), TUNED: ("s", 85.0)}
 """Marker and its area in points²."""
+
+SIGN = "+"
+"""The marker of averages where there are many classes."""
 
 SAID = {CLIENT: "of a client", AVERAGE: "average of clients", TUNED: "tuned by the server"}
 
@@ -107,12 +111,12 @@ def _proxies(snapshot: Tensors, tuned: bool, run: Run, round: int) -> Proxies:
 
 
 def _colours(classes: int) -> list[str]:
-    if classes <= len(DISTINCT):
-        return list(DISTINCT[:classes])
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
+    if len(DISTINCT) < classes <= FEW_CLASSES:
+        from matplotlib import colormaps
+        from matplotlib.colors import to_hex
 
-    return [to_hex(colormaps["viridis"](place)) for place in np.linspace(0, 0.97, classes)]
+        return [to_hex(colormaps["viridis"](place)) for place in np.linspace(0, 0.97, classes)]
+    return [DISTINCT[label % len(DISTINCT)] for label in range(classes)]
 
 
 def _draw(proxies: Proxies, places: NDArray[np.float64], names: Sequence[str], title: str) -> Figure:
@@ -125,25 +129,54 @@ def _draw(proxies: Proxies, places: NDArray[np.float64], names: Sequence[str], t
             axes.plot(*zip(start, end, strict=True), color=style.MUTED, linewidth=1.0, zorder=3)
     for depth, kind in enumerate(dict.fromkeys(proxies.kinds), 2):
         mine = kinds == kind
-        server = kind != CLIENT
-        marker, area = MARKS[kind]
-        x, y = places[mine].T
-        axes.scatter(
-            x, y, s=area if few else area / 3, marker=marker, zorder=2 * depth,
-            c=[colours[label] for label in proxies.labels[mine]],
-            edgecolors=style.INK if server else "white", linewidths=1.1 if server else 0.5,
-        )  # fmt: skip
+        labels = proxies.labels[mine]
         if few:
-            _number(axes, places[mine], proxies.labels[mine], colours, 2 * depth + 1)
+            _marks(axes, kind, places[mine], [colours[label] for label in labels], depth)
+            _number(axes, places[mine], labels, colours, 2 * depth + 1)
+        else:
+            _small_marks(axes, kind, places[mine], labels, colours, depth)
     style.dress(
         axes, title=title, x="t-SNE, first dimension (no unit)", y="t-SNE, second dimension (no unit)"
     )
     _legend(figure, proxies.kinds, names, dict(enumerate(colours)), few)
     clients = len({client for client in proxies.clients if client is not None})
     note = f"Rows of the classifiers of {clients} clients in one embedding of {len(places)} points."
-    note += "" if few else f" Colour: class, from 0 (dark) to {len(names) - 1} (bright)."
+    if not few:
+        note += "\nNumbers: classes, at their average; the CSV file names them."
+        note += f" {len(DISTINCT)} colours serve all {len(names)} classes."
     style.note(figure, note)
     return figure
+
+
+def _marks(axes: Axes, kind: str, places: NDArray[np.float64], colours: Sequence[str], depth: int) -> None:
+    (marker, area), (x, y) = MARKS[kind], places.T
+    server = kind != CLIENT
+    axes.scatter(
+        x, y, s=area, marker=marker, zorder=2 * depth, c=colours,
+        edgecolors=style.INK if server else "white", linewidths=1.1 if server else 0.5,
+    )  # fmt: skip
+
+
+def _small_marks(
+    axes: Axes,
+    kind: str,
+    places: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    colours: Sequence[str],
+    depth: int,
+) -> None:
+    """Marks of many classes, which hide none under them: points, hollow squares, averages with numbers."""
+    chosen, (x, y) = [colours[label] for label in labels], places.T
+    if kind == CLIENT:
+        axes.scatter(x, y, s=16, marker="o", zorder=2 * depth, c=chosen, linewidths=0)
+    elif kind == TUNED:
+        axes.scatter(x, y, s=60, marker="s", zorder=2 * depth, facecolors="none", edgecolors=chosen)
+    else:
+        axes.scatter(x, y, s=30, marker=SIGN, zorder=2 * depth, c=style.INK, linewidths=0.9)
+        for place, label in zip(places, labels.tolist(), strict=True):
+            axes.annotate(
+                str(label), place, (4.5, 3), textcoords="offset points", fontsize=7, color=style.INK, zorder=9
+            )
 
 
 def _number(
@@ -174,7 +207,9 @@ def _legend(
         )  # fmt: skip
 
     handles = [
-        mark(MARKS[kind][0], MARKS[kind][1] ** 0.5 * 0.8, "white", SAID[kind])
+        mark(SIGN, 7, style.INK, SAID[kind])
+        if kind == AVERAGE and not few
+        else mark(MARKS[kind][0], MARKS[kind][1] ** 0.5 * (0.8 if few else 0.6), "white", SAID[kind])
         for kind in dict.fromkeys(kinds)
     ]
     if few:

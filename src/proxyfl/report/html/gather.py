@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 from proxyfl import __version__
@@ -12,6 +14,7 @@ from proxyfl.report import style
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces
 from proxyfl.report.html.records import Records
+from proxyfl.report.keys import Settings, leaves, order, plain, short_names
 from proxyfl.runs.run import Run
 
 COLOURS = {
@@ -21,6 +24,14 @@ COLOURS = {
 DASHES: dict[style.Line, str] = {
     style.SOLID: "", style.DASHED: "6 3", style.DOTTED: "1.5 2.5", style.DASH_DOT: "7 3 1.5 3",
 }  # fmt: skip
+LINES: tuple[style.Line, ...] = (
+    style.SOLID, style.DASHED, style.DOTTED, style.DASH_DOT, style.LONG_DASH, style.DASH_DOT_DOT,
+)  # fmt: skip
+MARKERS = "o^sDvP*Xph<>d"
+METHOD, DATA = "method.name", "data.name"
+FIRST = (DATA, "labels.ratio", "partition.alpha", "fidelity")
+"""Settings that tell groups apart before others do."""
+
 SAME_ANYWAY = ("seed", "preset", "keep.", "compute.")
 """Settings in which runs of one group may differ."""
 
@@ -32,7 +43,7 @@ def gather(runs: Sequence[Run], title: str = "", labels: Labels | None = None) -
 
 def page_data(runs: Sequence[tuple[Run, dict[str, Any]]], title: str = "") -> dict[str, Any]:
     """A page about runs whose data is at hand."""
-    names = [run.path.name for run, _ in runs]
+    names = [data["name"] for _, data in runs]
     return {
         "title": title or (names[0] if len(names) == 1 else f"{len(names)} runs"),
         "version": __version__,
@@ -88,36 +99,80 @@ def status(run: Run, records: Records) -> dict[str, Any]:
 
 def settings(config: Config) -> dict[str, str]:
     """Every setting under its full name, as a config file would have it."""
-    return {name: _text(value) for name, value in _flat(config.to_tree())}
+    return {name: plain(value) for name, value in leaves(config.to_tree()).items()}
 
 
 def groups(configs: Sequence[Config]) -> list[dict[str, Any]]:
-    """Runs that differ in nothing but the seed, under one label and with one look."""
-    members: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    """Runs that differ in nothing but the seed, under one label and with one look; methods stay together."""
+    members: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for position, config in enumerate(configs):
-        key = tuple(pair for pair in settings(config).items() if not pair[0].startswith(SAME_ANYWAY))
+        key = tuple(pair for pair in leaves(config.to_tree()).items() if not pair[0].startswith(SAME_ANYWAY))
         members.setdefault(key, []).append(position)
     tables = [dict(key) for key in members]
-    labels = [_label(table, tables) for table in tables]
-    names: list[str] = []
-    for table, label in zip(tables, labels, strict=True):
-        method = table["method.name"]
-        names.append(method if method not in names else f"{method}+{label}")
-    looks = style.looks(names)
+    tell = _telling(tables)
+    methods = list(dict.fromkeys(table[METHOD] for table in tables))
+
+    def place(one: tuple[Settings, list[int]]) -> tuple[Any, ...]:
+        return (methods.index(one[0][METHOD]), *(order(one[0].get(key, "")) for key in tell))
+
+    found = sorted(zip(tables, members.values(), strict=True), key=place)
+    shown = _looks([table[METHOD] for table, _ in found])
     return [
-        {"label": label, "look": _look(looks[name]), "runs": runs}
-        for label, name, runs in zip(labels, names, members.values(), strict=True)
+        {"label": _label(table, tables, tell), "look": _look(look), "runs": runs}
+        for (table, runs), look in zip(found, shown, strict=True)
     ]
 
 
-def _label(table: Mapping[str, str], tables: Sequence[Mapping[str, str]]) -> str:
-    """The method, and the settings that tell it from others of that name."""
-    method = table["method.name"]
-    same = [other for other in tables if other["method.name"] == method]
-    differing = [name for name in table if any(other.get(name) != table[name] for other in same)]
-    if "data.name" not in differing and any(other["data.name"] != table["data.name"] for other in tables):
-        differing.insert(0, "data.name")
-    return ", ".join([method, *(f"{name.split('.')[-1]} = {table[name]}" for name in differing)])
+def _telling(tables: Sequence[Settings]) -> list[str]:
+    """Settings by which groups are told apart: the data set where there are several, and of the others those
+    whose values are not settled by the ones before them. The method's name comes first.
+    """
+    known = dict.fromkeys([METHOD, *FIRST, *(key for table in tables for key in table)])
+    keys = sorted(known, key=lambda key: key.startswith("method.") and key != METHOD)
+    needed: list[str] = []
+    told = 1
+    for key in keys:
+        more = len({tuple(table.get(each) for each in (*needed, key)) for table in tables})
+        if more > told or (key == DATA and len({table[DATA] for table in tables}) > 1):
+            needed.append(key)
+            told = more
+    return needed
+
+
+def _label(table: Settings, tables: Sequence[Settings], tell: Sequence[str]) -> str:
+    """The method, and the settings that tell it from others: its own parameters where its runs vary them."""
+    same = [other for other in tables if other[METHOD] == table[METHOD]]
+    shown = [
+        key
+        for key in tell
+        if key != METHOD and (not key.startswith("method.") or len({other.get(key) for other in same}) > 1)
+    ]
+    names = short_names(tell)
+    return ", ".join([table[METHOD], *(f"{names[key]} = {plain(table.get(key, '–'))}" for key in shown)])
+
+
+def _looks(methods: Sequence[str]) -> list[style.Look]:
+    """A look for each group: its method's, and for another group of that method one in the same colour."""
+    base, found = style.looks(dict.fromkeys(methods)), dict[int, style.Look]()
+    for place, method in enumerate(methods):
+        if method not in methods[:place]:
+            found[place] = base[method]
+    for place, method in enumerate(methods):
+        if place not in found:
+            found[place] = _variant(base[method], list(found.values()))
+    return [found[place] for place in range(len(methods))]
+
+
+def _variant(look: style.Look, taken: Sequence[style.Look]) -> style.Look:
+    """The same colour with the line and marker that are least in use, first of all in that colour."""
+
+    def use(line: style.Line, marker: str) -> tuple[int, int, int]:
+        mine = [other for other in taken if other.colour == look.colour]
+        both = sum((other.line, other.marker) == (line, marker) for other in taken)
+        return both, sum(o.line == line for o in mine), sum(o.marker == marker for o in mine)
+
+    line, marker = min(product(LINES, MARKERS), key=lambda pair: use(*pair))
+    return replace(look, line=line, marker=marker)
 
 
 def _look(look: style.Look) -> dict[str, Any]:
@@ -126,23 +181,3 @@ def _look(look: style.Look) -> dict[str, Any]:
     else:
         dash = DASHES[look.line]
     return {"colour": COLOURS[look.colour], "dash": dash, "marker": look.marker, "width": look.width}
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            pairs += _flat(value, f"{above}{key}.")
-        else:
-            pairs.append((f"{above}{key}", value))
-    return pairs
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_text, value))}]"
-    return str(value)

@@ -7,6 +7,8 @@ function tickStep(low, high, count) {
   return [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((value) => value >= raw * 0.999);
 }
 
+const hundredfold = (value) => String(Number((100 * value).toPrecision(4)));
+
 // About `count` round values from low to high.
 function ticks(low, high, count) {
   const step = tickStep(low, high, count), found = [];
@@ -83,7 +85,7 @@ function lineChart(title, series, { y = "", x = "communication round", share = f
     const picture = svg("svg", { width, height, role: "img", "aria-label": `${title}: ${series.map((one) => one.label).join(", ")}. Arrow keys tell the values.` });
     picture.append(axes(width, height, box,
       { ticks: wholeTicks(xLow, xHigh, width / 70), at: px, text: whole },
-      { ticks: yTicks, at: py, text: share ? (value) => (100 * value).toFixed(step < 0.01 ? 1 : 0) : short },
+      { ticks: yTicks, at: py, text: share ? hundredfold : short },
       { x, y: share ? `${y} (%)` : y }));
     const cross = svg("path", { class: "cross", visibility: "hidden" }), dots = svg("g");
     for (const one of series) if (one.low) picture.append(band(one, px, py));
@@ -125,7 +127,12 @@ function line({ x, y, look }, px, py, place, count) {
   });
   const made = svg("g", {}, svg("path", { d: path, class: "line", "stroke-dasharray": look.dash, paint: { stroke: colour(look.colour), "stroke-width": look.width } }));
   const every = Math.max(1, Math.floor(x.length / MARKERS)), first = Math.floor((place / count) * every);
-  for (let k = first; k < x.length; k += every) if (y[k] !== null) made.append(marker(look, px(x[k]), py(y[k])));
+  const there = (k) => y[k] !== null && y[k] !== undefined;
+  const alone = (k) => !there(k - 1) && !there(k + 1); // no line leads there: without a marker it cannot be seen
+  x.forEach((value, k) => {
+    const due = k >= first && (k - first) % every === 0;
+    if (there(k) && (due || alone(k))) made.append(marker(look, px(value), py(y[k])));
+  });
   return made;
 }
 
@@ -136,9 +143,26 @@ function band({ x, low, high, look }, px, py) {
   return svg("path", { d: there.length ? `M${[...there, ...back].join("L")}Z` : "", class: "band", paint: { fill: colour(look.colour) } });
 }
 
+// Bars of one colour are told apart by how they are filled.
+const FILLS = ["", "tint", "striped", "hollow"];
+
+function fills(sets) {
+  const before = (set, place) => sets.slice(0, place).filter((other) => other.look.colour === set.look.colour).length;
+  return sets.map((set, place) => FILLS[before(set, place) % FILLS.length]);
+}
+
+function oneBar(x, y, width, height, name, kind) {
+  const paint = { "--tone": colour(name) };
+  const box = svg("rect", { x: x.toFixed(1), y: y.toFixed(1), width: width.toFixed(1), height: height.toFixed(1), class: `bar ${kind}`.trim(), paint });
+  if (kind !== "striped") return [box];
+  let path = "";
+  for (let rise = 3; rise < height; rise += 4) path += `M${x.toFixed(1)} ${(y + height - rise).toFixed(1)}h${width.toFixed(1)}`;
+  return [box, svg("path", { d: path, class: "stripes", paint })];
+}
+
 // A group of bars for each class: sets are [{label, look, values}].
 function barChart(title, names, sets, { y = "", note = "" } = {}) {
-  const many = names.length * sets.length > 60;
+  const kinds = fills(sets), many = names.length * sets.length > 60;
   const made = figure(title, (width) => {
     const height = 250, box = [46, width - 8, 26, height - 42], [left, right, top, bottom] = box;
     const all = sets.flatMap((set) => set.values).filter((value) => value !== null && value !== undefined);
@@ -152,33 +176,31 @@ function barChart(title, names, sets, { y = "", note = "" } = {}) {
     const yTicks = ticks(0, highest, 5);
     picture.append(axes(width, height, box,
       { ticks: shown, at: px, text: (k) => clipped(names[k], 8) },
-      { ticks: yTicks, at: py, text: (value) => String(Number((100 * value).toPrecision(4))) }, { x: "class", y: `${y} (%)` }));
+      { ticks: yTicks, at: py, text: hundredfold }, { x: "class", y: `${y} (%)` }));
     const patch = svg("rect", { y: top, width: group, height: bottom - top, class: "patch", visibility: "hidden" });
     picture.append(patch);
     sets.forEach((set, place) => names.forEach((_, k) => {
       const value = set.values[k];
       if (value === null || value === undefined) return;
-      picture.append(svg("rect", {
-        x: (px(k) - (bar * sets.length) / 2 + place * bar).toFixed(1), y: py(value).toFixed(1), class: place % 2 ? "bar second" : "bar",
-        width: Math.max(0.5, bar - (many ? 0 : 1)).toFixed(1), height: Math.max(0, bottom - py(value)).toFixed(1), paint: { fill: colour(set.look.colour) },
-      }));
+      const x = px(k) - (bar * sets.length) / 2 + place * bar, width = Math.max(0.5, bar - (many ? 0 : 1));
+      picture.append(...oneBar(x, py(value), width, Math.max(0, bottom - py(value)), set.look.colour, kinds[place]));
     }));
     return explorable(picture, {
       steps: names.length,
       at: (x) => (x < left || x > right ? null : Math.min(names.length - 1, Math.floor((x - left) / group))),
-      tell: (k) => [px(k), top, [`class ${names[k]}`, ...sets.map((set) => [`${set.label}: ${percent(set.values[k], 2)}`, colour(set.look.colour)])]],
+      tell: (k) => [px(k), top, [`class ${names[k]}`, ...sets.map((set, place) => [`${set.label}: ${percent(set.values[k], 2)}`, colour(set.look.colour), kinds[place]])]],
       mark: (k) => {
         patch.setAttribute("visibility", k < 0 ? "hidden" : "visible");
         if (k >= 0) patch.setAttribute("x", px(k) - group / 2);
       },
     });
   }, note);
-  made.querySelector(".chart").before(patches(sets.map((set) => [set.label, set.look.colour])));
+  made.querySelector(".chart").before(patches(sets.map((set, place) => [set.label, set.look.colour, kinds[place]])));
   return made;
 }
 
 function patches(pairs) {
-  return el("ul", { class: "legend" }, ...pairs.map(([label, name]) => el("li", {}, el("i", { paint: { background: colour(name) } }), label)));
+  return el("ul", { class: "legend" }, ...pairs.map(([label, name, kind]) => el("li", {}, el("i", { class: kind || null, paint: { "--tone": colour(name) } }), label)));
 }
 
 // Lying bars made of parts: rows are [{label, parts: {part: value}}].

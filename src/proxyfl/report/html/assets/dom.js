@@ -52,24 +52,28 @@ function clipped(text, most) {
   return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 }
 
-// A table that scrolls sideways by itself where the page is narrow. Cells are text or nodes.
-function table(heads, rows, { caption = "", numeric = () => true } = {}) {
-  const cell = (kind, value, place) =>
-    el(kind, { class: place > 0 && numeric(place) ? "number" : null, scope: kind === "th" ? "col" : null }, value);
+const counted = (value, thing) => `${whole(value)} ${thing}${value === 1 ? "" : "s"}`;
+
+// A table that scrolls sideways by itself where the page is narrow. Cells are text or nodes; columns that are
+// `spare` are left out on phones. The last cell of a short row reaches to the end, as text.
+function table(heads, rows, { caption = "", numeric = () => true, spare = () => false, kind = null } = {}) {
+  const looks = (place) => [place > 0 && numeric(place) ? "number" : "", spare(place) ? "spare" : ""].filter(Boolean).join(" ") || null;
+  const cell = (tag, value, place) => el(tag, { class: looks(place), scope: tag === "th" ? "col" : null }, value);
+  const rest = (value, place) => el("td", { colspan: heads.length - place }, value);
   const head = el("thead", {}, el("tr", {}, ...heads.map((text, place) => cell("th", text, place))));
   const body = el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((value, place) =>
-    place === 0 ? el("th", { scope: "row" }, value) : cell("td", value, place)))));
-  const scrolled = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table" }, el("table", {}, head, body));
+    place === 0 ? el("th", { scope: "row" }, value) : place + 1 === row.length && row.length < heads.length ? rest(value, place) : cell("td", value, place)))));
+  const scrolled = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table" }, el("table", { class: kind }, head, body));
   return caption ? el("div", {}, el("p", { class: "note" }, caption), scrolled) : scrolled;
 }
 
 const tip = el("div", { id: "tip", role: "status", "aria-live": "polite", hidden: true });
 
-// Lines are texts, or [text, colour] for one with a patch of that colour.
+// Lines are texts, or [text, colour, fill] for one with a patch like that.
 function showTip(x, y, lines) {
   tip.replaceChildren(...lines.map((line) => {
-    const [text, patch] = Array.isArray(line) ? line : [line, null];
-    return el("div", {}, patch ? el("i", { paint: { background: patch } }) : null, text);
+    const [text, patch, kind] = Array.isArray(line) ? line : [line];
+    return el("div", {}, patch ? el("i", { class: kind || null, paint: { "--tone": patch } }) : null, text);
   }));
   tip.hidden = false;
   const box = tip.getBoundingClientRect(), edge = document.documentElement;
@@ -89,16 +93,17 @@ function hideTip() {
 
 addEventListener("scroll", () => (askedAgain ? askedAgain() : hideTip()), { passive: true });
 
-// A figure that draws itself as wide as it is, again when that changes.
+// A figure that draws itself as wide as it is, again when that changes. A note may depend on what is drawn.
 function figure(title, draw, note = "") {
-  const place = el("div", { class: "chart" });
-  const made = el("figure", {}, title ? el("figcaption", {}, title) : null, place, note ? el("p", { class: "note" }, note) : null);
+  const place = el("div", { class: "chart" }), words = note ? el("p", { class: "note" }, typeof note === "function" ? "" : note) : null;
+  const made = el("figure", {}, title ? el("figcaption", {}, title) : null, place, words);
   let drawn = 0;
   new ResizeObserver(() => requestAnimationFrame(() => {
     const width = Math.floor(place.clientWidth);
     if (width > 0 && width !== drawn) {
       drawn = width;
       place.replaceChildren(draw(width));
+      if (typeof note === "function") words.textContent = note(width);
     }
   })).observe(place);
   return made;

@@ -1,12 +1,13 @@
 // Pictures of two dimensions: maps of cells, bubbles, points in a plane.
 const LEVELS = 12;
-const DEEPEST = 0.7; // dark enough to see, light enough for numbers on it in both colour schemes
+const FAINTEST = 0.04, DEEPEST = 0.7; // with numbers on it: dark enough to see, light enough to read in both colour schemes
 
 // values[row][column], or null. Cells of one level are one path, so that large matrices stay light.
-function heatMap(title, { rows, columns, values, low, high, text, x = "", y = "", tell, numbered = false, square = false, note = "", tone = "blue" }) {
+function heatMap(title, { rows, columns, values, low, high, text, x = "", y = "", tell, numbered = false, square = false, note = () => "", tone = "blue" }) {
+  const gutter = Math.min(100, 16 + 7 * Math.max(...rows.map((name) => Math.min(name.length, 11)))), left = gutter + 12;
+  const room = (width) => (width - left - 6) / columns.length, hasNumbers = (width) => numbered && room(width) >= 24;
   return figure(title, (width) => {
-    const gutter = Math.min(100, 16 + 7 * Math.max(...rows.map((name) => Math.min(name.length, 11))));
-    const left = gutter + 12, wide = width - left - 6, cellWide = wide / columns.length;
+    const wide = width - left - 6, cellWide = room(width);
     const cellHigh = square ? Math.min(cellWide, 40) : Math.max(4, Math.min(22, 340 / rows.length));
     const top = 24, high2 = cellHigh * rows.length, height = top + high2 + 40;
     const picture = svg("svg", { width, height, role: "img", "aria-label": `${title}. Arrow keys tell the values.` });
@@ -16,14 +17,17 @@ function heatMap(title, { rows, columns, values, low, high, text, x = "", y = ""
       if (value === null || value === undefined) return;
       paths[level(value)] += `M${(left + c * cellWide).toFixed(2)} ${(top + r * cellHigh).toFixed(2)}h${cellWide.toFixed(2)}v${cellHigh.toFixed(2)}h${(-cellWide).toFixed(2)}z`;
     }));
-    paths.forEach((path, k) => path && picture.append(svg("path", { d: path, "shape-rendering": "crispEdges", "fill-opacity": 0.04 + (k / LEVELS) * (DEEPEST - 0.04), paint: { fill: colour(tone) } })));
+    paths.forEach((path, k) => path && picture.append(svg("path", { d: path, "shape-rendering": "crispEdges", "fill-opacity": FAINTEST + (k / LEVELS) * ((hasNumbers(width) ? DEEPEST : 1) - FAINTEST), paint: { fill: colour(tone) } })));
     const labels = svg("g", { class: "axes" });
     const everyRow = Math.max(1, Math.ceil(13 / cellHigh));
     rows.forEach((name, r) => r % everyRow === 0 && labels.append(svg("text", { x: left - 6, y: top + (r + 0.5) * cellHigh + 4, "text-anchor": "end" }, clipped(name, 11))));
     const longest = Math.max(...columns.map((name) => Math.min(String(name).length, 6))) * 7 + 6, everyColumn = Math.max(1, Math.ceil(longest / cellWide));
-    columns.forEach((name, c) => c % everyColumn === 0 && labels.append(svg("text", { x: left + (c + 0.5) * cellWide, y: top + high2 + 16, "text-anchor": "middle" }, clipped(String(name), 6))));
+    columns.forEach((name, c) => {
+      const text = clipped(String(name), 6), middle = left + (c + 0.5) * cellWide, over = middle + text.length * 4 > width;
+      if (c % everyColumn === 0) labels.append(svg("text", { x: over ? width - 2 : middle, y: top + high2 + 16, "text-anchor": over ? "end" : "middle" }, text));
+    });
     labels.append(svg("text", { x: left + wide / 2, y: height - 4, "text-anchor": "middle", class: "label" }, x), svg("text", { x: 4, y: 14, class: "label" }, y));
-    if (numbered && cellWide >= 24) {
+    if (hasNumbers(width)) {
       values.forEach((row, r) => row.forEach((value, c) => value && labels.append(svg("text", { x: left + (c + 0.5) * cellWide, y: top + (r + 0.5) * cellHigh + 4, "text-anchor": "middle", class: "cell" }, text(value, r, c)))));
     }
     const frame = svg("rect", { class: "frame", width: cellWide, height: cellHigh, visibility: "hidden" });
@@ -44,14 +48,14 @@ function heatMap(title, { rows, columns, values, low, high, text, x = "", y = ""
         frame.setAttribute("y", top + Math.floor(k / columns.length) * cellHigh);
       },
     });
-  }, note);
+  }, (width) => note(hasNumbers(width)));
 }
 
 // counts[client][class] as bubbles whose area is in proportion.
 function bubbleMatrix(title, counts, classes, tone, note = "") {
   return figure(title, (width) => {
     const clients = counts.length, gutter = Math.min(90, 14 + 7 * Math.max(...classes.map((name) => Math.min(name.length, 10))));
-    const left = gutter + 8, top = 24, cell = Math.min(34, (width - left - 6) / clients), high = Math.max(cell, classes.length > 40 ? 7 : 13);
+    const left = gutter + 8, top = 24, cell = Math.min(34, (width - left - 6) / clients), many = classes.length > 40, high = many ? Math.min(cell, 12) : Math.max(cell, 13);
     const height = top + classes.length * high + 40, most = Math.max(...counts.flat()) || 1, radius = Math.min(cell, high) * 0.48;
     const picture = svg("svg", { width, height, role: "img", "aria-label": `${title}. Arrow keys tell the values.` });
     const labels = svg("g", { class: "axes" });
@@ -61,7 +65,9 @@ function bubbleMatrix(title, counts, classes, tone, note = "") {
       labels.append(svg("path", { d: `M${left} ${y}h${clients * cell}`, class: "grid" }));
       if (k % everyRow === 0) labels.append(svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, clipped(name, 10)));
     });
-    counts.forEach((_, k) => k % everyColumn === 0 && labels.append(svg("text", { x: left + (k + 0.5) * cell, y: top + classes.length * high + 16, "text-anchor": "middle" }, String(k))));
+    for (const y of [top + classes.length * high + 16, ...(many ? [top - 8] : [])]) {
+      counts.forEach((_, k) => k % everyColumn === 0 && labels.append(svg("text", { x: left + (k + 0.5) * cell, y, "text-anchor": "middle" }, String(k))));
+    }
     labels.append(svg("text", { x: left + (clients * cell) / 2, y: height - 4, "text-anchor": "middle", class: "label" }, "client"), svg("text", { x: 4, y: 14, class: "label" }, "class"));
     picture.append(labels);
     counts.forEach((row, client) => row.forEach((count, k) => count && picture.append(svg("circle", {
@@ -79,7 +85,7 @@ function bubbleMatrix(title, counts, classes, tone, note = "") {
       tell: (index) => {
         const [client, k] = spot(index), total = counts[client].reduce((sum, value) => sum + value, 0);
         const all = classes.length > 1 ? [`${whole(total)} of this client in all`] : [];
-        return [left + (client + 1) * cell, top + (k + 1) * high, [`client ${client}, ${classes.length > 1 ? `class ${classes[k]}` : classes[k]}`, `${whole(counts[client][k])} images`, ...all]];
+        return [left + (client + 1) * cell, top + (k + 1) * high, [`client ${client}, ${classes.length > 1 ? `class ${classes[k]}` : classes[k]}`, counted(counts[client][k], "image"), ...all]];
       },
       mark: (index) => {
         const [client, k] = spot(index);
@@ -91,6 +97,7 @@ function bubbleMatrix(title, counts, classes, tone, note = "") {
   }, note);
 }
 
+const TAGGED = 20; // up to so many classes have their name beside them
 const CLASS_COLOURS = ["blue", "vermillion", "green", "purple", "sky", "orange", "black"];
 
 // Client proxies as small points, their average as a ring, the tuned one as a star.
@@ -117,7 +124,7 @@ function proxyPlane(title, { local, average, tuned, clients }, classes, note = "
       picture.append(svg("path", { d: `M${px(average[label])} ${py(average[label])}L${px(spot)} ${py(spot)}`, class: "move", paint: { stroke: colour(tone(label)) } }));
       picture.append(marker({ marker: "*", colour: tone(label) }, px(spot).toFixed(1), py(spot).toFixed(1), 5));
     });
-    if (classes.length <= 20) (tuned || average).forEach((spot, label) => picture.append(svg("text", { x: px(spot) + 9, y: py(spot) + 4, class: "tag" }, clipped(classes[label] || String(label), 8))));
+    if (classes.length <= TAGGED) (tuned || average).forEach((spot, label) => picture.append(svg("text", { x: px(spot) + 9, y: py(spot) + 4, class: "tag" }, clipped(classes[label] || String(label), 8))));
     picture.append(ring);
     return explorable(picture, {
       steps: spots.length,

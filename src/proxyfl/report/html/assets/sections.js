@@ -34,6 +34,7 @@ function nearest(rounds, wanted) {
 const bandNote = (data) => (data.groups.some((group) => group.runs.length > 1) ? "Line: mean over seeds. Band: lowest to highest." : "");
 const classNames = (run, count) => (run.classes.length === count ? run.classes : Array.from({ length: count }, (_, k) => String(k)));
 const stateOf = (run) => el("span", { class: `state ${run.state}` }, run.state);
+const distinct = (values) => [...new Set(values)];
 const nothing = (text) => el("p", { class: "note" }, text);
 
 // Why runs have no such part, a line for each reason.
@@ -44,18 +45,20 @@ function missing(data, part) {
 }
 
 function overview(data) {
-  const rows = data.runs.map((run) => [
-    run.name, run.method, run.data, String(run.seed), `${run.done} / ${run.total}`, stateOf(run), percent(run.summary.mean_last, 2),
-    percent(run.summary.last, 2), run.summary.best === undefined ? "–" : `${percent(run.summary.best, 2)} (round ${run.summary.best_round})`,
-    duration(run.summary.seconds), bytes(run.summary.bytes), run.state === "running" ? duration(run.left) : "–",
-  ]);
-  const heads = ["run", "method", "data", "seed", "rounds", "state", "mean of last", "last", "best", "time", "sent", "time left"];
   const live = data.runs.some((run) => run.state === "running");
-  const cut = (row) => (live ? row : row.slice(0, -1));
-  const tails = [...new Set(data.runs.map((run) => run.summary.tail).filter(Boolean))];
-  const nodes = [table(cut(heads), rows.map(cut), {
+  const left = (run) => (run.state === "running" ? duration(run.left) : "–");
+  const best = ({ summary }) => (summary.best === undefined ? "–" : `${percent(summary.best, 2)} (round ${summary.best_round})`);
+  // What is looked for first stands first: a phone shows the beginning of a row.
+  const fields = [
+    ["run", (run) => run.name], ["mean of last", (run) => percent(run.summary.mean_last, 2)], ["last", (run) => percent(run.summary.last, 2)],
+    ["best", best], ["state", stateOf], ["rounds", (run) => `${run.done} / ${run.total}`], ...(live ? [["time left", left]] : []),
+    ["method", (run) => run.method], ["data", (run) => run.data], ["seed", (run) => String(run.seed)],
+    ["time", (run) => duration(run.summary.seconds)], ["sent", (run) => bytes(run.summary.bytes)],
+  ];
+  const tails = distinct(data.runs.map((run) => run.summary.tail).filter(Boolean)), words = ["run", "state", "method", "data"];
+  const nodes = [table(fields.map(([head]) => head), data.runs.map((run) => fields.map(([, value]) => value(run))), {
     caption: `Test accuracy; mean of the last ${tails.length === 1 ? `${tails[0]} ` : ""}rounds. The best round is chosen on test data.`,
-    numeric: (place) => place > 2 && place !== 5,
+    numeric: (place) => !words.includes(fields[place][0]),
   })];
   if (data.groups.some((group) => group.runs.length > 1)) nodes.push(seedTable(data));
   return nodes;
@@ -72,14 +75,17 @@ function seedTable(data) {
   return table(["method", "seeds", "mean of last", "last", "best"], rows, { caption: "Mean ± standard deviation over seeds." });
 }
 
+// A setting's name, which breaks between its words only.
+const dotted = (name) => el("span", { class: "code" }, ...name.split(/(?<=[._])/).flatMap((part) => [part, el("wbr")]));
+
 // Runs that differ only in the seed share a column.
 function settings(data) {
   const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.settings)))];
   const values = (name, group) => [...new Set(group.runs.map((k) => data.runs[k].settings[name] ?? "–"))];
   const differs = (name) => new Set(data.runs.map((run) => run.settings[name])).size > 1;
   const everywhere = (name) => data.runs.every((run) => name in run.settings);
-  const row = (name) => [el("span", { class: "code" }, name), ...data.groups.map((group) => values(name, group).join(", "))];
-  const listed = (chosen, caption) => table(["setting", ...data.groups.map((group) => group.label)], chosen.map(row), { caption, numeric: () => false });
+  const row = (name) => [dotted(name), ...data.groups.map((group) => values(name, group).join(", "))];
+  const listed = (chosen, caption) => table(["setting", ...data.groups.map((group) => group.label)], chosen.map(row), { caption, numeric: () => false, kind: "settings" });
   const folded = (words, body) => el("details", {}, el("summary", {}, words), body);
   const nodes = [], differing = names.filter(differs);
   if (data.runs.length > 1) {
@@ -87,9 +93,9 @@ function settings(data) {
     nodes.push(main.length ? listed(main, "Where the runs differ.") : nothing("All settings are the same."));
     if (rest.length) nodes.push(folded(`${rest.length} settings that only some methods have`, listed(rest, "Settings that only some methods have.")));
   }
-  const shared = names.filter((name) => !differs(name)).map((name) => [el("span", { class: "code" }, name), data.runs[0].settings[name]]);
+  const shared = names.filter((name) => !differs(name)).map((name) => [dotted(name), data.runs[0].settings[name]]);
   const words = data.runs.length > 1 ? `${shared.length} settings that all runs share` : `All ${shared.length} settings`;
-  nodes.push(folded(words, table(["setting", "value"], shared, { caption: `${words}.`, numeric: () => false })));
+  nodes.push(folded(words, table(["setting", "value"], shared, { caption: `${words}.`, numeric: () => false, kind: "settings" })));
   return nodes;
 }
 
@@ -113,41 +119,59 @@ function losses(data) {
   return charts.length ? [columns(charts, true)] : null;
 }
 
-// The runs of a group share a bar each: their mean over seeds.
 function perClass(data) {
   const held = data.runs.filter((run) => run.per_class);
   if (!held.length) return null;
-  const size = held[0].per_class.last.length, names = classNames(held[0], size);
-  const sets = data.groups.map(({ label, look, runs }) => {
-    const rows = runs.map((k) => data.runs[k].per_class).filter((one) => one && one.last.length === size).map((one) => one.last);
-    const values = names.map((_, k) => rows.map((row) => row[k]).filter((value) => value !== null));
-    return rows.length ? { label, look, values: values.map((column) => (column.length ? mean(column) : null)) } : null;
-  }).filter(Boolean);
-  const seeds = data.groups.some((group) => group.runs.length > 1) ? " Means over seeds." : "";
-  const bars = barChart("Test accuracy by class, last round", names, sets, { y: "test accuracy", note: `A class without a bar is never recognised.${seeds}` });
+  const most = scales(held, (run) => run.per_class.values.flat());
   const maps = held.map((run) => classMap(run, run.per_class, {
-    title: `${run.name}: accuracy by class over rounds`, low: 0, high: 1, note: "Faint: 0 %. Strong: 100 %.", word: (value) => percent(value),
+    title: `${run.name}: accuracy by class over rounds`, low: 0, high: most(run), note: `Faint: 0 %. Strong: ${percent(most(run))}.`, word: (value) => percent(value),
   }));
-  return [bars, columns(maps)];
+  return [...classBars(data, held), columns(maps)];
+}
+
+// A chart for each list of classes. The runs of a group share a bar each: their mean over seeds.
+function classBars(data, held) {
+  const names = (run) => classNames(run, run.per_class.last.length), list = (run) => JSON.stringify([run.data, names(run)]);
+  return distinct(held.map(list)).map((key) => {
+    const chosen = held.filter((run) => list(run) === key), classes = names(chosen[0]);
+    const sets = data.groups.map(({ label, look, runs }) => {
+      const rows = runs.map((k) => data.runs[k]).filter((run) => chosen.includes(run)).map((run) => run.per_class.last);
+      const values = classes.map((_, k) => rows.map((row) => row[k]).filter((value) => value !== null));
+      return rows.length ? { label, look, seeds: rows.length, values: values.map((column) => (column.length ? mean(column) : null)) } : null;
+    }).filter(Boolean);
+    const seeds = sets.some((set) => set.seeds > 1) ? " Means over seeds." : "";
+    return barChart(`${chosen[0].data}: test accuracy by class, last round`, classes, sets, { y: "test accuracy", note: `A class without a bar is never recognised.${seeds}` });
+  });
+}
+
+// The largest value of all runs on a data set: maps that are compared have one scale.
+function scales(runs, values) {
+  const most = new Map();
+  for (const run of runs) most.set(run.data, values(run).reduce((high, value) => Math.max(high, value), most.get(run.data) || 0));
+  return (run) => most.get(run.data) || 1;
 }
 
 function classMap(run, { rounds, values }, { title, low, high, note, word, tone = "blue" }) {
   const names = classNames(run, values[0].length);
   return heatMap(title, {
     rows: names, columns: rounds.map(String), values: names.map((_, k) => values.map((row) => row[k])), low, high, tone, text: short, x: "communication round", y: "class",
-    tell: (r, c, value) => [`class ${names[r]}, round ${rounds[c]}`, word(value)], note,
+    tell: (r, c, value) => [`class ${names[r]}, round ${rounds[c]}`, word(value)], note: () => note,
   });
 }
 
 function confusion(data) {
-  const maps = data.runs.filter((run) => run.confusion).map((run) => {
+  const shares = ({ confusion: { counts } }) => counts.map((row) => {
+    const total = row.reduce((sum, value) => sum + value, 0) || 1;
+    return row.map((value) => value / total);
+  });
+  const held = data.runs.filter((run) => run.confusion), most = scales(held, (run) => shares(run).flat());
+  const maps = held.map((run) => {
     const { counts, round } = run.confusion, names = classNames(run, counts.length);
-    const totals = counts.map((row) => row.reduce((sum, value) => sum + value, 0) || 1);
     return heatMap(`${run.name}, round ${round}`, {
-      rows: names, columns: names, values: counts.map((row, r) => row.map((value) => value / totals[r])), low: 0, high: 1, square: true,
+      rows: names, columns: names, values: shares(run), low: 0, high: most(run), square: true,
       numbered: counts.length <= 15, text: (_, r, c) => String(counts[r][c]), x: "predicted class", y: "true class",
-      tell: (r, c, value) => [`true ${names[r]}, predicted ${names[c]}`, `${whole(counts[r][c])} images, ${percent(value)} of the class`],
-      note: "Colour: share of the true class. Numbers: test images.",
+      tell: (r, c, value) => [`true ${names[r]}, predicted ${names[c]}`, `${counted(counts[r][c], "image")}, ${percent(value)} of the class`],
+      note: (numbers) => `Colour: share of the true class, strongest at ${percent(most(run))}.${numbers ? " Numbers: test images." : ""}`,
     });
   });
   return [...(maps.length ? [columns(maps)] : []), ...missing(data, "confusion")];
@@ -193,10 +217,15 @@ function prior(data) {
   return [...(charts.length ? [columns(charts)] : []), ...missing(data, "prior")];
 }
 
+function repeated(classes) {
+  const how = classes > TAGGED ? "; pointer and arrow keys tell the class of a point" : "";
+  return classes > CLASS_COLOURS.length ? ` ${CLASS_COLOURS.length} colours serve all ${classes} classes${how}.` : "";
+}
+
 function proxies(data) {
   const planes = data.runs.filter((run) => run.proxies).map((run) => proxyPlane(
     `${run.name}, round ${run.proxies.round}`, run.proxies, classNames(run, run.proxies.average.length),
-    `Points: classifier rows of ${run.proxies.clients.length} clients. Rings: their average.${run.proxies.tuned ? " Stars: after tuning." : " This method does not tune them."} The components explain ${run.proxies.explained.map((share) => percent(share, 0)).join(" and ")} of the variance.`));
+    `Points: classifier rows of ${run.proxies.clients.length} clients. Rings: their average.${run.proxies.tuned ? " Stars: after tuning." : " This method does not tune them."} The components explain ${run.proxies.explained.map((share) => percent(share, 0)).join(" and ")} of the variance.${repeated(run.proxies.average.length)}`));
   const how = nothing("Rows of the classifier, one per class: clients, average and tuned ones in one plane, by principal component analysis (PCA) of all of them together, not scaled.");
   return [...(planes.length ? [how, columns(planes)] : []), ...missing(data, "proxies")];
 }

@@ -51,7 +51,7 @@ function renew(old, made) {
 
 function sectionKey(id, data) {
   const needs = {
-    settings: ["settings"], accuracy: ["curves", "done"], classes: ["per_class", "classes"], confusion: ["confusion", "classes", "notes"], pseudo: ["curves", "notes"],
+    settings: ["settings"], accuracy: ["curves", "done"], classes: ["per_class", "classes", "data"], confusion: ["confusion", "classes", "data", "notes"], pseudo: ["curves", "notes"],
     losses: ["curves"], prior: ["prior", "partition", "classes", "notes"], proxies: ["proxies", "classes", "notes"], partition: ["partition", "notes"],
     communication: ["traffic"], time: ["seconds"], failures: ["failures", "failures_in_all"],
   }[id];
@@ -73,12 +73,12 @@ function drawList({ folder, runs }) {
   document.title = `${running ? `(${running}) ` : ""}Runs: ${folder}`;
   const rows = runs.map((run) => {
     const name = el("a", { href: `run?name=${encodeURIComponent(run.name)}` }, run.name);
-    if (run.problem) return [run.name, "", "", "", "", `unreadable: ${run.problem}`, ""];
+    if (run.problem) return [run.name, el("span", { class: "reason" }, `unreadable: ${run.problem}`)];
     const bar = el("progress", { max: run.total, value: run.done, "aria-label": `rounds of ${run.name}` });
-    return [name, run.method, run.data, el("span", {}, bar, `${run.done} / ${run.total}`), percent(run.accuracy, 2), stateOf(run), run.state === "running" ? duration(run.left) : "–"];
+    return [name, percent(run.accuracy, 2), stateOf(run), el("span", {}, bar, `${run.done} / ${run.total}`), run.state === "running" ? duration(run.left) : "–", run.method, run.data];
   });
-  const heads = ["run", "method", "data", "rounds", "accuracy", "state", "time left"];
-  const body = runs.length ? table(heads, rows, { caption: `${whole(runs.length)} runs in the folder ${folder}, ${running} running. Accuracy: test data, newest round.`, numeric: (place) => [3, 4, 6].includes(place) })
+  const heads = ["run", "accuracy", "state", "rounds", "time left", "method", "data"];
+  const body = runs.length ? table(heads, rows, { caption: `${counted(runs.length, "run")} in the folder ${folder}, ${running} running. Accuracy: test data, newest round.`, numeric: (place) => [1, 3, 4].includes(place), spare: (place) => place > 4 })
     : nothing("No runs yet; start one with: proxyfl run");
   const focused = main.contains(document.activeElement) && document.activeElement.getAttribute("href");
   main.replaceChildren(el("header", {}, el("h1", {}, "Runs")), body);
