@@ -66,6 +66,7 @@ def test_sweep_reads_a_grid_and_lists_it(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["compare", "fedavg", "--seeds", "x"], "--seeds x must be how many"),
+        (["compare", "fedavg", "--seeds", "0"], "--seeds 0 makes no run"),
         (["compare", ","], "names nothing"),
         (["compare", "fedavg,fedavgg"], "unknown method 'fedavgg'; did you mean"),
         (["compare", "fedavg", "--vary", "tau"], "must be like method.tau=0.9,0.95"),

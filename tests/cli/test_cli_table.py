@@ -157,7 +157,14 @@ def test_unfinished_runs_are_told_of(call, written):
 
 
 def test_twins_and_nothing_at_all_are_errors(call, written):
-    shutil.copytree(written / "low" / "fedavg-1", written / "low" / "again")
+    shutil.copytree(written / "low" / "fedavg-1", written / "again")
+    result = call("table", "--format", "csv")
+    assert (
+        result.stderr == "note: counted once: a run that is there twice: runs/again and runs/low/fedavg-1\n"
+    )
+    assert [row["seeds"] for row in csv.DictReader(result.stdout.splitlines())] == ["3"] * 4
+    shutil.rmtree(written / "again")
+    write_run(written / "low" / "again", "fedavg", 1, [0.2, 0.9], alpha=0.1)
     result = call("table")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: runs/low/again and runs/low/fedavg-1 have the same settings")

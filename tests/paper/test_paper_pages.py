@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from proxyfl.paper.pages import BLOCK, draw_pictures, items, refreshed, scales
+from proxyfl.paper.catalogue import Column, item
+from proxyfl.paper.pages import BLOCK, _options, draw_pictures, items, refreshed, scales
 from proxyfl.paper.results import Result, to_csv
+from proxyfl.paper.scales import scale
 
 PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
 
@@ -27,6 +29,22 @@ def test_results_come_from_the_file_of_scale_and_item(made: Callable[..., Result
     assert "Scale mini: not comparable with the published column." in text
     assert "CIFAR" not in text
     assert refreshed(text, tmp_path) == text
+    part = "--only data=svhn,alpha=0.1,row=GPT --seeds 1,2"
+    assert f"<!-- proxyfl paper run table2 --scale mini {part} -->" in text
+
+
+def test_the_command_of_a_whole_item_has_no_part(made: Callable[..., Result], tmp_path: Path) -> None:
+    rows = [row.label for row in item("fig2a").rows]
+    results = {
+        (row, "cifar10@0.1"): [made(row, "cifar10@0.1", seed, [0.5]) for seed in (1, 2, 3)] for row in rows
+    }
+    columns = [Column("cifar10", 0.1)]
+    assert _options(item("fig2a"), scale("mini"), results, columns) == []
+    results["ProxyFL", "cifar10@0.1"] = [made("ProxyFL", "cifar10@0.1", 7, [0.5])]
+    assert _options(item("fig2a"), scale("mini"), results, columns) == ["--seeds", "7,"]
+    assert _options(item("table3"), scale("mini"), results, [Column("digits", 0.1)])[:2] == [
+        "--only", "data=digits,row=ProxyFL",
+    ]  # fmt: skip
 
 
 def test_without_a_file_it_is_not_measured_yet(tmp_path: Path) -> None:

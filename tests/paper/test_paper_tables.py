@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,9 +79,12 @@ def test_the_gain_is_over_the_best_method_and_not_over_the_bound(made: Make) -> 
         (row, "cifar10@0.1"): [made(row, "cifar10@0.1", 1, [value])] for row, value in accuracies.items()
     }
     panel = tables(item("table1"), scale("mini"), results, [C10])[0]
-    assert texts(panel, "ProxyFL over the second best")[1:] == ["−3.00", "+1.51", "−4.51"]
+    assert texts(panel, "ProxyFL over the best other method")[1:] == ["−3.00", "+1.51", "−4.51"]
     ranks = {line[0].text: line[1].rank for line in panel.rows}
     assert (ranks["FedAvg-SL"], ranks["SAGE"], ranks["ProxyFL"]) == (0, 1, 2)
+    told = "FedAvg-SL: knows every label, so it is not ranked."
+    assert told in panel.caption
+    assert told not in tables(item("table2"), scale("mini"), results, [C10])[0].caption
 
 
 def test_data_sets_are_columns_where_alpha_does_not_vary(made: Make) -> None:
@@ -123,12 +127,30 @@ def test_rounds_to_an_accuracy_at_full_scale(made: Make) -> None:
         ("ProxyFL", key): [made("ProxyFL", key, 1, [0.31, 0.52, 0.6, 0.6])],
     }  # fmt: skip
     panel = tables(item("table3"), scale("full"), results, [Column("cifar100", 0.1)])[0]
-    assert texts(panel, "LPL") == ["LPL", "3 (×1.00)", "119 (×1.00)", "4 (×1.00)", "242 (×1.00)", "–",
-                                   "562 (×1.00)"]  # fmt: skip
-    assert texts(panel, "SAGE")[1::2] == ["2 (×1.50)", "3 (×1.33)", "–"]
-    assert texts(panel, "ProxyFL")[1::2] == ["1 (×3.00)", "2 (×2.00)", "2"]
-    assert texts(panel, "FedDB")[1:] == ["–", "103 (×1.16)", "–", "206 (×1.17)", "–", "–"]
-    assert [column.heading for column in panel.columns][1:3] == ["ours, to 30 %", "paper, to 30 %"]
+    assert texts(panel, "LPL") == [
+        "LPL", "3 (×1.00)", "119 (×1.00)", "−116", "4 (×1.00)", "242 (×1.00)", "−238",
+        "–", "562 (×1.00)", "–",
+    ]  # fmt: skip
+    assert texts(panel, "SAGE")[1::3] == ["2 (×1.50)", "3 (×1.33)", "–"]
+    assert texts(panel, "ProxyFL")[1::3] == ["1 (×3.00)", "2 (×2.00)", "2"]
+    assert texts(panel, "FedDB")[1:] == ["–", "103 (×1.16)", "–", "–", "206 (×1.17)", "–", "–", "–", "–"]
+    assert [column.heading for column in panel.columns][1:4] == ["ours, to 30 %", "paper, to 30 %", "diff."]
+    assert "Median over 1 to 2 seeds." in panel.caption
+    assert not [line for line in panel.caption if "standard deviation" in line]
+    assert "not every seed does, or the paper has no number" in panel.caption[0]
+
+
+def test_rounds_are_numbers_in_a_csv(made: Make) -> None:
+    key = "cifar100@0.1"
+    results = {("LPL", key): [made("LPL", key, 1, [0.1, 0.3])], ("SAGE", key): [made("SAGE", key, 1, [0.3])]}
+    panels = tables(item("table3"), scale("full"), results, [Column("cifar100", 0.1)])
+    rows = list(csv.DictReader(render.to_csv(panels, "table3", "full").splitlines()))
+    found = {row["column"]: row["value"] for row in rows if row["row"] == "SAGE"}
+    assert [*found.items()][:5] == [
+        ("ours, to 30 %", "1"), ("ours, to 30 %: speed-up", "2.00"), ("paper, to 30 %", "60"),
+        ("paper, to 30 %: speed-up", "1.98"), ("ours, to 30 %: diff.", "-59"),
+    ]  # fmt: skip
+    assert all(not row["value"] or float(row["value"]) < 1000 for row in rows)
 
 
 def test_targets_of_other_scales_are_shares_of_the_best(made: Make) -> None:
@@ -140,7 +162,7 @@ def test_targets_of_other_scales_are_shares_of_the_best(made: Make) -> None:
     assert targets(scale("mini"), {}, rows, column) == []
     assert targets(scale("full"), {}, rows, column) == [0.3, 0.4, 0.5]
     panel = tables(item("table3"), scale("mini"), results, [column])[0]
-    assert [each.heading for each in panel.columns][1::2] == [
+    assert [each.heading for each in panel.columns][1::3] == [
         "ours, to 21 %",
         "ours, to 28 %",
         "ours, to 35 %",
@@ -162,6 +184,7 @@ def test_traffic_is_counted() -> None:
     assert texts(panel, "FixMatch")[2:] == ["20.01", "22.08", "−2.07"]
     assert texts(panel, "ProxyFL")[2:] == ["22.11", "22.08", "+0.03"]
     assert len(panel.rows) == 8
+    assert ",ProxyFL,paper,22.08," in render.to_csv([panel], "table7", "micro")
 
 
 def test_differences_have_colours_in_a_terminal(ablation: dict) -> None:  # type: ignore[type-arg]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +14,21 @@ from click.testing import Result as Answer
 from paper_runs import micro_cases, train
 
 from proxyfl import Experiment, Run
+from proxyfl.core.errors import RunError
 from proxyfl.federation.loop import RoundReport
-from proxyfl.paper import plan
+from proxyfl.paper import figures, plan
+from proxyfl.paper.catalogue import PROXYFL, Column, item
+from proxyfl.paper.plan import Case
 from proxyfl.paper.results import HEADER
+from proxyfl.paper.scales import scale
 from proxyfl.runs.settings import identity
+from written_runs import write_run
 
 Call = Callable[..., Answer]
 
 
 def test_ls_counts_runs_and_says_what_the_rest_costs(call: Call, quick: Path) -> None:
-    answer = call("paper", "ls", "--scale", "micro", "--runs", quick)
+    answer = call("paper", "ls", "--scale", "micro", "--runs", quick, "--seeds", "2,")
     assert answer.exit_code == 0, answer.stderr
     lines = {line.split()[0]: line for line in answer.stdout.splitlines()}
     assert " 15     3 " in lines["table2"]
@@ -30,7 +36,7 @@ def test_ls_counts_runs_and_says_what_the_rest_costs(call: Call, quick: Path) ->
     assert lines["fig2a"].split()[-2:] == ["1", "1"]
     assert "needs no run" in lines["table7"]
     assert "a diagram" in lines["fig3"]
-    assert "109 runs, shared between items, 5 done" in lines["all:"]
+    assert "109 runs, shared between items, 3 done" in lines["all:"]
 
 
 def test_ls_of_a_scale_without_runs_estimates_and_names_missing_data(call: Call, tmp_path: Path) -> None:
@@ -140,9 +146,78 @@ def test_show_of_a_figure_without_runs_says_how_to_make_them(call: Call, tmp_pat
     assert "proxyfl paper run fig6 --scale micro" in answer.stderr
 
 
+def test_a_figure_without_rows_is_of_the_data_that_is_asked_for(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who holds what needs no run, but it needs the right images."""
+    classes: list[str] = []
+
+    def note(source: tuple[object, object, list[str]], path: Path, title: str) -> list[Path]:
+        classes.extend([*source[2], title])
+        return [path]
+
+    monkeypatch.setattr(figures, "partition_bubbles", note)
+    words = ["paper", "show", "fig5a", "--scale", "mini", "--out", tmp_path / "who"]
+    answer = call(*words, "--only", "data=digits")
+    assert answer.exit_code == 0, answer.stderr
+    assert classes == [*map(str, range(10)), "Figure 5a: digits, scale mini"]
+    answer = call(*words, "--only", "data=svhn")
+    assert answer.exit_code == 2
+    assert "leaves nothing of fig5a; it has data=cifar10,alpha=0.1" in answer.stderr
+    assert "leaves nothing of fig5a" in call(*words, "--only", "row=ProxyFL").stderr
+    answer = call("paper", "show", "table7", "--only", "alpha=1")
+    assert "leaves nothing of table7; it has no parts" in answer.stderr
+
+
+def test_every_data_set_that_has_runs_is_drawn_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of three data sets has no run; the others do not share a picture."""
+    size, folder = scale("mini"), tmp_path / "runs"
+    drawn: list[tuple[str, list[str], str]] = []
+
+    def note(picture: figures.Picture) -> list[Path]:
+        runs = [run.path.name for column in picture.columns for run in picture.row("ProxyFL", column)]
+        drawn.append((picture.title(), runs, picture.path.name))
+        return [picture.path]
+
+    monkeypatch.setitem(figures.DRAWN, "fig2a", note)
+    columns = [Column("cifar10", 0.1), Column("svhn", 0.1), Column("digits", 0.1)]
+    cases = [Case(item("fig2a"), size, PROXYFL, column) for column in columns]
+    with pytest.raises(RunError, match=r"no finished run in .* 'proxyfl paper run fig2a --scale mini'"):
+        figures.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map")
+    for case in cases[1:]:
+        job = case.job(1, folder)
+        write_run(job.path, "proxyfl", 1, [0.5], data__name=case.column.data)
+    names = [case.job(1, folder).path.name for case in cases]
+    assert figures.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map") == [
+        tmp_path / "map-svhn", tmp_path / "map-digits",
+    ]  # fmt: skip
+    figures.draw(item("fig2a"), size, cases[:2], columns[:2], [1], folder, tmp_path / "map")
+    assert drawn == [
+        ("Figure 2a: SVHN, scale mini", [names[1]], "map-svhn"),
+        ("Figure 2a: digits, scale mini", [names[2]], "map-digits"),
+        ("Figure 2a: SVHN, scale mini", [names[1]], "map"),
+    ]
+
+
+def test_a_command_to_type_next_has_what_this_one_was_given(call: Call, quick: Path, tmp_path: Path) -> None:
+    asked = ["--scale", "micro", "--seeds", "2,", "--only", "row=GPT,alpha=0.1", "--runs", str(quick)]
+    answer = call("paper", "run", "table2", *asked)
+    assert answer.exit_code == 0, answer.stderr
+    assert shlex.split(answer.stdout.splitlines()[-1])[1:] == ["proxyfl", "paper", "show", "table2", *asked]
+    file = tmp_path / "table.tex"
+    assert call("paper", "show", "table2", "--metric", "best", *asked, "--out", file).exit_code == 0
+    told = shlex.split(file.read_text(encoding="utf-8").splitlines()[0])[1:]
+    assert told == ["proxyfl", "paper", "show", "table2", *asked[:6], "--metric", "best", *asked[6:]]
+    answer = call("paper", "export", "table2", *asked[:2], "--runs", tmp_path, "--device", "mps")
+    assert f"'proxyfl paper run table2 --scale micro --runs {tmp_path} --device mps'" in answer.stderr
+
+
 def test_export_has_a_row_per_run_with_its_identity(call: Call, quick: Path, tmp_path: Path) -> None:
     file = tmp_path / "results" / "micro-table2.csv"
-    words = ["paper", "export", "table2", "--scale", "micro", "--runs", quick, "--only", "data=svhn"]
+    only = "data=svhn,alpha=0.1,row=FixMatch-GPL,row=GPT,row=GPT + ICPL"
+    words = ["paper", "export", "table2", "--scale", "micro", "--runs", quick, "--only", only]
     answer = call(*words, "--seeds", "2", "--out", file)
     assert answer.exit_code == 0, answer.stderr
     rows = list(csv.DictReader(file.open(encoding="utf-8")))

@@ -10,11 +10,13 @@ from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
 from proxyfl.paper import plan
 from proxyfl.paper.catalogue import ITEMS, item
-from proxyfl.paper.cost import ALIKE, ESTIMATED, MEASURED, Experience, estimate, protocol
+from proxyfl.paper.cost import ALIKE, ESTIMATED, MEASURED, Experience, core_seconds, estimate, protocol
 from proxyfl.paper.plan import Case
 from proxyfl.paper.scales import NAMES, TUNING_SEEDS, scale
+from proxyfl.runs.batch import BY_WORKERS
 from proxyfl.runs.settings import identity, resolve
 from proxyfl.runs.sweep import read_seeds
+from written_runs import write_run
 
 FOLDER = Path("runs")
 
@@ -123,6 +125,19 @@ def test_data_that_the_paper_lacks_has_to_be_named() -> None:
     assert len(named) == 15
 
 
+def test_columns_are_chosen_where_an_item_has_no_rows_too() -> None:
+    size = scale("mini")
+
+    def keys(name: str, only: str) -> list[str]:
+        return [column.key for column in plan.columns(item(name), size, plan.read_choice(only, size))]
+
+    assert keys("fig5a", "") == ["cifar10@0.1"]
+    assert keys("fig5a", "data=digits") == ["digits@0.1"]
+    assert keys("fig5a", "data=digits,data=cifar10,alpha=0.1") == ["cifar10@0.1", "digits@0.1"]
+    assert keys("fig5a", "data=svhn") == keys("fig2b", "alpha=0.5") == []
+    assert keys("fig2b", "alpha=10,row=nonesuch") == ["cifar10@10"]
+
+
 @pytest.mark.parametrize("text", ["cifar10", "colour=red", "data=cifar11", "alpha=low"])
 def test_a_choice_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
@@ -135,6 +150,9 @@ def test_seeds_are_a_count_or_a_list() -> None:
     assert read_seeds("7,") == (7,)
     with pytest.raises(ConfigError, match="how many"):
         read_seeds("many")
+    assert read_seeds("0,") == (0,)
+    with pytest.raises(ConfigError, match="makes no run"):
+        read_seeds("0")
 
 
 def test_unknown_items_and_drawings_are_refused() -> None:
@@ -152,7 +170,7 @@ def test_data_that_is_not_at_hand_is_told_with_its_cure(tmp_path: Path) -> None:
 
 def test_cost_is_from_finished_runs_where_there_are_any(quick: Path) -> None:
     cases = plan.cases(item("table2"), scale("micro"))
-    known = Experience.of(plan.jobs(cases, [1, 2], quick))
+    known = Experience.of(plan.jobs(cases, [2], quick))
     proxyfl, icpl = (one("table2", "micro", row, "cifar10@0.1").config for row in ("GPT + ICPL", "ICPL"))
     assert known.cost(proxyfl)[1] == MEASURED
     assert known.cost(icpl)[1] == ALIKE
@@ -162,6 +180,15 @@ def test_cost_is_from_finished_runs_where_there_are_any(quick: Path) -> None:
     known.seconds[protocol(proxyfl), "sage"] = [9.0]
     assert known.cost(proxyfl) == (3.0, MEASURED)
     assert known.cost(icpl) == (5.0, ALIKE)
+
+
+def test_a_run_that_had_workers_cost_all_of_their_cores(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "fedavg", 1, [0.5, 0.6])
+    assert run.summary.seconds == core_seconds(run) == 4.0
+    run.directory.event(BY_WORKERS, workers=3)
+    assert core_seconds(run) == 12.0
+    run.directory.event(BY_WORKERS, workers="many")
+    assert core_seconds(run) == 12.0
 
 
 def test_the_formula_grows_with_the_work() -> None:

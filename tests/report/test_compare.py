@@ -75,12 +75,35 @@ def test_speed_up_is_the_ratio_of_rounds(write):
     assert speed_up(found, the_cell(found, "fedavg"), question(found, target=0.8, against="proxyfl")) == (
         pytest.approx(2 / 3)
     )
-    assert speed_up(found, the_cell(found, "proxyfl"), question(found, target=0.85)) is None
+    late = question(found, target=0.85, against="fedavg")
+    assert speed_up(found, the_cell(found, "proxyfl"), late) is None
 
 
-def test_the_default_target_is_a_whole_per_cent(write):
+def test_speed_ups_are_over_the_first_that_gets_to_the_target(write):
+    curves = {"fedavg": [0.5, 0.6], "fixmatch-lpl": [0.6, 0.7], "sage": [0.7, 0.8], "proxyfl": [0.8, 0.9]}
+    found = compare([write(method, 1, curve) for method, curve in curves.items()])
+    reaching = {0.6: "fixmatch-lpl", 0.75: "sage", 0.85: "proxyfl", 0.95: "fixmatch-lpl"}
+    assert {aim: str(question(found, target=aim).baseline) for aim in reaching} == reaching
+    assert str(question(found, target=0.85, against="sage").baseline) == "sage"
+    apart = compare(
+        [write(method, 1, curve, alpha=10.0) for method, curve in curves.items()]
+        + [write(method, 1, [0.6] if method == "sage" else [0.5], alpha=1.0) for method in curves]
+    )
+    assert str(question(apart, target=0.6).baseline) == "sage"
+    assert str(question(apart, target=0.65).baseline) == "fixmatch-lpl"
+
+
+def test_the_default_target_is_a_whole_per_cent_of_the_best_of_a_group(write):
     runs = [write("fedavg", 1, [0.5]), write("proxyfl", 1, [0.919])]
     assert question(compare(runs)).target == 0.83
+    runs += [write("fedavg", 1, [0.02], alpha=10.0), write("proxyfl", 1, [0.1], alpha=10.0)]
+    found = compare(runs)
+    (one, two), asked = found.groups, question(found)
+    assert (asked.targets, asked.target) == ({one: 0.83, two: 0.09}, None)
+    assert all(
+        the_cell(found, "proxyfl", *group).rounds_to(asked.targets[group]) == 1 for group in (one, two)
+    )
+    assert question(found, target=0.5).target == 0.5
 
 
 def test_a_setting_that_differs_makes_groups_in_order(write):
@@ -132,6 +155,24 @@ def test_a_parameter_that_all_methods_went_through_makes_groups(write):
     assert labels(found) == ["fedavg", "proxyfl"]
 
 
+def test_a_parameter_that_follows_the_data_does_not_tear_a_method_apart(write):
+    """Presets give ProxyFL its epochs of tuning by the data set."""
+    epochs = {"digits": 100, "cifar100": 10}
+    runs = [
+        write("proxyfl", 1, [0.6], data__name=data, **{"method.gpt.epochs": count})
+        for data, count in epochs.items()
+    ]
+    runs += [write("fedavg", 1, [0.5], data__name=data) for data in epochs]
+    found = compare(runs)
+    assert labels(found) == ["fedavg", "proxyfl"]
+    assert found.settings == ("data.name",)
+    assert "method.gpt.epochs" in found.follow
+    assert len(found.cells) == 4
+    found = compare([*runs, write("proxyfl", 1, [0.7], **{"method.gpt.epochs": 20})])
+    assert labels(found)[1:] == [f"proxyfl gpt.epochs={count}" for count in (10, 20, 100)]
+    assert "method.gpt.epochs" not in found.follow
+
+
 def test_a_setting_and_a_parameter_of_one_name_are_told_apart(write):
     runs = [write("fedmatch", 1, [0.5], **{"method.lr": rate}) for rate in (0.01, 0.02)]
     runs += [write("fedavg", 1, [0.5], **{"train.lr": rate}) for rate in (0.05, 0.1)]
@@ -154,10 +195,21 @@ def test_where_a_run_was_computed_and_what_it_keeps_tell_nothing_apart(write):
     assert the_cell(found, "fedavg").seeds == [1, 2]
 
 
-def test_twins_are_refused_by_name(write):
+def test_twins_that_came_out_otherwise_are_refused_by_name(write):
     one, two = write("fedavg", 1, [0.5]), write("fedavg", 1, [0.6], keep__checkpoints=5)
     with pytest.raises(RunError, match=f"{one.path} and {two.path} have the same settings and the same seed"):
         compare([one, two])
+
+
+def test_twins_with_the_same_accuracies_count_once(write):
+    one, two, other = write("fedavg", 1, [0.5]), write("fedavg", 1, [0.5]), write("fedavg", 2, [0.7])
+    found = compare([one, two, other])
+    cell = the_cell(found, "fedavg")
+    assert (cell.seeds, cell.outcomes[0].name) == ([1, 2], str(one.path))
+    assert found.notes == (f"counted once: a run that is there twice: {one.path} and {two.path}",)
+    found = compare([one, two, other, write("fedavg", 2, [0.7])])
+    assert the_cell(found, "fedavg").seeds == [1, 2]
+    assert found.notes == (f"counted once: 2 runs that are there twice: {one.path} and {two.path}, …",)
 
 
 def test_a_run_that_is_named_twice_counts_once(write):
@@ -246,7 +298,7 @@ def test_contenders_by_name_and_alias(write):
     found = compare([write("proxyfl", 1, [0.5])])
     with pytest.raises(ConfigError, match="no run of 'proxifl' is among these; did you mean 'proxyfl'"):
         found.contender("proxifl")
-    assert str(found.baseline()) == "proxyfl"
+    assert str(question(found).baseline) == "proxyfl"
 
 
 def test_leaves_and_names():

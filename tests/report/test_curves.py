@@ -9,7 +9,7 @@ from PIL import Image
 
 from proxyfl.core.errors import RunError
 from proxyfl.report import style
-from proxyfl.report.curves import _accuracies, _draw, accuracy_curves
+from proxyfl.report.curves import _accuracies, accuracy_curves, draw_curves
 
 
 def line_of(figure, method):
@@ -41,7 +41,7 @@ def test_the_csv_holds_the_metrics_to_the_last_digit(runs, tmp_path):
 
 
 def test_the_line_is_the_mean_in_per_cent_and_the_band_reaches_from_lowest_to_highest():
-    figure = _draw({"fedavg": np.array([[10.0, 20.0], [30.0, 60.0]])}, "Test accuracy")
+    figure = draw_curves({"fedavg": np.array([[10.0, 20.0], [30.0, 60.0]])}, "Test accuracy")
     assert line_of(figure, "fedavg").get_ydata().tolist() == [20, 40]
     assert line_of(figure, "fedavg").get_xdata().tolist() == [1, 2]
     band = figure.axes[0].collections[0].get_paths()[0].vertices
@@ -49,14 +49,14 @@ def test_the_line_is_the_mean_in_per_cent_and_the_band_reaches_from_lowest_to_hi
 
 
 def test_one_run_has_no_band_and_no_note_about_one():
-    figure = _draw({"fedavg": np.array([[10.0, 20.0]])}, "Test accuracy")
+    figure = draw_curves({"fedavg": np.array([[10.0, 20.0]])}, "Test accuracy")
     assert not figure.axes[0].collections
     assert figure.get_supxlabel() == ""
 
 
 def test_what_is_drawn_is_named():
     curves = {"fedavg": np.array([[10.0, 20.0]]), "proxyfl": np.array([[10.0, 30.0], [12.0, 32.0]])}
-    figure = _draw(curves, "Test accuracy on digits")
+    figure = draw_curves(curves, "Test accuracy on digits")
     axes = figure.axes[0]
     assert axes.get_title(loc="left") == "Test accuracy on digits"
     assert axes.get_xlabel() == "communication round"

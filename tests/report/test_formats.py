@@ -65,13 +65,34 @@ def test_one_varying_setting_gives_columns(grid):
 
 
 def test_rounds_with_speed_ups_beside_them(grid):
-    lines = printed(panels(grid, question(grid, target=0.59)))
+    lines = printed(panels(grid, question(grid, target=0.59, against="fedavg")))
     start = lines.index("Rounds to 59 % accuracy (speed-up over fedavg)")
     assert [cells_of(line) for line in lines[start + 2 : start + 5]] == [
         ["fedavg", "–", "3 (1.0×)"],
         ["fixmatch-gpl", "3", "2 (1.5×)"],
         ["proxyfl", "2", "2 (1.5×)"],
     ]
+
+
+def test_groups_have_targets_of_their_own(tmp_path):
+    """What is much at one alpha is little at another."""
+    curves = {"fedavg": [0.0, 0.1, 0.2], "fixmatch-gpl": [0.2, 0.3, 0.4], "proxyfl": [0.3, 0.4, 0.4]}
+    found = compare(
+        write_run(tmp_path / f"{method}-{alpha}", method, 1, [alpha + value for value in curve], alpha=alpha)
+        for (method, curve), alpha in product(curves.items(), (0.1, 0.5))
+    )
+    asked = question(found, "last")
+    lines = printed(panels(found, asked))
+    start = lines.index("Rounds to 90 % of the best accuracy (speed-up over fixmatch-gpl)")
+    assert [cells_of(line) for line in lines[start + 1 : start + 5]] == [
+        ["method", "alpha = 0.1: to 42 %", "alpha = 0.5: to 78 %"],
+        ["fedavg", "–", "–"],
+        ["fixmatch-gpl", "3 (1.0×)", "2 (1.0×)"],
+        ["proxyfl", "2 (1.5×)", "1 (2.0×)"],
+    ]
+    for text in (to_csv(found, asked), each_run_to_csv(found, asked)):
+        told = {(row["partition.alpha"], row["target"]) for row in csv.DictReader(text.splitlines())}
+        assert told == {("0.1", "0.42"), ("0.5", "0.78")}
 
 
 def test_differences_from_a_method(grid):
@@ -101,7 +122,7 @@ def test_negative_differences_have_a_minus_sign(grid):
 
 
 def test_without_a_varying_setting_a_row_has_everything(plain_runs):
-    lines = printed(panels(plain_runs, question(plain_runs, target=0.5)))
+    lines = printed(panels(plain_runs, question(plain_runs, target=0.5, against="fedavg")))
     assert max(map(len, lines)) <= 80
     assert cells_of(lines[4]) == [
         "fixmatch-gpl", "3", "44.50 ± 0.50", "59.00 ± 1.00", "59.00 ± 1.00", "2", "–",
@@ -130,6 +151,9 @@ def test_two_varying_settings_give_a_row_each_with_groups_apart(tmp_path):
     assert first.keys == 3
     assert [field.text for field in first.rows[2]][:4] == ["fedavg", "0.1", "1", "1"]
     assert first.breaks == {2, 4, 6}
+    assert [column.heading for column in first.columns][-3:] == ["target", "rounds to it", "speed-up"]
+    assert [row[-3].text for row in first.rows][::2] == ["46 %", "54 %", "47 %", "63 %"]
+    assert "Target: 90 % of the group's best mean of last rounds." in first.caption
     lines = printed([first])
     assert max(map(len, lines)) <= 80
     assert lines.count("") == 3

@@ -102,6 +102,17 @@ def test_verdicts():
     assert Difference(0.1, 3, 0.0, 0.2).verdict == "noise"
 
 
+def test_a_rounding_error_decides_no_verdict():
+    """The first pair is equal but for the order in which its thirds were added."""
+    ours = {1: sum([0.1, 0.2, 0.3]) / 3, 2: 0.5, 3: 0.6}
+    theirs = {1: sum([0.3, 0.2, 0.1]) / 3, 2: 0.4, 3: 0.5}
+    assert ours[1] != theirs[1]
+    for found in (paired_difference(ours, theirs), paired_difference(theirs, ours)):
+        assert found.verdict == "noise"
+        assert "-0.0" not in (str(found.low), str(found.high))
+    assert (found.low, found.high) == (-0.1, 0.0)
+
+
 def test_few_pairs_are_said_to_be_few():
     assert warning(2) == ""
     assert warning(3).startswith("3 pairs are few")

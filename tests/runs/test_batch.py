@@ -14,11 +14,13 @@ import pytest
 
 from proxyfl import Experiment, Run
 from proxyfl.core import machine
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.machine import usable_cores, usable_memory
+from proxyfl.engines.pool import default_workers
 from proxyfl.runs import batch
 from proxyfl.runs.batch import Job, train_all
 from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.settings import to_toml
 from proxyfl.runs.sweep import Grid, jobs_of, read_grid
 from toybox import gone
 
@@ -46,6 +48,22 @@ def test_a_failed_run_is_told_and_does_not_stop_the_others(tmp_path: Path) -> No
     assert multiprocessing.active_children() == []
 
 
+def test_a_folder_that_cannot_be_read_is_no_finished_run(tmp_path: Path) -> None:
+    """A sweep asks every job before it begins: one broken folder must not stop it."""
+    (job,) = jobs(tmp_path, methods=("fedavg",))
+    assert not job.finished
+    newest = RunDirectory(job.path).checkpoints / f"round-{job.rounds:08d}"
+    newest.mkdir(parents=True)
+    (newest / "manifest.json").write_text("{}")
+    with pytest.raises(RunError):
+        _ = Run(job.path).finished
+    assert not job.finished
+    (job.path / "config.toml").write_text("[method]\nname = 'nonesuch'\n", encoding="utf-8")
+    assert not job.finished
+    (job.path / "config.toml").write_text(to_toml(job.config), encoding="utf-8")
+    assert job.finished
+
+
 def test_a_child_that_is_killed_is_told_and_goes_on_the_next_time(tmp_path: Path) -> None:
     def kill(failed: dict[Path, str]) -> None:
         for child in multiprocessing.active_children():
@@ -55,6 +73,9 @@ def test_a_child_that_is_killed_is_told_and_goes_on_the_next_time(tmp_path: Path
     failed = train_all([job], 1, kill)
     assert "ended with code -9; the same command goes on" in failed[job.path]
     assert train_all([job], 1) == {}
+    told = [event["workers"] for event in Run(job.path).events if event["event"] == batch.BY_WORKERS]
+    workers = default_workers(job.config)
+    assert told == ([workers] if workers > 1 else [])
     alone = Experiment(config=job.config).run(tmp_path / "alone")
     assert (alone.path / "metrics.jsonl").read_bytes() == (job.path / "metrics.jsonl").read_bytes()
 
@@ -176,6 +197,16 @@ def test_a_grid_is_every_combination(tmp_path: Path) -> None:
     }
     assert len(points) == 16
     assert {(job.config.federation.rounds, job.config.model.width) for job in made} == {(3, 1)}
+
+
+def test_a_grid_takes_short_names_wherever_it_names_a_setting(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        "methods = 'fedavg'\n[vary]\nalpha = [0.1, 1]\n[set]\nrounds = 3\nwidth = 1\n", encoding="utf-8"
+    )
+    configs = [job.config for job in jobs_of(read_grid(file), tmp_path)]
+    assert [config.partition.alpha for config in configs] == [0.1, 1]
+    assert {(config.federation.rounds, config.model.width) for config in configs} == {(3, 1)}
 
 
 def test_points_with_the_same_settings_are_one_run(tmp_path: Path) -> None:

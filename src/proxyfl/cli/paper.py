@@ -150,7 +150,7 @@ def run(
     jobs = plan.jobs(
         [case for case in wanted if plan.data_of(case) not in missing], numbers, folder, data_root
     )
-    show = _again("show", found, size, only, runs)
+    show = _again("show")
     if wanted and not jobs and not dry_run:
         raise RunError(f"{found.name} needs data that is not at hand; see the notes above")
     make(jobs, side_by_side, dry_run, f"look       {show}")
@@ -187,16 +187,15 @@ def show(
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
-    columns = list(dict.fromkeys(case.column for case in wanted))
+    columns = plan.columns(found, size, plan.read_choice(only, size))
     panels = tables(found, size, gather(wanted, numbers, folder), columns, metric)
     form = form or SUFFIXES.get(file.suffix if file and not found.picture else "", Format.terminal)
     if panels:
-        again = _again("show", found, size, only, runs)
-        _tell(found, size, panels, form, None if found.picture else file, again)
+        _tell(found, size, panels, form, None if found.picture else file, _again("show"))
     if found.picture:
         numbers = _reported(numbers)
         path = file or folder / "figures" / found.name
-        for made in draw(found, size, wanted, numbers, folder, path, data_root):
+        for made in draw(found, size, wanted, columns, numbers, folder, path, data_root):
             err().print(f"figure     {made}", markup=False, soft_wrap=True)
     missing = plan.absent(map(plan.data_of, wanted), data_root)
     if missing and form is Format.terminal:
@@ -248,8 +247,7 @@ def export(
     found, wanted = _wanted(item, size, only, device)
     results = gather(wanted, _reported(numbers), folder)
     if not results:
-        hint = _again("run", found, size, only, runs)
-        raise RunError(f"{found.name} has no finished run in {folder}; make some with '{hint}'")
+        raise RunError(f"{found.name} has no finished run in {folder}; make some with '{_again('run')}'")
     text = to_csv(results)
     if file is None:
         typer.echo(text, nl=False)
@@ -270,10 +268,14 @@ def _place(scale: ScaleName, runs: Path | None, seeds: str) -> tuple[Scale, Path
 def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[Case]]:
     from proxyfl.paper import catalogue, plan
 
-    found = catalogue.item(name)
-    wanted = plan.cases(found, size, plan.read_choice(only, size), device)
+    found, choice = catalogue.item(name), plan.read_choice(only, size)
+    wanted = plan.cases(found, size, choice, device)
     if found.rows and not wanted:
         hint = f"'proxyfl paper run {name} --dry-run' lists what there is"
+        raise ConfigError(f"--only {only} leaves nothing of {name}; {hint}")
+    if choice and not found.rows and ({"row", "method"} & {*choice} or not plan.columns(found, size, choice)):
+        there = ", ".join(f"data={each.data},alpha={each.alpha:g}" for each in found.columns)
+        hint = f"it has {there}" if there else "it has no parts"
         raise ConfigError(f"--only {only} leaves nothing of {name}; {hint}")
     return found, wanted
 
@@ -301,8 +303,21 @@ def _note_absent(wanted: Sequence[Case], data_root: Path | None) -> dict[str, st
     return missing
 
 
-def _again(verb: str, item: Item, size: Scale, only: str, runs: Path | None) -> str:
-    words: list[object] = ["paper", verb, item.name, "--scale", size.name]
-    words += ["--only", only] if only else []
-    words += ["--runs", runs] if runs else []
+AGAIN = {
+    "seeds": "--seeds", "only": "--only", "metric": "--metric", "runs": "--runs", "data_root": "--data-root",
+    "device": "--device",
+}  # fmt: skip
+"""Options that another verb takes as well, by parameter."""
+
+
+def _again(verb: str) -> str:
+    """The command that does ``verb`` with what this one was given."""
+    import click
+
+    context = click.get_current_context()
+    given, usual = context.params, {each.name: each.default for each in context.command.params}
+    words: list[object] = ["paper", verb, given["item"], "--scale", given["scale"]]
+    for name, flag in AGAIN.items():
+        if given.get(name) not in (None, "", usual.get(name)):
+            words += [flag, given[name]]
     return command(*words)

@@ -76,7 +76,10 @@ def table(
     target: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1, help="Count the rounds to this accuracy.", show_default="90 % of the best mean"
+            min=0,
+            max=1,
+            help="Count the rounds to this accuracy.",
+            show_default="90 % of the best mean of each group",
         ),
     ] = None,
     where: Annotated[

@@ -121,7 +121,7 @@ LEADING = (
     Row("SAGE", "sage"),
     PROXYFL,
 )
-LEAD = Gain("ProxyFL over the second best", "ProxyFL", _labels(r for r in LEADING[:-1] if not r.bound))
+LEAD = Gain("ProxyFL over the best other method", "ProxyFL", _labels(r for r in LEADING[:-1] if not r.bound))
 
 ICPL_P = Row("ICPL-P", "icpl-only")
 LPL, GPL = Row("LPL", "fixmatch-lpl"), Row("GPL", "fixmatch-gpl")

@@ -14,7 +14,7 @@ import torch
 from proxyfl.core.config import Config
 from proxyfl.data import sources
 from proxyfl.methods import registry
-from proxyfl.runs.batch import Job
+from proxyfl.runs.batch import BY_WORKERS, Job
 from proxyfl.runs.profile import matrix_peak
 from proxyfl.runs.run import Run
 
@@ -37,6 +37,9 @@ CALIBRATION = 0.3
 SIDE = {"digits": 8}
 """Native sizes of images other than 32."""
 
+MOST_WORKERS = 10_000
+"""Nobody vouches for what events say; more is no count."""
+
 MEASURED, ALIKE, ESTIMATED = "measured", "from other methods", "estimated"
 WORDS = (MEASURED, ALIKE, ESTIMATED)
 """Where a number is from, the surest first."""
@@ -46,7 +49,7 @@ Protocol = tuple[Any, ...]
 
 @dataclass
 class Experience:
-    """Seconds of finished runs, by protocol and method."""
+    """Core-seconds of finished runs, by protocol and method."""
 
     seconds: dict[tuple[Protocol, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -56,7 +59,7 @@ class Experience:
         for job in {job.path: job for job in jobs}.values():
             if job.finished:
                 key = protocol(job.config), job.config.method.name
-                found.seconds[key].append(Run(job.path).summary.seconds)
+                found.seconds[key].append(core_seconds(Run(job.path)))
         return found
 
     def cost(self, config: Config) -> tuple[float, str]:
@@ -67,6 +70,13 @@ class Experience:
         if alike := [second for (other, _), each in self.seconds.items() if other == kind for second in each]:
             return statistics.fmean(alike), ALIKE
         return estimate(config), ESTIMATED
+
+
+def core_seconds(run: Run) -> float:
+    """A run's time by the clock, times the workers that it is known to have had."""
+    noted = [line.get("workers") for line in run.events if line.get("event") == BY_WORKERS]
+    counts = [each for each in noted if isinstance(each, int) and 0 < each < MOST_WORKERS]
+    return max(counts, default=1) * run.summary.seconds
 
 
 def protocol(config: Config) -> Protocol:

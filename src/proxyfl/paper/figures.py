@@ -21,10 +21,13 @@ from proxyfl.runs.simulation import prepare
 POINTS = 10
 """Points along a curve, as the paper has them."""
 
+APART = ("fig7",)
+"""Figures of several data sets, whose pictures bear a name even where there is but one."""
+
 
 @dataclass(frozen=True)
 class Picture:
-    """What a figure is drawn from: the runs of each row and column, in the order of the catalogue."""
+    """What a figure of one data set is drawn from: the runs of each row, in columns that have some."""
 
     item: Item
     size: Scale
@@ -33,17 +36,22 @@ class Picture:
     path: Path
     root: Path | None = None
 
-    def title(self, column: Column | None = None) -> str:
+    @property
+    def column(self) -> Column:
+        """The first, where a figure has but one."""
+        return self.columns[0]
+
+    def title(self) -> str:
         """Short, so that a legend has room beside it: which figure, of which data, at which scale."""
-        data = self.size.protocols[(column or self.columns[0]).data].preset
+        data = self.size.protocols[self.column.data].preset
         scale = "" if self.size.comparable else f", scale {self.size.name}"
         return f"{name_of(self.item)}: {TITLES[data]}{scale}"
 
     def row(self, label: str, column: Column) -> Sequence[Run]:
         return self.runs.get((label, column.key), ())
 
-    def by_row(self, column: Column) -> dict[str, Sequence[Run]]:
-        found = {row.label: self.row(row.label, column) for row in self.item.rows}
+    def by_row(self) -> dict[str, Sequence[Run]]:
+        found = {row.label: self.row(row.label, self.column) for row in self.item.rows}
         return {label: runs for label, runs in found.items() if runs}
 
     def by_alpha(self, label: str) -> dict[float, Sequence[Run]]:
@@ -55,24 +63,36 @@ def draw(
     item: Item,
     size: Scale,
     wanted: Sequence[Case],
+    columns: Sequence[Column],
     seeds: Sequence[int],
     folder: Path,
     path: Path,
     root: Path | None = None,
 ) -> list[Path]:
-    """A figure of the runs that are finished, as PNG, SVG and CSV; gives the files."""
+    """A figure of the runs that are finished, as PNG, SVG and CSV; gives the files.
+
+    Every data set that has runs is drawn by itself; where they are several its name is added to ``path``.
+    """
     runs: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for case in wanted:
         for job in (case.job(seed, folder) for seed in seeds):
             if job.finished:
                 runs[case.key].append(Run(job.path))
-    if item.rows and not runs:
+    there = [column for column in columns if not item.rows or any(key == column.key for _, key in runs)]
+    names = list(dict.fromkeys(column.data for column in there))
+    files: list[Path] = []
+    for name in names:
+        apart = len(names) > 1 or item.name in APART
+        place = path.with_name(f"{path.stem}-{name}") if apart else path
+        part = [column for column in there if column.data == name]
+        files += DRAWN[item.name](Picture(item, size, runs, part, place, root))
+    if not files:
+        few = "too few finished runs" if runs else "no finished run"
         raise RunError(
-            f"{item.name} has no finished run in {folder}; make some with "
+            f"{item.name} has {few} in {folder} to be drawn; make more with "
             f"'proxyfl paper run {item.name} --scale {size.name}'"
         )
-    columns = list(dict.fromkeys(case.column for case in wanted)) or list(item.columns)
-    return [*DRAWN[item.name](Picture(item, size, runs, columns, path, root))]
+    return files
 
 
 def _low_confidence(picture: Picture) -> Sequence[Path]:
@@ -87,14 +107,13 @@ def _excluded(picture: Picture) -> Sequence[Path]:
 
 
 def _oracle(picture: Picture) -> Sequence[Path]:
-    runs = picture.by_row(picture.columns[0])
-    title = picture.title()
-    return figures.oracle_curves(runs, picture.path, title, every=_every(runs))
+    runs = picture.by_row()
+    return figures.oracle_curves(runs, picture.path, picture.title(), every=_every(runs))
 
 
 def _convergence(picture: Picture) -> Sequence[Path]:
-    column = picture.columns[0]
-    runs = {row.method: each for row in picture.item.rows if (each := picture.row(row.label, column))}
+    found = picture.by_row()
+    runs = {row.method: found[row.label] for row in picture.item.rows if row.label in found}
     return accuracy_curves(runs, picture.path, picture.title(), every=_every(runs))
 
 
@@ -105,9 +124,8 @@ def _every(runs: Mapping[str, Sequence[Run]]) -> int:
 
 
 def _proxies(picture: Picture, *, tuned: bool = False) -> Sequence[Path]:
-    run = picture.row(PROXYFL.label, picture.columns[0])[0]
-    title = picture.title()
-    return figures.proxy_map(run, picture.path, round=1, tuned=tuned, title=title)
+    run = picture.row(PROXYFL.label, picture.column)[0]
+    return figures.proxy_map(run, picture.path, round=1, tuned=tuned, title=picture.title())
 
 
 def _tuned_proxies(picture: Picture) -> Sequence[Path]:
@@ -115,35 +133,26 @@ def _tuned_proxies(picture: Picture) -> Sequence[Path]:
 
 
 def _recall(picture: Picture) -> Sequence[Path]:
-    runs = picture.row(PROXYFL.label, picture.columns[0])
+    runs = picture.row(PROXYFL.label, picture.column)
     return figures.recall_curves(runs, picture.path, picture.title())
 
 
 def _partition(picture: Picture) -> Sequence[Path]:
     """Who holds what is decided by the settings: nothing needs to be trained."""
-    column = picture.columns[0]
-    config = Case(picture.item, picture.size, PROXYFL, column).config
+    config = Case(picture.item, picture.size, PROXYFL, picture.column).config
     made = prepare(config, picture.root)
     source = (made.partition, made.dataset.train.labels, made.dataset.classes)
     return partition_bubbles(source, picture.path, picture.title())
 
 
 def _tuning(picture: Picture) -> Sequence[Path]:
-    """A picture for each data set that has runs."""
-    files: list[Path] = []
-    for column in picture.columns:
-        runs = picture.by_row(column)
-        without = runs.pop(UNTUNED, ())
-        by_epochs = {int(label.removeprefix("Q = ")): each for label, each in runs.items()}
-        if by_epochs and without:
-            path = picture.path.with_name(f"{picture.path.stem}-{column.data}")
-            files += figures.tuning_epochs(by_epochs, without, path, picture.title(column))
-    if not files:
-        raise RunError(
-            f"figure 7 needs runs with tuning and without; go on with 'proxyfl paper run fig7 "
-            f"--scale {picture.size.name}'"
-        )
-    return files
+    """Nothing where there are no runs with tuning, or none without."""
+    runs = picture.by_row()
+    without = runs.pop(UNTUNED, ())
+    by_epochs = {int(label.removeprefix("Q = ")): each for label, each in runs.items()}
+    if not by_epochs or not without:
+        return []
+    return figures.tuning_epochs(by_epochs, without, picture.path, picture.title())
 
 
 DRAWN: dict[str, Callable[[Picture], Sequence[Path]]] = {

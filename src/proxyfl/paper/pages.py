@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from proxyfl.core.config import Config
@@ -129,4 +131,24 @@ def measured(item: Item, size: Scale, file: Path) -> str:
     if not file.exists():
         return f"{name_of(item)}, scale {size.name}: not measured yet; `{command}`."
     results = from_csv(file)
-    return to_markdown(tables(item, size, results, _columns(item, size, results)), command).rstrip()
+    columns = _columns(item, size, results)
+    options = shlex.join(_options(item, size, results, columns))
+    return to_markdown(tables(item, size, results, columns), f"{command} {options}".rstrip()).rstrip()
+
+
+def _options(item: Item, size: Scale, results: Results, columns: Sequence[Column]) -> list[str]:
+    """What makes these runs and no others, as far as they are not the whole item over its usual seeds."""
+    labels = [row.label for row in item.rows if any(row.label == label for label, _ in results)]
+    parts = {
+        "data": ([each.data for each in columns], [each.data for each in item.columns]),
+        "alpha": ([f"{each.alpha:g}" for each in columns], [f"{each.alpha:g}" for each in item.columns]),
+        "row": (labels, [row.label for row in item.rows]),
+    }
+    chosen = {key: dict.fromkeys(found) for key, (found, every) in parts.items() if {*found} != {*every}}
+    if any("," in label for label in chosen.get("row", ())):  # commas part the choices
+        del chosen["row"]
+    only = ",".join(f"{key}={value}" for key, values in chosen.items() for value in values)
+    seeds = sorted({result.seed for cell in results.values() for result in cell})
+    listed = "" if seeds == [*range(1, size.seeds + 1)] else ",".join(map(str, seeds))
+    listed += "," if listed and len(seeds) == 1 else ""
+    return [*(["--only", only] if only else []), *(["--seeds", listed] if listed else [])]

@@ -72,26 +72,28 @@ def _config(scale_name: str, data: str, method: str, settings: str) -> Config:
     return load_config(protocol.preset, merge(protocol.settings, nested(json.loads(settings))), method)
 
 
-def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cpu") -> list[Case]:
-    """The cases of an item that are asked for; data sets that the paper lacks have to be named."""
+def columns(item: Item, size: Scale, only: Choice | None = None) -> list[Column]:
+    """The columns of an item that are asked for; data sets that the paper lacks have to be named."""
     only = only or {}
-    columns = list(item.columns)
-    alphas = dict.fromkeys(column.alpha for column in columns)
-    columns += [
-        Column(data, alpha) for data in size.extra for alpha in alphas if data in only.get("data", ())
+    alphas = dict.fromkeys(column.alpha for column in item.columns)
+    more = [Column(data, alpha) for data in size.extra for alpha in alphas if data in only.get("data", ())]
+    return [
+        column
+        for column in (*item.columns, *more)
+        if column.data in only.get("data", [column.data])
+        and f"{column.alpha:g}" in only.get("alpha", [f"{column.alpha:g}"])
     ]
-    made = [Case(item, size, row, column, device) for column in columns for row in item.rows]
-    return [case for case in made if chosen(case, only)]
 
 
-def chosen(case: Case, only: Choice) -> bool:
-    found = {
-        "data": case.column.data,
-        "alpha": f"{case.column.alpha:g}",
-        "row": case.row.label,
-        "method": case.row.method,
-    }
-    return all(found[key] in values for key, values in only.items())
+def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cpu") -> list[Case]:
+    """The cases of an item that are asked for: each of its rows in each column, as far as it is chosen."""
+    only = only or {}
+    return [
+        Case(item, size, row, column, device)
+        for column in columns(item, size, only)
+        for row in item.rows
+        if row.label in only.get("row", [row.label]) and row.method in only.get("method", [row.method])
+    ]
 
 
 def read_choice(text: str, size: Scale) -> Choice:

@@ -12,7 +12,10 @@ from proxyfl.paper.published import published
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TARGETS, Scale
 from proxyfl.report import panels
-from proxyfl.report.panels import NONE, Field, Panel
+from proxyfl.report.panels import MINUS, NONE, Field, Panel
+
+NEUTRAL = "cyan"
+"""The colour of a difference that is neither good nor bad."""
 
 BASE = "LPL"
 """Relative to whom the paper counts speed-ups."""
@@ -38,11 +41,11 @@ def median_rounds(results: Sequence[Result], target: float) -> float | None:
 
 
 def rounds_panel(item: Item, size: Scale, results: Results, column: Column) -> Panel:
-    """A table of rounds, with the speed-up over FixMatch-LPL in parentheses."""
+    """A table of rounds, with the speed-up over FixMatch-LPL in parentheses, and how many more ours are."""
     aims = targets(size, results, item.rows, column)
     printed, labels = published(item.name), [row.label for row in item.rows]
     heads = [panels.Column("method", left=True)]
-    pillars: list[list[str]] = []
+    pillars: list[list[Field]] = []
     for place, theirs in enumerate(TARGETS):
         key = f"{column.key}:{100 * theirs:.0f}"
         paper = {label: printed.get(label, key) for label in labels}
@@ -51,22 +54,28 @@ def rounds_panel(item: Item, size: Scale, results: Results, column: Column) -> P
             for label in labels
         }
         to = f"ours, to {100 * aims[place]:.0f} %" if aims else "ours"
-        heads += [panels.Column(to), panels.Column(f"paper, to {100 * theirs:.0f} %", follows=True)]
-        pillars += [[_with_speed(found, label) for label in labels] for found in (ours, paper)]
-    rows = [tuple(map(Field, line)) for line in zip(labels, *pillars, strict=True)]
+        printed_to = panels.Column(f"paper, to {100 * theirs:.0f} %", follows=True)
+        heads += [panels.Column(to), printed_to, panels.Column("diff.", follows=True)]
+        pillars += [[Field(_with_speed(found, label)) for label in labels] for found in (ours, paper)]
+        pillars.append([_more(ours[label], paper[label]) for label in labels])
+    rows = list(zip(map(Field, labels), *pillars, strict=True))
     title = f"{name_of(item)}: rounds to an accuracy (speed-up over {BASE}), "
     title += f"{column_title(column.data, size)}, α = {column.alpha:g}"
-    caption = [*_caption(size), *counted(item, results, [column]), *remarks(item, size, [column])]
+    seeds = counted(item, results, [column], "Median")
+    caption = [*_caption(size), *seeds, *remarks(item, size, [column])]
     return Panel(f"{item.name}-{column.alpha:g}", title, tuple(heads), 1, tuple(rows), tuple(caption))
 
 
 def _caption(size: Scale) -> list[str]:
-    lines = [f"Median over seeds of the first round that gets there; {NONE}: not every seed does."]
+    lines = [
+        f"Ours: the first round that gets there; {NONE}: not every seed does, or the paper has no number. "
+        "diff.: rounds more or less than the paper's."
+    ]
     if size.relative:
         shares = ", ".join(f"{100 * share:.0f}" for share in size.targets)
         lines.append(
             f"Ours are counted to {shares} % of the best mean of last rounds, as the paper's targets are of "
-            "its best."
+            "its best, so diff. is between different accuracies."
         )
     return lines
 
@@ -76,3 +85,9 @@ def _with_speed(rounds: Mapping[str, float | None], label: str) -> str:
     if own is None:
         return NONE
     return f"{own:g} (×{base / own:.2f})" if base else f"{own:g}"
+
+
+def _more(ours: float | None, theirs: float | None) -> Field:
+    if ours is None or theirs is None:
+        return Field(NONE)
+    return Field(f"{ours - theirs:+g}".replace("-", MINUS), tint=NEUTRAL)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxyfl.paper.captions import cells_of, counted, name_of, remarks
+from proxyfl.paper.captions import bounds, cells_of, counted, name_of, remarks
 from proxyfl.paper.catalogue import Column, Gain, Item
 from proxyfl.paper.plan import column_title
 from proxyfl.paper.published import Published, published
 from proxyfl.paper.results import Result, Results
-from proxyfl.paper.rounds import rounds_panel
+from proxyfl.paper.rounds import NEUTRAL, rounds_panel
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.report import panels
 from proxyfl.report.communication import PAPER, measure, method_rows
@@ -18,7 +18,7 @@ from proxyfl.report.panels import MINUS, NONE, Field, Panel
 from proxyfl.report.tables import Spread
 
 THEIRS = (panels.Column("paper", follows=True), panels.Column("diff.", follows=True))
-ABOVE, BELOW, NEUTRAL = "green", "red", "cyan"
+ABOVE, BELOW = "green", "red"
 TRAFFIC = {"FedMatch": "FedMatch + helpers", "Prototypes": "prototypes"}
 """Rows of table 7 that the count calls otherwise."""
 
@@ -116,7 +116,8 @@ def _accuracies(
         rows.append(tuple(fields))
     gains = [_gain_row(gain, columns, printed, results, what, metric) for gain in item.gains]
     breaks = frozenset({len(rows)}) if gains else frozenset[int]()
-    caption = [*_spread_caption(item, results, columns, metric), *remarks(item, size, columns)]
+    said = [*_spread_caption(item, results, columns, metric), *bounds(item)]
+    caption = [*said, *remarks(item, size, columns)]
     name = (f"{item.name}-{columns[0].data}" if one_set else item.name) + what.suffix.replace(":", "-")
     title = _title(item, size, columns, what)
     return Panel(name, title, tuple(heads), 1, (*rows, *gains), tuple(caption), breaks)

@@ -25,9 +25,9 @@ from proxyfl.runs.settings import COMMON
 
 METRICS = ("mean-last", "last", "best")
 METHOD = "method.name"
-BASELINE = "fedavg"
+BASELINES = ("fixmatch-lpl", "fedavg")
 TARGET_SHARE = 0.9
-"""Rounds are counted to this share of the best mean of last rounds, where no target is given."""
+"""Rounds are counted to this share of a group's best mean of last rounds, where no target is given."""
 
 _BESIDE = re.compile(r"keep\..*|preset|seed|compute\.device")
 """Settings by which runs are not told apart."""
@@ -164,14 +164,22 @@ class Comparison:
             raise ConfigError(f"'{name}' stands for {len(alike)} rows of the table; name one of {known}")
         raise ConfigError(f"no run of '{name}' is among these; {nearest(name, map(str, self.contenders))}")
 
-    def baseline(self) -> Contender:
-        """What speed-ups are relative to where nothing is said: FedAvg where it is there, else the first."""
-        plain_runs = [each for each in self.contenders if each.method == BASELINE]
-        return (plain_runs or list(self.contenders))[0]
+    def baseline(self, targets: Mapping[Group, float]) -> Contender:
+        """What speed-ups are relative to where nothing is said: the first, from :data:`BASELINES` on, that
+        gets to the target in every group, else in any.
+        """
+        ahead = [each for name in BASELINES for each in self.contenders if each.method == name]
+        ordered = list(dict.fromkeys([*ahead, *self.contenders]))
+        got = {
+            who: [(who, g) in self.cells and self.cells[who, g].rounds_to(to) for g, to in targets.items()]
+            for who in ordered
+        }
+        everywhere = [who for who in ordered if all(got[who])]
+        return [*everywhere, *(who for who in ordered if any(got[who])), *ordered][0]
 
-    def default_target(self) -> float:
-        """A share of the best cell's mean of last rounds, in whole per cent."""
-        best = max(cell.spread("mean-last").mean for cell in self.cells.values())
+    def default_target(self, group: Group) -> float:
+        """A share of the mean of last rounds of the group's best, in whole per cent."""
+        best = max(cell.spread("mean-last").mean for cell in self.in_group(group))
         return round(100 * TARGET_SHARE * best) / 100
 
     @property
@@ -197,7 +205,7 @@ def compare(
     if not outcomes:
         why = "".join(f" ({note})" for note in [*unfinished, *unreadable][:1])
         raise RunError(f"there is no finished run to compare{why}; 'proxyfl ls' shows how far runs are")
-    _refuse_twins(outcomes)
+    outcomes, twins = _without_twins(outcomes)
     settings, follow, own = _varying(outcomes)
     names = short_names(dict.fromkeys([*settings, *(key for keys in own.values() for key in keys)]))
     cells: dict[tuple[Contender, Group], list[Outcome]] = defaultdict(list)
@@ -211,7 +219,7 @@ def compare(
         groups=tuple(sorted({group for _, group in cells}, key=lambda group: [*map(order, group)])),
         cells={(who, group): Cell(who, group, tuple(each)) for (who, group), each in cells.items()},
         names=names,
-        notes=(*unreadable, *unfinished),
+        notes=(*unreadable, *unfinished, *twins),
     )
 
 
@@ -285,15 +293,26 @@ def select(
     return runs
 
 
-def _refuse_twins(outcomes: Iterable[Outcome]) -> None:
-    seen: dict[tuple[Any, ...], str] = {}
+def _without_twins(outcomes: Iterable[Outcome]) -> tuple[list[Outcome], list[str]]:
+    """Runs that were made twice count once, with a note. Where the two came out otherwise nobody can tell
+    which to believe.
+    """
+    seen: dict[tuple[Any, ...], Outcome] = {}
+    again: list[str] = []
     for outcome in outcomes:
-        first = seen.setdefault(outcome.identity, outcome.name)
-        if first != outcome.name:
+        first = seen.setdefault(outcome.identity, outcome)
+        if first is outcome:
+            continue
+        if first.curve != outcome.curve:
             raise RunError(
-                f"{first} and {outcome.name} have the same settings and the same seed; "
-                "name the runs to compare, only one of these two among them"
+                f"{first.name} and {outcome.name} have the same settings and the same seed, but not the same "
+                "accuracies; name the runs to compare, only one of these two among them"
             )
+        again.append(f"{first.name} and {outcome.name}")
+    if not again:
+        return [*seen.values()], []
+    what = "a run that is" if len(again) == 1 else f"{len(again)} runs that are"
+    return [*seen.values()], [f"counted once: {what} there twice: {again[0]}{', …' if again[1:] else ''}"]
 
 
 def _varying(
@@ -323,7 +342,26 @@ def _varying(
                 for method in by_method:
                     own[method] += [key] if len(by_method[method]) > 1 else []
     shared.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
-    return *_telling(shared, outcomes), own
+    needed, settled = _telling(shared, outcomes)
+    following = _following(own, needed, outcomes)
+    own = {method: [key for key in keys if key not in following[method]] for method, keys in own.items()}
+    more = dict.fromkeys(key for keys in following.values() for key in keys)
+    return needed, (*settled, *more), own
+
+
+def _following(
+    own: Mapping[str, Sequence[str]], needed: Sequence[str], outcomes: Iterable[Outcome]
+) -> dict[str, list[str]]:
+    """Keys of each method's own that its group settles, as presets set some by the data set."""
+    values: dict[tuple[str, str], dict[Group, set[Any]]] = defaultdict(lambda: defaultdict(set))
+    for outcome in outcomes:
+        group = tuple(outcome.settings.get(key) for key in needed)
+        for key in own[outcome.method]:
+            values[outcome.method, key][group].add(outcome.settings.get(key))
+    return {
+        method: [key for key in keys if all(len(each) == 1 for each in values[method, key].values())]
+        for method, keys in own.items()
+    }
 
 
 def _telling(keys: Iterable[str], outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], tuple[str, ...]]:

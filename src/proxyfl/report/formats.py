@@ -195,7 +195,8 @@ def to_csv(comparison: Comparison, asked: Question) -> str:
         row: list[Any] = [cell.contender.method, *(plain(mine[key]) if key in mine else "" for key in own)]
         row += [*map(plain, cell.group), len(cell.seeds), " ".join(map(str, cell.seeds))]
         row += [number for spread in spreads for number in (spread.mean, spread.std)]
-        row += [asked.target, cell.rounds_to(asked.target), asked.baseline, speed_up(comparison, cell, asked)]
+        aim = asked.targets[cell.group]
+        row += [aim, cell.rounds_to(aim), asked.baseline, speed_up(comparison, cell, asked)]
         ranked, gain = comparison.ranked(cell.group, asked.metric), comparison.gain(cell.group, asked.metric)
         leads = gain is not None and gain.best == cell.contender
         row += [asked.metric, ranked.index(cell) + 1, gain.mean if gain and leads else None]
@@ -223,13 +224,14 @@ def each_run_to_csv(comparison: Comparison, asked: Question) -> str:
     ]  # fmt: skip
     rows: list[list[Any]] = []
     for cell in (cell for group in comparison.groups for cell in comparison.in_group(group)):
+        aim = asked.targets[cell.group]
         for outcome in cell.outcomes:
             found = outcome.summary
             rows.append([
                 outcome.name, outcome.method, *(plain(outcome.settings.get(key, "")) for key in keys),
                 outcome.seed, plain(outcome.finished), found.rounds, found.mean_last, outcome.tail,
-                found.last, found.best, found.best_round, asked.target,
-                outcome.rounds_to(asked.target), found.seconds, found.megabytes,
+                found.last, found.best, found.best_round, aim,
+                outcome.rounds_to(aim), found.seconds, found.megabytes,
             ])  # fmt: skip
     return _csv(header, rows)
 

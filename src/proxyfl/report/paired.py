@@ -16,6 +16,9 @@ SEED = 20_240_611
 FEWEST = 3
 """Pairs below which no interval is claimed."""
 
+PLACES = 9
+"""Decimals of a difference that mean something: sums of accuracies that are equal may differ after them."""
+
 ENOUGH = 6
 """Pairs from which chance alone gives all differences one sign in less than 5 % of cases."""
 
@@ -45,11 +48,16 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
-    differences = [ours[seed] - theirs[seed] for seed in seeds]
+    differences = [_rounded(ours[seed] - theirs[seed]) for seed in seeds]
     mean = statistics.fmean(differences)
     if len(seeds) < FEWEST:
         return Difference(mean, len(seeds))
-    return Difference(mean, len(seeds), *bootstrap_interval(differences))
+    low, high = bootstrap_interval(differences)
+    return Difference(mean, len(seeds), _rounded(low), _rounded(high))
+
+
+def _rounded(value: float) -> float:
+    return round(value, PLACES) + 0.0  # no minus before a zero
 
 
 def bootstrap_interval(

@@ -5,10 +5,11 @@ Where one setting varies, methods are rows and its values columns; else every ce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxyfl.report.compare import METRICS, Cell, Comparison, Contender, Group
+from proxyfl.report.compare import METRICS, TARGET_SHARE, Cell, Comparison, Contender, Group
 from proxyfl.report.keys import plain
 from proxyfl.report.paired import LEVEL, Difference, warning
 from proxyfl.report.tables import Spread
@@ -20,12 +21,18 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Question:
-    """What a table is to tell: by which accuracy, rounds to which, and differences from whom."""
+    """What a table is to tell: by which accuracy, rounds to which in a group, and differences from whom."""
 
     metric: str
-    target: float
+    targets: Mapping[Group, float]
     baseline: Contender
     against: Contender | None = None
+
+    @property
+    def target(self) -> float | None:
+        """That of all groups; None where they have different ones."""
+        every = set(self.targets.values())
+        return every.pop() if len(every) == 1 else None
 
 
 def question(
@@ -33,8 +40,10 @@ def question(
 ) -> Question:
     """A question with its defaults filled in."""
     named = comparison.contender(against) if against else None
-    aim = comparison.default_target() if target is None else target
-    return Question(metric, aim, named or comparison.baseline(), named)
+    targets = {
+        group: comparison.default_target(group) if target is None else target for group in comparison.groups
+    }
+    return Question(metric, targets, named or comparison.baseline(targets), named)
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,8 @@ def ranks(cells: Sequence[Cell], metric: str) -> dict[Contender, int]:
 def speed_up(comparison: Comparison, cell: Cell, asked: Question) -> float | None:
     """How many times fewer rounds to the target than the baseline of the same group needs."""
     base = comparison.cells.get((asked.baseline, cell.group))
-    ours, theirs = cell.rounds_to(asked.target), base.rounds_to(asked.target) if base else None
+    aim = asked.targets[cell.group]
+    ours, theirs = cell.rounds_to(aim), base.rounds_to(aim) if base else None
     return theirs / ours if ours and theirs else None
 
 
@@ -117,8 +127,14 @@ def _rounds_grid(comparison: Comparison, asked: Question) -> Panel:
         rounds, times = _rounds(cell, asked), speed_up(comparison, cell, asked)
         return Field(rounds if times is None else f"{rounds} ({_times(times)})")
 
-    title = f"Rounds to {_percent(asked.target)} accuracy (speed-up over {asked.baseline})"
-    return _grid(comparison, "rounds", title, show, [_rounds_caption()])
+    if asked.target is not None:
+        title = f"Rounds to {_percent(asked.target)} accuracy (speed-up over {asked.baseline})"
+        return _grid(comparison, "rounds", title, show, [_rounds_caption()])
+    title = f"Rounds to {_percent(TARGET_SHARE)} of the best accuracy (speed-up over {asked.baseline})"
+    panel = _grid(comparison, "rounds", title, show, [_rounds_caption()])
+    aims = [f"to {_percent(asked.targets[group])}" for group in comparison.groups]
+    heads = [Column(f"{head.heading}: {aim}") for head, aim in zip(panel.columns[1:], aims, strict=True)]
+    return dataclasses.replace(panel, columns=(panel.columns[0], *heads))
 
 
 def _grid(
@@ -136,10 +152,9 @@ def _listing(comparison: Comparison, asked: Question) -> Panel:
     """Every cell with all that is known of it, group by group."""
     metrics = sorted(METRICS, key=lambda metric: metric != asked.metric)
     headings = [_heading(comparison, metric) for metric in metrics]
-    columns = [
-        *_key_columns(comparison), Column("seeds"), *map(Column, headings),
-        Column(f"rounds to {_percent(asked.target)}"), Column("speed-up"),
-    ]  # fmt: skip
+    one = asked.target is not None
+    aims = [f"rounds to {_percent(asked.target)}"] if asked.target is not None else ["target", "rounds to it"]
+    columns = [*_key_columns(comparison), *map(Column, ("seeds", *headings, *aims, "speed-up"))]
 
     def show(cell: Cell) -> list[Field]:
         mates, times = comparison.in_group(cell.group), speed_up(comparison, cell, asked)
@@ -147,12 +162,14 @@ def _listing(comparison: Comparison, asked: Question) -> Panel:
             Field(cell.spread(metric).percent(), ranks(mates, metric).get(cell.contender, 0))
             for metric in metrics
         ]
-        end = [_rounds(cell, asked), NONE if times is None else _times(times)]
+        aim = [] if one else [_percent(asked.targets[cell.group])]
+        end = [*aim, _rounds(cell, asked), NONE if times is None else _times(times)]
         return [Field(str(len(cell.seeds))), *accuracy, *map(Field, end)]
 
     caption = [
         _accuracy_caption(comparison, ""),
         f"{_rounds_caption()} Speed-up over {asked.baseline}.",
+        *([] if one else [f"Target: {_percent(TARGET_SHARE)} of the group's best mean of last rounds."]),
         *_remarks(comparison, best=True),
     ]
     listed = [comparison.in_group(group) for group in comparison.groups]
@@ -302,7 +319,7 @@ def _rounds_caption() -> str:
 
 
 def _rounds(cell: Cell, asked: Question) -> str:
-    rounds = cell.rounds_to(asked.target)
+    rounds = cell.rounds_to(asked.targets[cell.group])
     return NONE if rounds is None else f"{rounds:g}"
 
 

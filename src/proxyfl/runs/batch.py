@@ -25,11 +25,15 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.machine import usable_cores
 from proxyfl.engines.pool import TUNABLES, default_workers, tuned_environment
+from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.run import Run
 
 LONGEST = 8000
 """Bytes of an error that fit a pipe which nobody reads yet."""
+
+BY_WORKERS = "made by workers"
+"""The event that tells how many cores a run had, if several: its seconds are then not those of one core."""
 
 PAUSE = 0.25
 """Seconds between two looks at the runs."""
@@ -50,7 +54,11 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        return self.path.exists() and Run(self.path).finished
+        """A folder that cannot be read is not finished: who makes the run tells what is wrong with it."""
+        try:
+            return self.path.exists() and Run(self.path).finished
+        except ProxyFLError:
+            return False
 
 
 def train_all(
@@ -136,6 +144,8 @@ def make_run(job: Job, workers: int, modules: list[str], answer: Connection) -> 
             resume(job.path, (), job.data_root, workers)
         else:
             Experiment(config=job.config, data_root=job.data_root).run(job.path, (), workers)
+        if workers > 1:
+            RunDirectory(job.path).event(BY_WORKERS, workers=workers)
     except ProxyFLError as error:
         answer.send_bytes(str(error).encode()[-LONGEST:])
     except Exception:

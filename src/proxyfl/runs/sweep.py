@@ -48,7 +48,7 @@ def read_grid(path: Path) -> Grid:
         data=_names(table.get("data", "digits"), "data"),
         seeds=_seeds(table.get("seeds", 1)),
         vary={key: _values(key, values) for key, values in _leaves(_table(table, "vary"))},
-        common=nested(dict(_leaves(_table(table, "set")))),
+        common=nested({COMMON.get(key, key): value for key, value in _leaves(_table(table, "set"))}),
     )
 
 
@@ -78,7 +78,11 @@ def read_seeds(text: str) -> tuple[int, ...]:
     if not words or not all(word.isdecimal() for word in words):
         raise ConfigError(f"--seeds {text} must be how many, or which: 11,12,13")
     numbers = [int(word) for word in words]
-    return tuple(range(1, numbers[0] + 1)) if "," not in text else tuple(dict.fromkeys(numbers))
+    if "," in text:
+        return tuple(dict.fromkeys(numbers))
+    if not numbers[0]:
+        raise ConfigError(f"--seeds {text} makes no run; say how many, or which: '0,' is seed 0 alone")
+    return tuple(range(1, numbers[0] + 1))
 
 
 def _leaves(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:

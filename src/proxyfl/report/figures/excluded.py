@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from proxyfl.core.errors import RunError
 from proxyfl.report import style
 from proxyfl.report.figures.bars import draw_bars
-from proxyfl.report.figures.groups import COLUMNS, Group, pseudo_values, seeds
+from proxyfl.report.figures.groups import COLUMNS, Group, pseudo_values, seeds, tail
 from proxyfl.runs.run import Run
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def excluded_bars(
 ) -> tuple[Path, ...]:
     """Excluded unlabelled images per round for each alpha, as PNG, SVG and CSV; gives the three files.
 
-    Counted in the last local epoch of all clients of a round, as visits and as different images, and averaged
-    over the rounds.
+    Counted in the last local epoch of all clients of a round, as visits and as different images; the mean of
+    the last rounds.
     """
     if not runs_by_alpha:
         raise RunError("there is no run to draw; start one with 'proxyfl run'")
@@ -52,7 +52,7 @@ def excluded_bars(
 
 
 def _per_round(run: Run, name: str) -> float:
-    return statistics.fmean(pseudo_values(run, name))
+    return statistics.fmean(pseudo_values(run, name)[-run.config.keep.last_rounds :])
 
 
 def _draw(bars: Bars, title: str) -> Figure:
@@ -66,6 +66,6 @@ def _draw(bars: Bars, title: str) -> Figure:
         title="counted as", title_fontsize=style.TEXT, alignment="left",
     )  # fmt: skip
     groups = [group for by in bars.values() for group in by.values()]
-    counted = "Counted in the last local epoch of a round's clients, averaged over all rounds."
+    counted = f"Counted in the last local epoch of a round's clients; mean of {tail(groups)}."
     style.note(figure, "\n".join(filter(None, (counted, seeds(groups, "line")))))
     return figure
