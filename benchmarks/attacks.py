@@ -204,7 +204,7 @@ def draw(results: Path, path: Path) -> None:
         rows = list(csv.DictReader(file))
     honest = next(row for row in rows if row["attack"] == "none")
     attacks = [name for name in ATTACKS if name != "none"]
-    figure = style.new_figure(13, 3.6)
+    figure = style.new_figure(14.5, 3.6)
     panels = figure.subplots(1, len(attacks), sharey=True)
     spare = [style.BLACK, style.ORANGE, style.SKY, style.GREEN, style.VERMILLION, style.PURPLE]
     for axes, attack in zip(panels, attacks, strict=True):
@@ -217,7 +217,10 @@ def draw(results: Path, path: Path) -> None:
         axes.set_xticks([100 * share for share in SHARES])
         style.dress(axes, title=attack, x="attackers (%)", grid="y")
     panels[0].set_ylabel("test accuracy (%)", fontsize=style.TEXT)
-    panels[0].legend(frameon=False, fontsize=style.SMALL, loc="lower left")
+    lines, names = panels[0].get_legend_handles_labels()
+    figure.legend(
+        lines, names, title="defence", loc="outside right upper", fontsize=style.TEXT, frameon=False
+    )
     style.save(figure, path)
 
 

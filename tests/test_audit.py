@@ -60,6 +60,27 @@ def test_without_a_database_the_audit_says_so_and_fails(
     assert "NOT AUDITED" in capsys.readouterr().out
 
 
+def test_what_one_database_found_another_does_not_unsay(
+    audit: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flaw = {"id": "CVE-1", "fix_versions": ["9"]}
+    fine: dict[str, object] = {"vulns": []}
+    unknown = {"skip_reason": "not there"}
+    answers = {
+        "pypi": answer(aaa={"vulns": [flaw]}, bbb=unknown, ccc=fine, ddd=unknown),
+        "osv": answer(aaa=fine, bbb=fine, ccc=unknown, ddd=unknown),
+    }
+    wanted = {"aaa": "1", "bbb": "2", "ccc": "3", "ddd": "4"}
+    monkeypatch.setattr(audit, "ask", lambda program, service: answers[service])
+    verdict = audit.vulnerabilities("pip-audit", wanted)
+    assert verdict.found == ["aaa 1: CVE-1 (mended in: 9)"]
+    assert (verdict.unchecked, verdict.checked) == (["ddd 4: not there"], 3)
+    monkeypatch.setattr(audit, "ask", lambda program, service: answers["pypi"] if service == "pypi" else "")
+    assert audit.vulnerabilities("pip-audit", wanted).code == audit.FOUND
+    monkeypatch.setattr(audit, "ask", lambda program, service: answers["osv"])
+    assert audit.vulnerabilities("pip-audit", {"aaa": "1"}).code == audit.FINE
+
+
 @pytest.mark.parametrize(
     ("names", "allowed"),
     [

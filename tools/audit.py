@@ -175,6 +175,21 @@ def tell(title: str, verdict: Verdict, wanted: int) -> None:
         print(f"  UNCHECKED  and {len(verdict.unchecked) - 5} more")
 
 
+def vulnerabilities(program: str, wanted: dict[str, str]) -> Verdict:
+    """What any of the databases found; unchecked is what none of them answered for."""
+    flaws, left = Verdict(), set(wanted)
+    for service in SERVICES:
+        told = advisories(ask(program, service), wanted)
+        tell(f"vulnerabilities ({service})", told, len(wanted))
+        left &= {line.split()[0] for line in told.unchecked}
+        flaws.found += [line for line in told.found if line not in flaws.found]
+        flaws.unchecked = [line for line in told.unchecked if line.split()[0] in left]
+        if not left:
+            break
+    flaws.checked = len(wanted) - len(left)
+    return flaws
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pip-audit", default="pip-audit", help="the program to ask about vulnerabilities")
@@ -182,12 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = pinned(CONSTRAINTS.read_text(encoding="utf-8"))
     legal = licences(wanted)
     tell("licences", legal, len(wanted))
-    flaws = Verdict(unchecked=["nothing was asked"])
-    for service in SERVICES:
-        flaws = advisories(ask(options.pip_audit, service), wanted)
-        tell(f"vulnerabilities ({service})", flaws, len(wanted))
-        if not flaws.unchecked:
-            break
+    flaws = vulnerabilities(options.pip_audit, wanted)
     codes = {legal.code, flaws.code}
     code = FOUND if FOUND in codes else UNCHECKED if UNCHECKED in codes else FINE
     if flaws.unchecked:

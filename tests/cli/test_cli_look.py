@@ -168,7 +168,7 @@ def test_validate_an_intact_run(call, own_tiny):
     result = call("validate", "tiny")
     assert result.exit_code == 0
     assert result.stdout.endswith("OK: runs/tiny is intact, 1 rounds\n")
-    assert len([line for line in result.stdout.splitlines() if line.rstrip().endswith(" intact")]) == 8
+    assert len([line for line in result.stdout.splitlines() if line.rstrip().endswith(" intact")]) == 11
 
 
 def spoil(path: Path) -> None:
@@ -200,7 +200,7 @@ def test_validate_finds_an_unreadable_model_and_a_changed_config(call, own_tiny)
     set_rounds(own_tiny, 2)
     message = (
         f"error: {own_tiny} is damaged: config.toml, models/best; resuming it starts from round-00000001 "
-        "and writes metrics, partition and the last model again\n"
+        "and writes metrics, partition and models again, with their copies; snapshots stay as they are\n"
     )
     assert call("validate", own_tiny).stderr == message
 

@@ -108,7 +108,10 @@ def array_with(shape, raw):
 @pytest.mark.parametrize(
     ("shape", "fault"),
     [
-        (b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", r"shape \(2147483647, 2147483647\) in 6 bytes"),
+        (b"J\xff\xff\xff\x0fJ\xff\xff\xff\x0f\x86", r"shape \(268435455, 268435455\) in 6 bytes"),
+        (b"J\xff\xff\xff\x7fK\x06\x86", "an impossible shape"),  # larger than any file
+        (b"(K\x01K\x01K\x01K\x01K\x06t", "an impossible shape"),
+        (b"\x8a\xff" + b"\x7f" * 255 + b"K\x06\x86", "an impossible shape"),  # 2040 bits
         (b"J\xff\xff\xff\xffJ\xfa\xff\xff\xff\x86", "an impossible shape"),  # (-1) × (-6) = 6
         (b"G\x40\x00\x00\x00\x00\x00\x00\x00K\x03\x86", "an impossible shape"),  # 2.0
         (b"NK\x06\x86", "an impossible shape"),
@@ -117,6 +120,14 @@ def array_with(shape, raw):
 def test_impossible_shapes(read, shape, fault):
     with pytest.raises(restricted_pickle.Refused, match=fault):
         read(array_with(shape, struct.pack("<I", 6) + b"\0" * 6))
+
+
+def test_a_shape_of_many_long_numbers_is_not_multiplied(read, monkeypatch):
+    """A few kB would keep the processor busy for good."""
+    monkeypatch.setattr(restricted_pickle.math, "prod", lambda shape: pytest.fail("it was multiplied"))
+    long = b"\x8a\xff" + b"\x7f" * 255 + b"q\x63"
+    with pytest.raises(restricted_pickle.Refused, match="an impossible shape"):
+        read(array_with(b"(" + long + b"h\x63" * 999 + b"t", struct.pack("<I", 6) + b"\0" * 6))
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,17 @@ def test_losses_are_means_over_all_steps() -> None:
     assert folded.sums["pseudo/set_right"] == 9.0
 
 
+def test_names_that_one_client_makes_up_do_not_fill_the_log() -> None:
+    folded = fold()
+    for client, kind in ((0, "loss"), (1, "count")):
+        made_up = {f"{kind}/made up {client} {k}": 1.0 for k in range(64)}
+        assert isinstance(folded.take(answer(client, 1.0, metrics=made_up)), Update)
+    folded.sums["loss/a"], folded.sums["count/b"] = 8.0, 5.0
+    folded.senders.update({"loss/a": 2, "count/b": 2})
+    assert len(folded.losses()) == len(folded.counts()) == 64
+    assert (folded.losses()["a"], folded.counts()["b"]) == (8.0, 5.0)
+
+
 def test_what_one_client_hands_to_the_next() -> None:
     folded = fold()
     folded.guard.carries = True
@@ -176,6 +187,39 @@ def test_extras_that_do_not_fit_are_refused(counts: torch.Tensor | None, reason:
     assert folded.clients == [1]
 
 
+@pytest.mark.parametrize(
+    ("average", "taken"),
+    [
+        ([0.2, 0.3, 0.5], True),
+        ([1e-6, 1e-6, 1.0], True),
+        ([-1e-6, 0.5, 0.5], False),
+        ([-1e15, -1e15, -1e15], False),
+        ([0.4, 0.4, 0.4], False),
+        ([0.0, 0.0, 0.0], False),
+    ],
+)
+def test_feddb_takes_distributions_only(average: list[float], taken: bool) -> None:
+    """From any other vector its solver gives one client all the weight, or none at all."""
+    told = fold(create("feddb")).take(answer(0, 1.0, extras={"feddb/average": torch.tensor(average)}))
+    refused = Failure(4, 0, "refused: its average prediction is no distribution")
+    assert isinstance(told, Update) if taken else told == refused
+
+
+def test_prototypes_of_fewer_than_no_images_are_refused() -> None:
+    method = create("proto")
+    assert any(part.name == "proto" for part in method.parts)
+    extras = {"proto/means": torch.ones(3, 1), "proto/counts": torch.tensor([2.0, -1.0, 0.0])}
+    weights = {"w": torch.ones(1), "classifier.weight": torch.zeros(3, 1)}
+    state = ServerState(3, {"w": torch.zeros(1), "classifier.weight": torch.zeros(3, 1)})
+    ctx = dataclasses.replace(server(), weights=state.weights)
+    folded = Fold(Config(), method, ctx, state, [0, 1], PEOPLE)
+    told = folded.take(Update(4, 0, 10, weights, extras))
+    assert told == Failure(4, 0, "refused: its class counts are negative")
+    assert isinstance(
+        folded.take(Update(4, 1, 10, weights, {**extras, "proto/counts": torch.ones(3)})), Update
+    )
+
+
 class Clumsy(Method):
     """Trips over what it did not expect, as a plug-in may."""
 
@@ -195,6 +239,20 @@ def test_an_update_that_a_method_trips_over_is_refused_alone() -> None:
     folded.take(answer(1, 1.0, extras={"clumsy/a": torch.ones(3)}), 1)
     assert folded.clients == [1]
     assert folded.mean(context(folded))["w"].item() == 1.0
+
+
+class Wordless(Method):
+    """Misses something and does not say what."""
+
+    name = "wordless"
+
+    def receive(self, update: Update) -> dict[str, torch.Tensor]:
+        raise KeyError
+
+
+def test_a_key_that_has_no_name_is_missing_too() -> None:
+    told = fold(Wordless(Wordless.Parameters())).take(answer(0, 5.0), 0)
+    assert told == Failure(4, 0, "refused: a key is missing")
 
 
 def test_who_answers_for_another_is_told_under_its_own_name() -> None:

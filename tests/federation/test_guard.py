@@ -89,6 +89,7 @@ def moved(length: str, limit: str) -> str:
         ({"weights": weights(w=torch.ones(2, 3).bfloat16())}, "'w' is torch.bfloat16, not torch.float32"),
         ({"weights": weights(steps=torch.tensor(2**62))}, "'steps' holds values beyond 1e+15"),
         ({"weights": weights(steps=torch.tensor(-(2**63)))}, "'steps' holds values beyond 1e+15"),
+        ({"weights": weights(steps=torch.tensor(-1))}, "'steps' holds negative values"),
         # finite, but the mean's square is not
         (
             {"weights": weights(w=torch.full((2, 3), 3.4e38))},
@@ -102,7 +103,7 @@ def moved(length: str, limit: str) -> str:
         ({"extras": {"a/b": torch.tensor([1j])}}, "'a/b' is no plain array of real numbers"),
         ({"carry": {"w": torch.ones(3)}}, "'w' has shape (3,), not (2, 3)"),
         ({"carry": {"w": torch.full((2, 3), math.nan)}}, "'w' holds values that are not finite"),
-        ({"metrics": {"loss/x": 1e31}}, "its metrics are absurd: loss/x is 1e+31"),
+        ({"metrics": {"loss/x": 1e21}}, "its metrics are absurd: loss/x is 1e+21"),
         ({"metrics": {"loss/x": 10**400}}, "its metrics are not finite"),
         ({"metrics": {"loss/x": True}}, "its metrics are not finite"),
         ({"metrics": {"loss/x": "1"}}, "its metrics are not finite"),
@@ -112,11 +113,15 @@ def moved(length: str, limit: str) -> str:
         ({"metrics": {"accuracy": 1.0}}, "its metrics name 'accuracy', which nobody asked for"),
         ({"metrics": {"loss/\n": 1.0}}, "its metrics name 'loss/\\n', which nobody asked for"),
         (
-            {"metrics": {"loss/" + "x" * 81: 1.0}},
-            f"its metrics name 'loss/{'x' * 75}', which nobody asked for",
+            {"metrics": {"loss/" + "x" * 41: 1.0}},
+            f"its metrics name 'loss/{'x' * 41}', which nobody asked for",
         ),
         ({"metrics": {7: 1.0}}, "its metrics name 7, which nobody asked for"),
-        ({"metrics": [1.0]}, "its metrics are no table of at most 500 numbers"),
+        (
+            {"metrics": {f"loss/{k}": 1.0 for k in range(65)}},
+            "its metrics are no table of at most 64 numbers",
+        ),
+        ({"metrics": [1.0]}, "its metrics are no table of at most 64 numbers"),
         (
             {"metrics": {"pseudo/visits": 4.0, "pseudo/selected": 1.0}},
             "its metrics have pseudo/visits without ['excluded_images']",
@@ -128,6 +133,24 @@ def moved(length: str, limit: str) -> str:
 def test_refusals(changes: dict[str, Any], message: str) -> None:
     assert refusal(update(**changes)) == message
     assert len(message.splitlines()) == 1
+
+
+def test_variances_stay_above_zero_unless_noise_moved_them() -> None:
+    sent = {"norm.running_var": torch.tensor([1.0, 0.0]), "seen": torch.tensor([-1, 4])}
+
+    def told(variances: list[float], seen: list[int], **options: Any) -> str:
+        new = {"norm.running_var": torch.tensor(variances), "seen": torch.tensor(seen)}
+        try:
+            Guard(4, sent, {7: 10}, **options).check(update(weights=new, extras={}))
+        except UpdateRefused as refused:
+            return str(refused)
+        return ""
+
+    assert told([0.0, 0.5], [-1, 0]) == "", "a counter that was sent negative may stay so"
+    assert told([-1e-30, 0.5], [-1, 4]) == "'norm.running_var' holds negative values"
+    assert told([0.0, 0.5], [-2, 4]) == "'seen' holds negative values"
+    assert told([0.0, 0.5], [-1, -1], noised=True) == "'seen' holds negative values"
+    assert told([-3.0, 0.5], [-1, 4], noised=True) == "", "the server puts those right after its sum"
 
 
 def test_tensors_without_memory_of_their_own() -> None:

@@ -46,6 +46,11 @@ def without_one(tensors: Tensors) -> Tensors:
     return dict(list(tensors.items())[1:])
 
 
+def negative(tensors: Tensors, ending: str, value: float) -> Tensors:
+    """Finite and short, but the square root of a variance is not."""
+    return {name: torch.full_like(t, value) if name.endswith(ending) else t for name, t in tensors.items()}
+
+
 KINDS: list[Callable[[Update], dict[str, Any]]] = [
     lambda update: {"weights": one_entry(update.weights, math.nan)},
     lambda update: {"weights": one_entry(update.weights, -math.inf)},
@@ -54,6 +59,8 @@ KINDS: list[Callable[[Update], dict[str, Any]]] = [
     lambda update: {"weights": without_one(update.weights)},
     lambda update: {"weights": {**update.weights, "../../../weights": torch.ones(3)}},
     lambda update: {"weights": {name: value.double() for name, value in update.weights.items()}},
+    lambda update: {"weights": negative(update.weights, "running_var", -1000.0)},
+    lambda update: {"weights": negative(update.weights, "num_batches_tracked", -(10**14))},
     lambda update: {"samples": 0},
     lambda update: {"samples": -7},
     lambda update: {"samples": 10**300},

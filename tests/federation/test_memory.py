@@ -60,7 +60,8 @@ def test_no_more_updates_are_held_for_sixty_clients_than_for_five(tmp_path: Path
         federation, trainer = assemble(RunDirectory(tmp_path / str(clients)), config, simulation, workers=0)
         state = federation.start(trainer.initial_weights())
         form = federation.method.extras_form_all(federation.server_context(state))
-        federation.engine = Echo(federation.engine, {name: torch.ones(shape) for name, shape in form.items()})
+        extras = {name: torch.full(shape, 1 / shape[0]) for name, shape in form.items()}
+        federation.engine = Echo(federation.engine, extras)
         run_rounds(federation, state)
         most[clients] = federation.engine.most
     assert most[60] == most[5] <= 2

@@ -131,6 +131,48 @@ def test_extras_are_drawn_in_and_chosen_like_weights(tmp_path: Path) -> None:
         assert [tensors["prior/counts"].tolist() for tensors in folded.kept] == expected
 
 
+class Formless(Method):
+    """Reads extras without saying what they look like, as a plug-in may."""
+
+    name = "formless"
+
+    def receive(self, update: Update) -> dict[str, Tensor]:
+        return dict(update.extras)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "krum"])
+def test_extras_without_a_form_do_not_end_a_round(rule: str) -> None:
+    """One client sends another shape, one sends none: nobody could say which of them is right."""
+    config = Config(
+        federation=FederationSettings(per_round=9, weighting="uniform"),
+        aggregation=AggregationSettings(rule=rule),
+    )
+    folded = Fold(config, Formless(Formless.Parameters()), context(), STATE, list(range(9)), PEOPLE)
+    for update, size in zip(diagonal(1, 2, 3, 4), (2, 2, 3, 0), strict=True):
+        folded.take(dataclasses.replace(update, extras={"formless/a": torch.ones(size)} if size else {}))
+    assert folded.mean(context())["classifier.weight"].isfinite().all()
+    if rule == "krum":
+        assert folded.clients == [0, 1, 2, 3], "it draws nothing in"
+        return
+    assert folded.clients == [3]
+    assert folded.failed[0] == (
+        f"refused: sends 'formless/a', but aggregation.rule = '{rule}' takes only what the method's "
+        "extras_form names"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "hostile", "count", "withstood"),
+    [("krum", 0.3, 9, None), ("krum", 0.3, 8, 2), ("krum", 0.3, 2, 0), ("trimmed", 0.2, 9, None),
+     ("trimmed", 0.2, 2, 0), ("trimmed", 0.2, 5, 1), ("median", 0.2, 2, None)],
+)  # fmt: skip
+def test_a_round_that_withstands_less_than_planned_says_so(
+    rule: str, hostile: float, count: int, withstood: int | None
+) -> None:
+    _, ctx, _ = settled(fold(rule=rule, hostile=hostile), diagonal(*range(1, count + 1)))
+    assert ctx.metrics.get("withstood") == withstood
+
+
 def test_a_method_that_reads_nothing_is_spared_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     folded = fold("fedavg", rule="median")
     monkeypatch.setattr(folded.pipeline, "_drawn_in", None)
@@ -229,7 +271,7 @@ def test_every_engine_gives_the_same_bits(tmp_path: Path, rule: dict[str, Any]) 
 def test_the_order_of_names_does_not_matter(rule: str, by: str) -> None:
     """Another wire, or a checkpoint that was read again, may name tensors in another order."""
     generator = torch.Generator().manual_seed(4)
-    shapes = {"a.weight": (7, 5), "b.bias": (9,), "classifier.weight": (2, 2), "z.running_var": (6,)}
+    shapes = {"a.weight": (7, 5), "b.bias": (9,), "classifier.weight": (2, 2), "z.running_mean": (6,)}
 
     def drawn() -> dict[str, Tensor]:
         floats = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}

@@ -25,6 +25,7 @@ from proxyfl.federation.pipeline import uncovered
 from proxyfl.federation.privacy import (
     ORDERS,
     PrivateSum,
+    bounded_change,
     epsilon,
     expected,
     fixed_size_rdp,
@@ -130,6 +131,27 @@ def test_edges_of_the_account() -> None:
     assert fixed_size_rdp(0.5, 2.0, 2.5) == 1.25, "without the help of sampling"
 
 
+@pytest.mark.parametrize("share", [1e-4, 0.05, 0.5, 1.0])
+@pytest.mark.parametrize("poisson", [True, False])
+def test_the_account_never_fails_open(share: float, poisson: bool) -> None:
+    found = [
+        epsilon(share, noise, 3, 1e-5, poisson=poisson)[0]
+        for noise in (1e-300, 1e-153, 1e-9, 9.9e-4, 1e-3, 0.1, 1e3, 1e6, 1e200)
+    ]
+    assert found[:4] == [math.inf] * 4, "too little noise to compute with is none"
+    assert math.isfinite(found[4])
+    assert found[4] > 1e3
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == found[-2] < 0.01
+    assert epsilon(share, math.nan, 3, 1e-5, poisson=poisson)[0] == math.inf
+
+
+def test_a_moment_that_cannot_be_computed_is_no_bargain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxyfl.federation.privacy._whole_moment", lambda *_: math.nan)
+    assert poisson_rdp(0.0123, 1.0, 7.0) == math.inf
+    poisson_rdp.cache_clear()
+
+
 def test_spent_follows_the_population() -> None:
     found = spent(config(per_round=10), 20, PEOPLE)
     assert found["epsilon"] == epsilon(0.1, 1.0, 20, 1e-5)[0]
@@ -166,6 +188,36 @@ def test_noise_is_a_function_of_seed_and_round_or_of_nothing() -> None:
     assert torch.equal(drawn(), drawn())
     assert not torch.equal(drawn(), drawn(1))
     assert not torch.equal(drawn(draw="system"), drawn(draw="system"))
+
+
+def test_all_bits_of_the_systems_entropy_reach_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed of 32 bits is found by trying them all."""
+    asked, seeds = [], [5, 5 + 2**33, 5 + 2**63, 5 + 2**130, 5 + 2**255, 5]
+
+    def bits(count: int) -> int:
+        asked.append(count)
+        return seeds[len(asked) - 1]
+
+    monkeypatch.setattr("proxyfl.federation.privacy.secrets.randbits", bits)
+    state = ServerState(0, {"w": torch.zeros(3000)})
+    found = [PrivateSum(config(draw="system"), state, 10).mean()["w"] for _ in seeds]
+    assert asked == [256] * 6
+    assert torch.equal(found[0], found[5])
+    assert len({tuple(noise[:3].tolist()) for noise in found}) == 5
+    assert found[0].std().item() == pytest.approx(0.1, rel=0.06)
+
+
+def test_no_change_is_longer_than_its_bound() -> None:
+    """At weights of 1000, float32 rounds a change of 0.001 by 3 %; the sum is of what was not rounded."""
+    old = {"w": torch.full((1000,), 1000.0)}
+    new = {"w": old["w"] + 0.01 * torch.randn(1000, generator=torch.Generator().manual_seed(1))}
+    near = bounded_change(new, old, 0.001)
+    assert float(near["w"].norm()) == pytest.approx(0.001, rel=1e-12)
+    total = PrivateSum(config(clip=0.001), ServerState(0, old), 1)
+    total.add(new)
+    assert float(total._sums["w"].norm()) == pytest.approx(0.001, rel=1e-12)
+    inside = bounded_change(new, old, 10.0)
+    assert torch.equal(inside["w"], new["w"].double() - old["w"].double())
 
 
 def test_noise_does_not_depend_on_the_order_of_names() -> None:
@@ -223,6 +275,17 @@ def test_what_nobody_has_noised_is_not_written_down() -> None:
     assert (folded.clients, dict(folded.sums), folded.classifiers) == ([0], {}, [])
 
 
+def test_only_noise_may_make_a_variance_negative() -> None:
+    """Cut off at the site, it would no longer be the noise of the account; the server does it to the sum."""
+    below = {**moved(0.0, 0.0, 0.0), "norm.running_var": torch.full((2,), -0.3)}
+    told = fold(config()).take(Update(5, 0, 10, below))
+    assert told == Failure(5, 0, "refused: 'norm.running_var' holds negative values")
+    noised = fold(config(where="site"))
+    assert isinstance(noised.take(Update(5, 0, 10, below)), Update)
+    ctx = ServerContext(5, 1, 3, torch.device("cpu"), {}, {})
+    assert float(noised.mean(ctx)["norm.running_var"].min()) >= 0.99e-5
+
+
 def test_extras_that_slip_through_are_refused() -> None:
     answer = fold(config()).take(
         Update(5, 0, 10, moved(1.0, 0.0, 0.0), extras={"method/surprise": torch.ones(1)})
@@ -244,6 +307,16 @@ def test_extras_that_slip_through_are_refused() -> None:
         ("fedavg", {"aggregation": {"rule": "median"}}, "leave .aggregation. as it is"),
         ("fedavg", {"aggregation": {"clip": 1.0}}, "leave .aggregation. as it is"),
         ("fedavg", {"privacy": {"noise": 0.0}}, "needs privacy.noise above 0"),
+        (
+            "fedavg",
+            {"privacy": {"noise": 9e-4}},
+            "noise = 0.0009 has no account; choose it between 0.001 and",
+        ),
+        (
+            "fedavg",
+            {"privacy": {"noise": 1e200}},
+            "noise = 1e.200 has no account; choose it between 0.001 and",
+        ),
         ("fedavg", {"privacy": {"delta": 0.0}}, "privacy.delta between 0 and 1"),
         ("fedavg", {"train": {"leak_momentum": True}}, "does not cover the momentum"),
         ("fedavg", {"privacy": {"clip": 0.0, "where": "site"}}, "needs privacy.clip above 0"),

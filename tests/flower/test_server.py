@@ -40,9 +40,13 @@ def test_a_run_is_an_ordinary_run_and_bit_equal_to_the_simulation(tmp_path, smal
     assert run.model().card.classes == deployed.classes
     assert texts(deployed)[-1] == f"finished after 3 rounds: {deployed.run}"
 
-    before = (deployed.run / "metrics.jsonl").read_bytes()
+    files = [deployed.run / "metrics.jsonl", *sorted(deployed.run.glob("models/*"))]
+    before = [file.read_bytes() for file in files]
+    assert len(files) == 3
+    for model in files[1:]:
+        model.write_bytes(b"nothing")
     server(deployed, connect(deployed, small)).run()
-    assert (deployed.run / "metrics.jsonl").read_bytes() == before
+    assert [file.read_bytes() for file in files] == before, "models are put right"
 
 
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(tmp_path):

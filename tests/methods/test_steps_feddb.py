@@ -12,6 +12,7 @@ from torch import Tensor
 
 from proxyfl.core.state import Update
 from proxyfl.methods import create
+from proxyfl.methods.context import ServerContext
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
 from toybox import Told, make_simulation, play, tiny_config
@@ -157,3 +158,15 @@ def test_momentum_of_the_server(tmp_path: Path) -> None:
         velocity = {name: 0.5 * velocity[name] + mean[name] - before[name] for name in mean}
         assert_close(report.state.weights, {name: before[name] + velocity[name] for name in mean})
         before = {name: value.double() for name, value in report.state.weights.items()}
+
+
+def test_momentum_does_not_carry_a_variance_below_zero() -> None:
+    method = create("feddb", {"server_momentum": 0.5})
+    names = ("norm.running_var", "norm.running_mean")
+    new, old, velocity = ({name: torch.tensor([value]) for name in names} for value in (0.2, 0.3, -0.7))
+    kept = {f"feddb/_velocity/{name}": value for name, value in velocity.items()}
+    ctx = ServerContext(2, 1, CLASSES, torch.device("cpu"), new, kept)
+    ctx.previous = old
+    method.serve(ctx, [])
+    assert ctx.weights["norm.running_var"].item() == 0
+    assert ctx.weights["norm.running_mean"].item() == pytest.approx(0.3 - 0.35 - 0.1)

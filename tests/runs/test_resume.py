@@ -15,18 +15,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import proxyfl
+from proxyfl.cli import app
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_tensors
 from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import Tensors
+from proxyfl.federation.loop import RoundReport
+from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ClientContext
 from proxyfl.methods.registry import Recipe
 from proxyfl.runs import checkpoint, experiment
 from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.export import load_model
+from proxyfl.runs.mend import is_whole
+from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.run import Run
 from toybox import TINY, Stopped, Told
 
@@ -400,6 +407,8 @@ def test_checkpoints_every_few_rounds(tmp_path: Path, finished: Path, every: int
     assert (where / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
     state = (newest(where) / "state.safetensors").read_bytes()
     assert state == (newest(finished) / "state.safetensors").read_bytes()
+    best = "models/best.safetensors"
+    assert (where / best).read_bytes() == (finished / best).read_bytes()
 
 
 def test_a_second_process_is_refused(stopped: Path, finished: Path) -> None:
@@ -609,7 +618,84 @@ def test_a_best_model_without_a_copy_is_said_to_be_lost(
         Run(where).model("best")
 
 
+def test_a_best_model_of_a_round_that_never_counted_does_not_stay(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 4 is the best of all, the run is killed before it counts, and played again it is not."""
+    assert Run(finished).summary.best_round < 4
+    where = Path(shutil.copytree(finished, tmp_path / "run"))
+    shutil.rmtree(newest(where))
+    real = Recorder.round_finished
+
+    def shining(self: Recorder, report: RoundReport) -> None:
+        report.metrics["accuracy"] = 1.0
+        real(self, report)
+
+    def killed(*_: Any) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "round_finished", shining)
+        patch.setattr(checkpoint, "save", killed)
+        with pytest.raises(Stopped):
+            proxyfl.resume(where, workers=0)
+    cards = [load_model(where / place / "best.safetensors").card for place in ("models", "checkpoints")]
+    assert [card.accuracy for card in cards] == [Run(finished).summary.best, 1.0]
+    proxyfl.resume(where, workers=0)
+    assert result(where) == result(finished)
+    copy = "checkpoints/best.safetensors"
+    assert (where / copy).read_bytes() == (finished / copy).read_bytes()
+
+
+@pytest.mark.parametrize("stale", ["models/best.safetensors", "checkpoints/best.safetensors"])
+def test_the_best_model_of_another_round_is_put_right(finished: Path, tmp_path: Path, stale: str) -> None:
+    """As a run leaves it that is killed between its last checkpoint and the best model, or before both."""
+    where = Path(shutil.copytree(finished, tmp_path / "whole"))
+    saved, _ = checkpoint.load_newest(RunDirectory(where))
+    assert is_whole(RunDirectory(where), saved)
+    shutil.copyfile(where / "models" / "last.safetensors", where / stale)
+    assert not is_whole(RunDirectory(where), saved)
+    proxyfl.resume(where)
+    assert is_whole(RunDirectory(where), saved)
+    assert (where / stale).read_bytes() == (finished / stale).read_bytes()
+
+
 def test_a_damaged_snapshot_is_not_shown(stopped: Path) -> None:
     flip_a_bit(stopped / "snapshots" / "round-00000001.safetensors")
     with pytest.raises(RunError, match=r"round-00000001\.safetensors is damaged"):
         Run(stopped).snapshot(1)
+
+
+def validated(where: Path) -> str:
+    """What ``proxyfl validate`` says, on one line."""
+    return " ".join(CliRunner().invoke(app, ["validate", str(where)]).output.split())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoints/metrics.copy.jsonl",
+        "checkpoints/best.safetensors",
+        "snapshots/round-00000001.safetensors",
+        "server",
+    ],
+)
+def test_validate_looks_at_copies_snapshots_and_what_the_server_keeps(
+    name: str, finished: Path, tmp_path: Path
+) -> None:
+    where = Path(shutil.copytree(finished, tmp_path / "run"))
+    Shelf(where / "server").save(2, 1, {"weights": torch.ones(8)})
+    assert f"OK: {where} is intact" in validated(where)
+    kept = where / "server" / "000000" / "000000002" / "round-00000001.safetensors"
+    flip_a_bit(kept if name == "server" else where / name)
+    assert f"error: {where} is damaged: {name}; resuming it" in validated(where)
+
+
+def test_resuming_a_finished_run_mends_the_copies(finished: Path, tmp_path: Path) -> None:
+    where = Path(shutil.copytree(finished, tmp_path / "run"))
+    run, before = RunDirectory(where), tree(where)
+    for file in (run.metrics_copy, run.best_copy):
+        flip_a_bit(file)
+        assert not is_whole(run, checkpoint.load_newest(run)[0])
+        assert CliRunner().invoke(app, ["resume", str(where), "--quiet"]).exit_code == 0
+        assert tree(where) == before

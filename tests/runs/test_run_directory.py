@@ -142,6 +142,17 @@ def test_timing_and_events(run: Run) -> None:
     assert [line["event"] for line in run.events] == ["created", "started", "finished"]
 
 
+def test_an_event_after_a_torn_line_is_not_lost(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.event("created")
+    with directory.events.open("a") as file:
+        file.write('{"time": 5.0, "event": "client fai')
+    directory.event("resumed", round=2)
+    directory.event("finished")
+    assert [line["event"] for line in read_json_lines(directory.events)] == ["created", "resumed", "finished"]
+    assert directory.events.read_text().count("\n") == 4
+
+
 def test_durations_are_not_among_the_metrics(run: Run) -> None:
     text = (run.path / "metrics.jsonl").read_text()
     assert not re.search("second|time|duration", text)

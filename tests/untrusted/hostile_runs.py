@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,39 @@ def environment(text: str) -> Tamper:
     return tamper
 
 
+def stopped(tamper: Tamper) -> Tamper:
+    """The same in a run that has a round left, which is read by whoever goes on with it."""
+
+    def both(run: RunDirectory) -> None:
+        shutil.rmtree(newest(run))
+        run.metrics.write_text(run.metrics.read_text().splitlines(keepends=True)[0])
+        seal(run)
+        tamper(run)
+
+    return both
+
+
+def without_clients(run: RunDirectory) -> None:
+    """A line of metrics that names no clients, where the server keeps something for them."""
+    run.server.mkdir()
+    metrics(clients=...)(run)
+
+
+def huge(place: str) -> Tamper:
+    """A file of terabytes, none of which are on the disk."""
+    return lambda run: os.truncate(run.path / place, 1 << 42)
+
+
+def pipe(place: str) -> Tamper:
+    """A pipe that nobody writes to: who opens it waits for ever."""
+
+    def tamper(run: RunDirectory) -> None:
+        (run.path / place).unlink(missing_ok=True)
+        os.mkfifo(run.path / place)
+
+    return tamper
+
+
 def settings(old: str, new: str) -> Tamper:
     """The config with another line, in every place that has it."""
 
@@ -167,6 +201,14 @@ def snapshot(**changes: Any) -> Tamper:
     return tamper
 
 
+PLACES = (
+    *("config.toml", "environment.json", "partition.safetensors"),
+    *("metrics.jsonl", "timing.jsonl", "events.jsonl"),
+    *("models/last.safetensors", "models/best.safetensors"),
+    *("checkpoints/metrics.copy.jsonl", "checkpoints/best.safetensors"),
+    *("checkpoints/round-00000002/manifest.json", "checkpoints/round-00000002/state.safetensors"),
+    *("checkpoints/round-00000002/config.toml", "snapshots/round-00000001.safetensors"),
+)
 NESTED = "[" * 100_000
 LINE = '{"round": 1, "accuracy": 0.5, "traffic": {"bytes_up": 1, "bytes_down": 1}}\n'
 
@@ -195,6 +237,12 @@ TAMPERS: dict[str, Tamper] = {
     "per class text": metrics(per_class=EVIL),
     "per class huge": metrics(per_class=[10**400]),
     "prior evil": metrics(prior=[EVIL, None]),
+    "privacy text": metrics(privacy={"epsilon": "x", "delta": 1e-5}),
+    "privacy list": metrics(privacy=[1]),
+    "privacy half": metrics(privacy={"epsilon": 1.0}),
+    "privacy evil": metrics(privacy={"epsilon": 1.0, "delta": 1e-5, EVIL: 1}),
+    "counts evil": metrics(counts={EVIL: EVIL}, rejected=EVIL, client_weights=EVIL, class_counts={EVIL: 1}),
+    "clients gone": stopped(without_clients),
     "nested metrics": raw_metrics(f"{NESTED}\n{LINE}{LINE}"),
     "nested inside": raw_metrics('{"round": 1, "accuracy": ' + "[" * 900 + "]" * 900 + "}\n"),
     "many digits": raw_metrics('{"round": 1, "accuracy": ' + "9" * 5000 + "}\n"),
@@ -207,6 +255,7 @@ TAMPERS: dict[str, Tamper] = {
         json.dumps({"event": "client failed", "round": 1, "client": EVIL, "reason": EVIL}) + "\n"
     ),
     "environment nested": environment(NESTED),
+    "environment nested, stopped": stopped(environment(NESTED)),
     "environment list": environment("[]"),
     "root number": environment('{"data_root": 5}'),
     "root list": environment('{"data_root": ["a"], "data": 7}'),
@@ -266,4 +315,7 @@ TAMPERS: dict[str, Tamper] = {
     "snapshot shapes": snapshot(**{"proxies/clients": torch.zeros(2), "confusion": torch.zeros(3, 4)}),
     "snapshot empty": snapshot(**{"proxies/clients": torch.zeros(0, 0, 0), "confusion": torch.zeros(0, 0)}),
     "snapshot nan": snapshot(confusion=torch.full((10, 10), float("nan"))),
+    **{f"huge {place}": huge(place) for place in PLACES},
+    **{f"huge {place}, stopped": stopped(huge(place)) for place in PLACES if "00002" not in place},
+    **{f"pipe {place}": pipe(place) for place in (*PLACES, ".lock")},
 }

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from run_readers import RUN_READERS
 
 from proxyfl.core.config import parse_assignment
 from proxyfl.core.errors import ProxyFLError
@@ -248,4 +249,5 @@ READERS: dict[str, Reader] = {
     "assignment": Reader(lambda: b"method.tau=0.9", read_assignment),
     "json_lines": Reader(lines_sample, read_lines),
     "model": Reader(model_sample, read_model),
+    **{name: Reader(*parts) for name, parts in RUN_READERS.items()},
 }

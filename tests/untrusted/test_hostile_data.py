@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hostile_png import png
 from PIL import Image
 from readers import READERS, image_sample, npz_sample, pixels, read_npz, read_svhn, svhn_sample
@@ -18,7 +19,7 @@ from readers import READERS, image_sample, npz_sample, pixels, read_npz, read_sv
 from proxyfl.core.errors import DataError
 from proxyfl.data.archives import unpack
 from proxyfl.data.images import MAX_PIXELS, decode, is_grey
-from proxyfl.data.sources import load
+from proxyfl.data.sources import SOURCES, load
 from proxyfl.data.sources.cinic import CACHE, CLASSES
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) print showpage\n%%EOF\n"
@@ -144,6 +145,38 @@ def test_a_planted_cache_link_neither_takes_files_nor_loses_any(cinic: Path, tmp
     assert list((tmp_path / "cache").rglob("train.npy"))
 
 
+PLANTED = (
+    "-" * 9000,
+    "(" * 9000,
+    "a" + ".b" * 4000,
+    "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+)
+
+
+@pytest.mark.parametrize("text", PLANTED, ids=["minus", "brackets", "dots", "pickled"])
+def test_a_planted_cache_that_numpy_chokes_on_is_made_again(cinic: Path, tmp_path: Path, text: str) -> None:
+    before = load("cinic10", tmp_path / "data").train.images.clone()
+    (cache,) = (cinic / CACHE).glob("*/train.npy")
+    cache.write_bytes(numpy_header(text))
+    assert torch.equal(load("cinic10", tmp_path / "data").train.images, before)
+    assert cache.stat().st_size > 3 * 3 * 32 * 32
+
+
+@pytest.mark.parametrize("what", ["cache", "file"])
+def test_a_cache_behind_a_link_is_not_used(cinic: Path, tmp_path: Path, what: str) -> None:
+    before = load("cinic10", tmp_path / "data").train.images.clone()
+    (file,) = (cinic / CACHE).glob("*/train.npy")
+    place, elsewhere = file.parent if what == "cache" else file, tmp_path / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    planted = elsewhere / "train.npy" if what == "cache" else elsewhere
+    planted.write_bytes(planted.read_bytes()[:-3072] + bytes(3072))
+    kept = planted.read_bytes()
+    assert torch.equal(load("cinic10", tmp_path / "data").train.images, before)
+    assert not place.is_symlink()
+    assert planted.read_bytes() == kept
+
+
 def test_only_old_caches_are_tidied_up(cinic: Path, tmp_path: Path) -> None:
     for name in ("0123456789abcdef", "letters", "0123456789ABCDEF"):
         (cinic / CACHE / name).mkdir(parents=True)
@@ -201,6 +234,14 @@ def test_npz_headers(tmp_path: Path, content: bytes, fault: str) -> None:
     assert fault in refusal(read_npz, npz_with(content), tmp_path)
 
 
+def test_a_member_of_an_npz_without_its_suffix_is_not_read(tmp_path: Path) -> None:
+    """Numpy would prefer it, and its size was not looked at."""
+    stream = io.BytesIO(npz_sample())
+    with zipfile.ZipFile(stream, "a") as archive:
+        archive.writestr("x_train", numpy_header("{'descr': '|u1', 'fortran_order': False, 'shape': (0,), }"))
+    assert len(read_npz(stream.getvalue(), tmp_path).train) == 4
+
+
 def test_an_encrypted_npz(tmp_path: Path) -> None:
     content = bytearray(npz_sample())
     for sign, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
@@ -219,6 +260,22 @@ def test_a_matlab_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("proxyfl.data.sources.svhn.memory_limit", lambda: 1_000_000)
     assert read_svhn(sound, tmp_path) is not None
     assert "it unpacks to more than" in refusal(read_svhn, content, tmp_path)
+
+
+def test_a_matlab_bomb_is_found_before_scipy_reads_even_its_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a variable may be as long as the file says, and is part of the header."""
+    import scipy.io
+
+    bomb = zlib.compress(bytes(3_000_000), 9)
+    content = svhn_sample()[:128] + struct.pack("<II", 15, len(bomb)) + bomb
+    monkeypatch.setattr("proxyfl.data.sources.svhn.memory_limit", lambda: 1_000_000)
+    monkeypatch.setattr(scipy.io, "whosmat", lambda *a, **k: pytest.fail("it was read"))
+    assert "it unpacks to more than" in refusal(read_svhn, content, tmp_path)
+    found = SOURCES["svhn"].locate(tmp_path)
+    assert found.present
+    assert found.counts is None
 
 
 def test_the_expansion_of_a_matlab_file_is_counted_up_to_a_limit(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hostile_runs import EVIL, TAMPERS, copy_of, make_run
+from hostile_runs import EVIL, TAMPERS, copy_of, huge, make_run
 from PIL import Image
 from rich.text import Text
 from typer.testing import CliRunner
@@ -18,6 +18,8 @@ from proxyfl.core.errors import RunError
 from proxyfl.report.dashboard.watch import Library
 from proxyfl.report.html.page import render
 from proxyfl.report.html.pieces import TROUBLE
+from proxyfl.runs import checkpoint, mend
+from proxyfl.runs.experiment import _recorded_root
 
 VERBS = ("ls", "show", "validate", "table", "report", "eval", "predict", "resume")
 
@@ -70,6 +72,7 @@ def test_the_sound_run_passes_all(sound: Path, tmp_path: Path, monkeypatch: pyte
 FEW = (
     *("accuracy huge", "failed evil", "losses text", "nested metrics", "timing evil", "root list"),
     *("card classes", "card size", "state versions", "manifest run evil"),
+    *("clients gone", "environment nested, stopped"),
 )
 """Those of every test run; `make test-full` tries all of them."""
 
@@ -79,6 +82,39 @@ FEW = (
 )
 def test_a_strangers_run(name: str, sound: Path, tmp_path: Path) -> None:
     check(name, sound, tmp_path)
+
+
+QUICK = ("show", "validate")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("privacy text", "privacy list", "privacy half", "huge metrics.jsonl", "huge timing.jsonl"),
+        *(
+            "huge config.toml",
+            "huge models/last.safetensors",
+            "huge checkpoints/round-00000002/manifest.json",
+        ),
+        *("pipe metrics.jsonl", "pipe .lock", "pipe checkpoints/metrics.copy.jsonl"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_strangers_run_is_shown_and_validated(name: str, sound: Path, tmp_path: Path) -> None:
+    assert check(name, sound, tmp_path, QUICK)["validate"] == (0 if name == "huge timing.jsonl" else 2)
+
+
+@pytest.mark.parametrize("place", ["environment.json", "partition.safetensors"])
+@pytest.mark.timeout(60)
+def test_files_of_terabytes_are_not_hashed(place: str, sound: Path, tmp_path: Path) -> None:
+    run = copy_of(sound, tmp_path / "runs" / "run")
+    huge(place)(run)
+    result = CliRunner().invoke(app, ["validate", str(run.path)])
+    assert result.exit_code == 2, result.output
+    assert f"is damaged: {place}; resuming" in " ".join(result.output.split())
+    saved, _ = checkpoint.load_newest(run)
+    assert (mend.intact_partition(run, saved) is None) == (place == "partition.safetensors")
+    assert _recorded_root(run) is None or place == "partition.safetensors"
 
 
 FILES = (

@@ -182,15 +182,12 @@ def _close_runs(place: Path) -> list[Path]:
 
 def environment(run: Path) -> dict[str, Any]:
     """What a run noted about its machine and data; empty where that is damaged."""
-    import json
-
     from proxyfl.runs.directory import RunDirectory
 
     try:
-        found = json.loads(RunDirectory(run).environment.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return RunDirectory(run).noted()
+    except (OSError, RunError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def recorded_root(noted: Mapping[str, Any]) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +21,9 @@ from proxyfl.cli.common import (
 from proxyfl.core.errors import ProxyFLError, RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from proxyfl.core.config import Config
-    from proxyfl.core.state import Versions
     from proxyfl.data.dataset import Dataset
     from proxyfl.runs.directory import RunDirectory
 
@@ -107,7 +109,10 @@ def _validate_run(path: Path) -> None:
     if not intact:
         raise RunError(f"{path} has no intact checkpoint and cannot be continued")
     if bad:
-        cure = f"resuming it starts from {intact[0]} and writes metrics, partition and the last model again"
+        cure = (
+            f"resuming it starts from {intact[0]} and writes metrics, partition and models again, "
+            "with their copies; snapshots stay as they are"
+        )
         raise RunError(f"{path} is damaged: {', '.join(bad)}; {cure}")
     typer.echo(f"OK: {path} is intact, {int(intact[0].removeprefix('round-'))} rounds")
 
@@ -124,39 +129,55 @@ def _checkpoint_fault(folder: Path) -> str:
 
 def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
     """The run's own files compared with what the newest intact checkpoint says about them."""
-    from proxyfl.core.files import sha256
-    from proxyfl.runs.checkpoint import read
+    from proxyfl.core.files import begins_with, has_hash
+    from proxyfl.core.seal import is_intact
+    from proxyfl.runs.checkpoint import keeps_metrics, read
+    from proxyfl.runs.directory import AT_SITES
 
     saved = read(run.checkpoints / newest)
-    same = run.config.read_bytes() == saved.config
-    verdicts = [(run.config.name, "" if same else "changed since the run began")]
+    early = keeps_metrics(saved.folder)  # an earlier version's run, which has no copies
+    unchanged = begins_with(run.config, saved.config, whole=True)
+    verdicts = [(run.config, unchanged, "changed since the run began")]
+    wrong = "missing or not what its checksum says"
     for file in (run.partition, run.environment):
-        intact = file.is_file() and sha256(file) == saved.run_files.get(file.name)
-        verdicts.append((file.name, "" if intact else "missing or not what its checksum says"))
-    recorded = run.metrics.read_bytes() if run.metrics.is_file() else b""
-    same = recorded.startswith(saved.metrics)
-    verdicts.append((run.metrics.name, "" if same else "not what the checkpoint says"))
-    if len(saved.state.versions):
-        verdicts.append((run.clients.name, _states_fault(run, saved.state.versions)))
-    return verdicts
+        verdicts.append((file, has_hash(file, saved.run_files.get(file.name)), wrong))
+    for file in (run.metrics,) if early else (run.metrics, run.metrics_copy):
+        verdicts.append((file, begins_with(file, saved.metrics), "not what the checkpoint says"))
+    copies = [run.best_copy] if saved.metrics and not early else []
+    for file in (*copies, *sorted(run.snapshots.glob("round-*.safetensors"))):
+        verdicts.append((file, is_intact(file), wrong))
+    found = [(str(file.relative_to(run.path)), "" if fine else fault) for file, fine, fault in verdicts]
+    if len(saved.state.versions) and saved.run_files["data"] != AT_SITES:
+        found.append((run.clients.name, _states_fault(run.clients, saved.state.versions.items())))
+    if run.server.is_dir():
+        found.append((run.server.name, _states_fault(run.server, _versions_on(run.server))))
+    return found
 
 
-def _states_fault(run: RunDirectory, versions: Versions) -> str:
+def _states_fault(folder: Path, versions: Iterable[tuple[int, int]]) -> str:
+    """What is wrong with the versions, of client and round, that a shelf should have."""
     from proxyfl.federation.shelf import Shelf
 
     try:
-        for client, round in versions.items():
-            Shelf(run.clients).load(client, round)
+        for client, round in versions:
+            Shelf(folder).load(client, round)
     except ProxyFLError as error:
         return str(error)
     return ""
+
+
+def _versions_on(shelf: Path) -> list[tuple[int, int]]:
+    """Client and round of all that is on a shelf."""
+    names = re.compile(r"([0-9]{9,18})/round-([0-9]{8})\.safetensors")
+    found = (names.fullmatch(f"{file.parent.name}/{file.name}") for file in sorted(shelf.glob("*/*/*")))
+    return [(int(match[1]), int(match[2])) for match in found if match]
 
 
 def _model_fault(run: RunDirectory, which: str) -> str:
     from proxyfl.runs.export import load_model
 
     path = run.models / f"{which}.safetensors"
-    if not path.is_file() and not run.metrics.read_bytes():
+    if not path.is_file() and run.metrics.is_file() and not run.metrics.stat().st_size:
         return ""  # there is no model before the first round
     try:
         load_model(path)

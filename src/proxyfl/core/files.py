@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
+
+from proxyfl.core.errors import RunError
+from proxyfl.core.machine import usable_memory
+
+JSON_SWELLS = 16
+"""How many times its length a JSON text may take, read: short lists and tables are much larger inside."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -50,6 +57,42 @@ def append_bytes(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def read_bounded(path: Path, swells: int = 2) -> bytes:
+    """All of a file that may be a stranger's. It must be an ordinary one, and small enough for the memory to
+    hold it ``swells`` times, else :class:`RunError`. Nothing is waited for, as a pipe would be for ever.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise RunError(f"{path} is no ordinary file; put the file there instead")
+        if found.st_size * swells > usable_memory() // 2:
+            size = f"{found.st_size:,} bytes"
+            raise RunError(f"{path} is damaged: {size} are more than this machine's memory can hold")
+        return file.read(found.st_size)
+
+
+def has_hash(path: Path, expected: object) -> bool:
+    """Whether a file that may be a stranger's is there and has this SHA-256."""
+    try:
+        return hashlib.sha256(read_bounded(path)).hexdigest() == expected
+    except (OSError, RunError):
+        return False
+
+
+def begins_with(path: Path, expected: bytes, *, whole: bool = False) -> bool:
+    """Whether a file that may be a stranger's begins with these bytes; ``whole``: and ends with them."""
+    try:
+        if whole and path.stat().st_size != len(expected):
+            return False
+        return read_bounded(path).startswith(expected)
+    except (OSError, RunError):
+        return False
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def clear_asides(folder: Path) -> None:

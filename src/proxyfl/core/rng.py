@@ -18,7 +18,10 @@ SERVER = -1
 
 
 def entropy(seed: int, round: int, client: int, purpose: str) -> int:
-    """64 bits for a stream; a hash, so that neighbouring rounds and clients are unrelated."""
+    """64 bits for a stream; a hash, so that neighbouring rounds and clients are unrelated.
+
+    Torch's generator on the CPU takes the low 32 of them: plenty to tell streams apart, too few to be secret.
+    """
     name = f"{seed}/{round}/{client}/{purpose}".encode()
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
 

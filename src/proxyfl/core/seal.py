@@ -17,7 +17,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import tensor_bytes, write_bytes
+from proxyfl.core.files import read_bounded, tensor_bytes, write_bytes
 from proxyfl.core.state import Tensors
 
 _LENGTH = 8
@@ -38,7 +38,7 @@ def write_sealed(
 
 def read_sealed(path: Path) -> tuple[Tensors, dict[str, str]]:
     """Tensors and metadata of a file that is intact; a missing one is a :class:`FileNotFoundError`."""
-    content = path.read_bytes()
+    content = read_bounded(path)
     try:
         metadata = _header(content).get("__metadata__", {})
         if _is_sealed(content):

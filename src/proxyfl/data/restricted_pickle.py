@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 MAX_BYTES = 400 << 20
+MAX_DIMENSIONS = 4
 MAX_INSTRUCTIONS = 2_000_000  # seven times those of the longest original, the training file of CIFAR-100
 
 ARRAY, DTYPE, ENCODE = "numpy ndarray", "numpy dtype", "_codecs encode"
@@ -130,7 +131,10 @@ class Reader:
             case Bytes(), tuple():
                 pass  # byte order and fields: nothing that bytes have
             case Array() as array, (int(), tuple() as shape, Bytes(), int() as fortran, bytes() as raw):
-                if not all(isinstance(size, int) and size >= 0 for size in shape):
+                # bounded before they are multiplied: the product of many long integers would never be done
+                if len(shape) > MAX_DIMENSIONS or not all(
+                    isinstance(size, int) and 0 <= size <= MAX_BYTES for size in shape
+                ):
                     raise Refused("it has an array with an impossible shape")
                 if math.prod(shape) != len(raw):
                     raise Refused(f"it has an array of shape {shape} in {len(raw)} bytes")

@@ -36,6 +36,7 @@ from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.experiment import describe_machine
 from proxyfl.runs.ledger import Mark
+from proxyfl.runs.mend import mend_models
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.settings import load_toml, resolve, to_toml
 
@@ -101,8 +102,10 @@ class Server:
         run = self.directory
         saved, warnings = checkpoint.load_newest(run)
         config = self._settings(saved)
+        method = method_of(config)
+        card = self._card(config, method)
         run.tidy()
-        for warning in warnings:
+        for warning in [*warnings, *mend_models(run, saved, lambda: (method, card))]:
             run.event("warning", text=warning)
             self.say(f"warning: {warning}")
         state, rounds = saved.state, config.federation.rounds
@@ -113,8 +116,8 @@ class Server:
             if len(enrolment.counts) < min(self.deployment.quorum, len(enrolment.sites)):
                 self._gather(enrolment)
                 enrolment.save(run.path)
-            federation, trainer, measure = self._federation(run, config, method_of(config), enrolment)
-            recorder = Recorder(run, config, federation.method, self._card(trainer), saved)
+            federation, _, measure = self._federation(run, config, method, enrolment)
+            recorder = Recorder(run, config, method, card, saved)
             observers = (SourceNote(measure), recorder, self.live)
             with closing(federation.engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
@@ -217,9 +220,9 @@ class Server:
         federation = Federation(config, method, population, engine, measure, classes, store, run.path)
         return federation, trainer, measure
 
-    def _card(self, trainer: ClientTrainer) -> dict[str, Any]:
+    def _card(self, config: Config, method: Method) -> dict[str, Any]:
         """What a saved model says about itself, but for the round."""
-        config, method, form = trainer.config, trainer.method, self.deployment
+        form = self.deployment
         return {
             "network": config.model.name,
             "width": config.model.width,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from proxyfl.core.config import Config
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update
-from proxyfl.federation.guard import Guard
+from proxyfl.federation.guard import MOST_METRICS, Guard
 from proxyfl.federation.pipeline import pipeline_for
 from proxyfl.federation.sampling import Population
 from proxyfl.methods.base import Method
@@ -45,8 +45,9 @@ class Fold:
             method.extras_form_all(ctx),
             parts={part.name for part in method.parts},
             carries=config.train.leak_momentum,
+            noised=bool(config.privacy.clip) and config.privacy.where == "site",
         )
-        self.pipeline = pipeline_for(config, method, state, population, spool)
+        self.pipeline = pipeline_for(config, method, state, population, spool, self.guard.extras)
         self.kept: list[Tensors] = []
         self.classifiers: list[Tensor] = []
         self.clients: list[int] = []
@@ -54,6 +55,7 @@ class Fold:
         self.rule_weights: list[float] = []
         self.failed: dict[int, str] = {}
         self.sums: defaultdict[str, float] = defaultdict(float)
+        self.senders: Counter[str] = Counter()
         self.carry: Tensors = state.carry
 
     def take(self, answer: Update | Failure, asked: int | None = None) -> Update | Failure:
@@ -67,7 +69,7 @@ class Fold:
                 answer = self.pipeline.admit(answer)
                 kept = self.method.receive_all(answer)
             except KeyError as missing:
-                answer = Failure(self.guard.round, client, f"refused: {missing.args[0]!r} is missing")
+                answer = Failure(self.guard.round, client, f"refused: {str(missing) or 'a key'} is missing")
             except UpdateRefused as refused:
                 answer = Failure(self.guard.round, client, f"refused: {refused}")
             except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -89,6 +91,7 @@ class Fold:
             self.classifiers.append(answer.weights[CLASSIFIER])
         for name, value in answer.metrics.items():
             self.sums[name] += value
+            self.senders[name] += 1
         return answer
 
     @property
@@ -122,13 +125,19 @@ class Fold:
     def losses(self) -> Metrics:
         """Mean losses per step over all clients."""
         steps = max(1.0, self.sums["steps"])
-        names = [name for name in self.sums if name.startswith("loss/")]
-        return {name.removeprefix("loss/"): self.sums[name] / steps for name in names}
+        return {name.removeprefix("loss/"): self.sums[name] / steps for name in self._named("loss/")}
 
     def counts(self) -> Metrics:
         """Sums over all clients of what the method counted: metrics that begin with ``count/``."""
-        names = [name for name in self.sums if name.startswith("count/")]
-        return {name.removeprefix("count/"): self.sums[name] for name in names}
+        return {name.removeprefix("count/"): self.sums[name] for name in self._named("count/")}
+
+    def _named(self, beginning: str) -> list[str]:
+        """Metrics of a kind; of more than one client may send, those that most clients did: names that a
+        few make up do not fill the log.
+        """
+        names = [name for name in self.sums if name.startswith(beginning)]
+        most = set(sorted(names, key=lambda name: -self.senders[name])[:MOST_METRICS])
+        return [name for name in names if name in most]
 
     def _weight(self, update: Update) -> float:
         rule = self.config.federation.weighting

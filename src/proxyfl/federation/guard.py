@@ -29,11 +29,12 @@ LARGEST = 1e15
 """No number beside the weights is larger: counts, prototypes, embeddings. Their sums and squares stay finite
 in float32."""
 
-LARGEST_METRIC = 1e30
-"""The same for a loss: it may diverge, but a sum over all clients must stay finite."""
+LARGEST_METRIC = 1e20
+"""The same for a loss: it may diverge, but sums over all steps and clients must stay what a run's reader
+takes for a number (up to 1e30)."""
 
-MOST_METRICS = 500
-METRIC = re.compile(r"steps|(loss|count|pseudo)/.{1,80}")
+MOST_METRICS = 64
+METRIC = re.compile(r"steps|(loss|count|pseudo)/.{1,40}")
 SHOWN_NAMES, SHOWN_LETTERS = 5, 80
 
 
@@ -43,7 +44,8 @@ class Guard:
 
     ``sizes`` tells how many images each client registered with; ``max_norm`` bounds the change of weights
     (0: ``MAX_RATIO`` times their length), ``extras`` are the shapes of what else is sent, as float32.
-    ``parts`` may send extras (None: anyone), ``carries`` says whether a client hands momentum to the next.
+    ``parts`` may send extras (None: anyone), ``carries`` says whether a client hands momentum to the next,
+    ``noised`` that sites add noise, which may make a variance negative.
     """
 
     round: int
@@ -53,6 +55,7 @@ class Guard:
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parts: Collection[str] | None = None
     carries: bool = True
+    noised: bool = False
     seen: set[int] = field(default_factory=set)
 
     def check(self, update: Update, asked: int | None = None) -> None:
@@ -70,6 +73,7 @@ class Guard:
                 raise UpdateRefused(f"'{name}' holds values that are not finite")
         _bounded(update.extras.items())
         _bounded((name, value) for name, value in update.weights.items() if not value.is_floating_point())
+        self._check_signs(update.weights)
         _check_metrics(update.metrics)
         if not _real(update.seconds) or not 0 <= update.seconds <= LARGEST:
             raise UpdateRefused(f"took {_short(update.seconds)} seconds")
@@ -107,6 +111,17 @@ class Guard:
         for name, value in carry.items():
             if name in self.weights:  # what a method keeps private is not among them
                 _same(name, value, tuple(self.weights[name].shape), self.weights[name].dtype)
+
+    def _check_signs(self, weights: Tensors) -> None:
+        """Variances and counters do not fall below zero: one negative variance in the mean, and nobody's
+        next update is finite.
+        """
+        for name, value in weights.items():
+            counter = not value.is_floating_point() and value.dtype != torch.bool
+            if not counter and (self.noised or not name.endswith("running_var")):
+                continue
+            if bool((value < self.weights[name].clamp(max=0)).any()):
+                raise UpdateRefused(f"'{name}' holds negative values")
 
     def _check_length(self, weights: Tensors) -> None:
         limit = self.max_norm or MAX_RATIO * self._own_length

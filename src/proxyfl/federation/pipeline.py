@@ -3,14 +3,15 @@
 A pipeline stands between the guard and the method's server hooks and knows no method. What the hooks read of
 single updates (their ``receive``) is each update as the pipeline lets it through: shortened by clipping, only
 the chosen ones with krum, and with the rules of coordinates drawn into the range that the rule trusts: what
-trimmed leaves over, the middle half with median. Extras are chosen and drawn in like weights, not shortened.
+trimmed leaves over, the middle half with median. Extras are chosen and drawn in like weights, not shortened;
+to be drawn in they must have a form.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,14 +78,30 @@ class ClippedMean(Pipeline):
 class RobustPipeline(Pipeline):
     """A rule that looks at all updates, which wait on disk for it."""
 
-    def __init__(self, config: Config, method: Method, old: Tensors, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        old: Tensors,
+        folder: Path | None = None,
+        extras: Collection[str] = (),
+    ) -> None:
         self.method, self.settings = method, config.aggregation
+        self.asked = robust.hostile_of(config.federation.per_round, self.settings.hostile)
+        self.by_coordinate = self.settings.rule in ("median", "trimmed")
+        self.form = frozenset(extras)
         self.updates = robust.Updates(old, folder)
         self.lengths: list[float] = []
         self.weights: list[float] = []
         self.headers: list[Update] = []
 
     def admit(self, update: Update) -> Update:
+        strange = sorted(update.extras.keys() - self.form)
+        if strange and self.by_coordinate and reads_updates(self.method):
+            raise UpdateRefused(
+                f"sends {strange[0][:80]!r}, but aggregation.rule = '{self.settings.rule}' takes only what "
+                "the method's extras_form names"
+            )
         if self.settings.clip and self.settings.clip_by == "length":
             return clipped(update, self.updates.old, self.settings.clip)
         return update
@@ -99,8 +116,8 @@ class RobustPipeline(Pipeline):
     def settle(self, ctx: ServerContext, kept: list[Tensors]) -> Settled:
         try:
             self._shorten()
-            if self.settings.rule in ("median", "trimmed"):
-                return self._by_coordinate(kept)
+            if self.by_coordinate:
+                return self._by_coordinate(ctx, kept)
             return self._by_update(ctx, kept)
         finally:
             self.updates.close()
@@ -114,7 +131,7 @@ class RobustPipeline(Pipeline):
     def _by_update(self, ctx: ServerContext, kept: list[Tensors]) -> Settled:
         chosen = list(range(len(kept)))
         if self.settings.rule == "krum":
-            hostile = robust.withstood(len(kept), self.settings.hostile, spare=3)
+            hostile = self._withstood(ctx, len(kept), spare=3)
             chosen = robust.krum_choice(self.updates.squares(), hostile, self.settings.keep)
         if reads_updates(self.method) and any(self.updates.factors[place] < 1 for place in chosen):
             read = [self._received(place, self.updates.whole(place)) for place in chosen]
@@ -126,15 +143,21 @@ class RobustPipeline(Pipeline):
             weights = self._weights(ctx, read) if self.method.needs_all_updates else self.weights
         return Settled(self.updates.mean(weights, chosen), chosen, read)
 
-    def _by_coordinate(self, kept: list[Tensors]) -> Settled:
+    def _withstood(self, ctx: ServerContext, count: int, spare: int) -> int:
+        """How many hostile updates the rule withstands; the metrics tell where it is fewer than planned."""
+        found = robust.withstood(count, self.settings.hostile, spare)
+        if found < self.asked:
+            ctx.metrics["withstood"] = found
+        return found
+
+    def _by_coordinate(self, ctx: ServerContext, kept: list[Tensors]) -> Settled:
         """Median or trimmed mean, and what the method reads drawn into the range that is trusted."""
-        count, updates = len(kept), self.updates
-        cut = robust.withstood(count, self.settings.hostile, spare=1)
-        trusted = cut if self.settings.rule == "trimmed" else count // 4
+        count, updates, trimmed = len(kept), self.updates, self.settings.rule == "trimmed"
+        cut = self._withstood(ctx, count, spare=1) if trimmed else 0
+        trusted = cut if trimmed else count // 4
         result, low, high = updates.empty(), updates.empty(), updates.empty()
         reads = reads_updates(self.method)
         for rows, values in updates.blocks():
-            trimmed = self.settings.rule == "trimmed"
             found = robust.trimmed_mean(values, cut) if trimmed else robust.median(values)
             updates.put(result, rows, found)
             if reads:
@@ -187,15 +210,20 @@ class PrivatePipeline(Pipeline):
 
 
 def pipeline_for(
-    config: Config, method: Method, state: ServerState, population: Population, folder: Path | None = None
+    config: Config,
+    method: Method,
+    state: ServerState,
+    population: Population,
+    folder: Path | None = None,
+    extras: Collection[str] = (),
 ) -> Pipeline:
-    """As the settings say; combinations that cannot be right are refused."""
+    """As the settings say; combinations that cannot be right are refused. ``extras``: those with a form."""
     require_sound(config, method)
     settings = config.aggregation
     if config.privacy.clip:
         return PrivatePipeline(config, method, state, population)
     if settings.rule != "mean" or (settings.clip and settings.clip_by == "median"):
-        return RobustPipeline(config, method, state.weights, folder)
+        return RobustPipeline(config, method, state.weights, folder, extras)
     if settings.clip:
         return ClippedMean(method, state.weights, settings.clip, folder)
     return Pipeline(method, folder)
@@ -240,6 +268,11 @@ def privacy_refusal(config: Config, method: Method) -> str:
     """Why the noise would not cover what this run shows of a client; empty when it does."""
     if not config.privacy.noise or not 0 < config.privacy.delta < 1:
         return "privacy.clip needs privacy.noise above 0 and privacy.delta between 0 and 1"
+    if not privacy.LEAST_NOISE <= config.privacy.noise <= privacy.MOST_NOISE:
+        return (
+            f"privacy.noise = {config.privacy.noise:g} has no account; "
+            f"choose it between {privacy.LEAST_NOISE:g} and {privacy.MOST_NOISE:g}"
+        )
     if config.aggregation.rule != "mean" or config.aggregation.clip:
         return "privacy.clip has its own clipping and noise for the mean; leave [aggregation] as it is"
     if config.federation.weighting != "uniform":

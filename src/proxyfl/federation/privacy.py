@@ -25,20 +25,25 @@ import math
 import secrets
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proxyfl.core.config import Config
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.state import ServerState, Task, Tensors, Update
-from proxyfl.federation.robust import change_length, shortened
+from proxyfl.federation.robust import change_length
 from proxyfl.federation.sampling import Population
 
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *map(float, range(11, 65)), 80.0, 96.0, 128.0, 256.0, 512.0)
 TERMS = 1000
 """Terms of the series for orders that are not whole; it alternates and falls off."""
 
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
+"""Multipliers between which the account can be computed; below it costs without bound, above no less."""
+
 SMALLEST_VARIANCE = 1e-5
+SEED_BITS = 256
 
 
 class PrivateSum:
@@ -50,11 +55,10 @@ class PrivateSum:
         self._sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in _floats(self.old)}
 
     def add(self, weights: Mapping[str, Tensor]) -> None:
-        if self.config.privacy.where == "server":
-            weights = bounded(weights, self.old, self.config.privacy.clip)
+        length = self.config.privacy.clip if self.config.privacy.where == "server" else math.inf
         self.count += 1
-        for name, total in self._sums.items():
-            total += weights[name].double() - self.old[name].double()
+        for name, change in bounded_change(weights, self.old, length).items():
+            self._sums[name] += change
 
     def mean(self) -> Tensors:
         """The next weights: also without any update, since who was there must not show."""
@@ -77,32 +81,43 @@ def outgoing(config: Config, task: Task, update: Update) -> Update:
     settings = config.privacy
     if not settings.clip or settings.where != "site":
         return update
-    near = bounded(update.weights, task.weights, settings.clip)
+    change = bounded_change(update.weights, task.weights, settings.clip)
     scale = settings.noise * settings.clip / math.sqrt(config.federation.per_round)
-    noised = with_noise(dict(_floats(near)), scale, _generator(config, task.round, task.client))
-    counters = {name: task.weights[name] for name in near if name not in noised}
-    weights = {name: noised[name].to(near[name].dtype) for name in noised} | counters
-    return dataclasses.replace(update, weights={name: weights[name] for name in near}, metrics={})
+    noised = with_noise(change, scale, _generator(config, task.round, task.client))
+    weights = {
+        name: (old.double() + noised[name]).to(old.dtype) if name in noised else old
+        for name, old in ((name, task.weights[name]) for name in update.weights)
+    }
+    return dataclasses.replace(update, weights=weights, metrics={})
 
 
-def bounded(new: Mapping[str, Tensor], old: Mapping[str, Tensor], length: float) -> Tensors:
-    """``new`` with its change shortened to ``length`` where it is longer."""
+def bounded_change(new: Mapping[str, Tensor], old: Mapping[str, Tensor], length: float) -> Tensors:
+    """``new`` minus ``old`` in float64, shortened to ``length`` where it is longer, not rounded again."""
     found = change_length(new, old)
-    return shortened(new, old, length / found if found > length else 1.0)
+    factor = length / found if found > length else 1.0
+    return {name: factor * (value.double() - old[name].double()) for name, value in _floats(new)}
 
 
-def with_noise(tensors: Mapping[str, Tensor], scale: float, generator: torch.Generator) -> Tensors:
+def with_noise(
+    tensors: Mapping[str, Tensor], scale: float, generator: torch.Generator | np.random.Generator
+) -> Tensors:
     """Plus normal numbers, drawn by name in alphabetical order."""
     return {
-        name: tensors[name].double()
-        + scale * torch.randn(tensors[name].shape, generator=generator, dtype=torch.float64)
+        name: tensors[name].double() + scale * _normal(tensors[name].shape, generator)
         for name in sorted(tensors)
     }
 
 
-def _generator(config: Config, round: int, client: int) -> torch.Generator:
+def _normal(shape: torch.Size, generator: torch.Generator | np.random.Generator) -> Tensor:
+    if isinstance(generator, torch.Generator):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.as_tensor(generator.standard_normal(tuple(shape)))
+
+
+def _generator(config: Config, round: int, client: int) -> torch.Generator | np.random.Generator:
+    """From the system's entropy it is numpy's: torch's takes 32 bits of a seed, few enough to try all."""
     if config.privacy.draw == "system":
-        return torch.Generator().manual_seed(secrets.randbits(63))
+        return np.random.default_rng(np.random.SeedSequence(secrets.randbits(SEED_BITS), pool_size=8))
     return rng(config.seed, round, client, "privacy")
 
 
@@ -148,12 +163,13 @@ def epsilon(
 @functools.lru_cache(maxsize=4096)
 def poisson_rdp(share: float, noise: float, order: float) -> float:
     """Rényi divergence of one round at an order, for clients that take part with probability ``share``."""
-    if not noise:
+    if not noise >= LEAST_NOISE:
         return math.inf
+    noise = min(noise, MOST_NOISE)
     if share == 1:
         return order / (2 * noise**2)
-    moment = _whole_moment if order == int(order) else _broken_moment
-    return max(0.0, moment(share, noise, order) / (order - 1))
+    moment = (_whole_moment if order == int(order) else _broken_moment)(share, noise, order)
+    return math.inf if math.isnan(moment) else max(0.0, moment / (order - 1))
 
 
 def _whole_moment(share: float, noise: float, order: float) -> float:
@@ -185,8 +201,9 @@ def fixed_size_rdp(share: float, noise: float, order: float) -> float:
 
     Sampling helps at whole orders from 2 on; the exchange moves the sum by twice the clip length.
     """
-    if not noise:
+    if not noise >= LEAST_NOISE:
         return math.inf
+    noise = min(noise, MOST_NOISE)
     slope = 2 / noise**2  # of the Gaussian mechanism itself, at a shift of two clip lengths
     if share == 1 or order < 2 or order != int(order):
         return slope * order
@@ -198,7 +215,7 @@ def fixed_size_rdp(share: float, noise: float, order: float) -> float:
         [0.0, 2 * math.log(share) + math.log(order * (order - 1) / 2) + second], dtype=torch.float64
     )
     bound = float(torch.logsumexp(torch.cat([first, later]), 0)) / (order - 1)
-    return min(bound, slope * order)
+    return bound if bound < slope * order else slope * order
 
 
 def _log_binomial(n: float, k: Tensor) -> Tensor:

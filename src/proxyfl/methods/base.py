@@ -66,7 +66,7 @@ class Part:
         return {}
 
     def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
-        """Shapes of the float32 tensors that :meth:`finish` sends; an update whose extras differ is refused."""
+        """Shapes of the float32 tensors that :meth:`finish` sends; an update with others is refused."""
         return {}
 
     def task_extras(self, ctx: ServerContext, client: int) -> Tensors:

@@ -29,12 +29,15 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.config import setting
+from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Tensors, Update, namespace
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters
 from proxyfl.methods.registry import Recipe, register
 
 SMALLEST = 1e-6
+OFF_ONE = 1e-2
+"""How far from one the shares of an average prediction may add up, by rounding and the least share."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,10 @@ class FedDB(FixMatch):
         return {"average": (ctx.classes,)}
 
     def receive(self, update: Update) -> Tensors:
-        return {"average": update.extras["feddb/average"]}
+        average = update.extras["feddb/average"]
+        if bool((average < 0).any()) or abs(float(average.double().sum()) - 1) > OFF_ONE:
+            raise UpdateRefused("its average prediction is no distribution")
+        return {"average": average}
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> list[float]:
         averages = torch.stack([tensors["average"] for tensors in kept]).double()
@@ -114,7 +120,8 @@ class FedDB(FixMatch):
             if value.is_floating_point():
                 change = value - ctx.previous[name]
                 velocity[name] = self.parameters.server_momentum * velocity.get(name, 0.0) + change
-                ctx.weights[name] = ctx.previous[name] + velocity[name]
+                moved = ctx.previous[name] + velocity[name]
+                ctx.weights[name] = moved.clamp(min=0) if name.endswith("running_var") else moved
         return {f"_velocity/{name}": value for name, value in velocity.items()}
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import sha256, sync_folder, write_bytes, write_tensors
+from proxyfl.core.files import JSON_SWELLS, read_bounded, sha256, sync_folder, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
 from proxyfl.federation.shelf import CURE, Shelf
 from proxyfl.runs.directory import FORMAT, RunDirectory
@@ -103,11 +103,11 @@ def load_newest(run: RunDirectory, *, states: bool = False) -> tuple[Checkpoint,
 def read(folder: Path) -> Checkpoint:
     """A checkpoint, every byte of it verified."""
     try:
-        manifest = _opened((folder / "manifest.json").read_bytes())
+        manifest = _opened(read_bounded(folder / "manifest.json", JSON_SWELLS))
         if manifest["format"] not in (1, FORMAT):
             raise RunError(f"{folder} has format {manifest['format']}, this version reads up to {FORMAT}")
         names = ("state.safetensors", "config.toml", *(("metrics.jsonl",) if manifest["format"] == 1 else ()))
-        content = {name: (folder / name).read_bytes() for name in names}
+        content = {name: read_bounded(folder / name) for name in names}
         for name, data in content.items():
             if hashlib.sha256(data).hexdigest() != manifest["files"][name]:
                 raise RunError(f"{folder / name} is damaged")
@@ -126,12 +126,17 @@ def read(folder: Path) -> Checkpoint:
         raise RunError(f"{folder} is damaged ({type(error).__name__})") from error
 
 
+def keeps_metrics(folder: Path) -> bool:
+    """Whether a checkpoint is of format 1, whose runs have no copies beside the checkpoints."""
+    return (folder / "metrics.jsonl").is_file()
+
+
 def manifests(run: RunDirectory) -> Iterator[dict[str, Any]]:
     """What the checkpoints say about the run's files, newest first; those that cannot be read say nothing."""
     for folder in folders(run):
         try:
-            yield _opened((folder / "manifest.json").read_bytes())
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            yield _opened(read_bounded(folder / "manifest.json", JSON_SWELLS))
+        except (OSError, RunError, ValueError, KeyError, TypeError, RecursionError):
             continue
 
 
@@ -152,7 +157,7 @@ def _require_states(run: RunDirectory, saved: Checkpoint, since: int) -> None:
         clients.load(client, round)
     if run.server.is_dir():
         for line in map(json.loads, saved.metrics.splitlines()[since:]):
-            for client in line["clients"]:
+            for client in line.get("clients", ()):
                 if server.has(client, line["round"]):
                     server.load(client, line["round"])
 

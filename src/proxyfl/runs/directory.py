@@ -22,13 +22,14 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.files import sync_folder
+from proxyfl.core.files import JSON_SWELLS, read_bounded, sync_folder
 from proxyfl.federation.aggregate import SPOOL
 
 FORMAT = 2
@@ -101,6 +102,7 @@ class RunDirectory:
 
     def _require_own_files(self, *, deep: bool) -> None:
         """Refuse a run that has links out of itself: a stranger's would read or overwrite what is elsewhere.
+        Refuse pipes and devices, too, which would be read or waited for without an end.
 
         ``deep`` looks at what is kept for clients, too, which may be many files. Folders of other programs
         (``--log``) are theirs.
@@ -110,8 +112,13 @@ class RunDirectory:
             for folder, folders, files in os.walk(place):
                 entries += [Path(folder, name) for name in (*folders, *files)]
         for entry in entries:
-            if entry.is_symlink() and not _leads_into(entry, home):
-                raise RunError(f"{entry} is a link that leads out of the run; put the file there instead")
+            kind = _kind(entry)
+            if stat.S_ISLNK(kind):
+                if not _leads_into(entry, home):
+                    raise RunError(f"{entry} is a link that leads out of the run; put the file there instead")
+                kind = _kind(entry, follow=True)
+            if kind and not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+                raise RunError(f"{entry} is neither a file nor a folder; put the file there instead")
 
     def tidy(self) -> None:
         """Clear away what a process that was killed had not finished: files aside, waiting updates."""
@@ -125,8 +132,14 @@ class RunDirectory:
     def event(self, kind: str, **details: Any) -> None:
         """Note something that happened, with the time."""
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **details})
+        torn = not _ends_a_line(self.events)  # what a process was writing when it was killed
         with self.events.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write("\n" * torn + line + "\n")
+
+    def noted(self) -> dict[str, Any]:
+        """What the run noted about its machine and data."""
+        found = json.loads(read_bounded(self.environment, JSON_SWELLS))
+        return found if isinstance(found, dict) else {}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -149,6 +162,14 @@ class RunDirectory:
             return False
 
 
+def _kind(path: Path, *, follow: bool = False) -> int:
+    """What the system calls the mode of a file; 0 where there is none, or none any more."""
+    try:
+        return path.stat(follow_symlinks=follow).st_mode
+    except OSError:
+        return 0
+
+
 def _leads_into(link: Path, home: Path) -> bool:
     try:
         return link.resolve().is_relative_to(home)
@@ -157,8 +178,25 @@ def _leads_into(link: Path, home: Path) -> bool:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; an incomplete last one is left out."""
-    return json_lines(path.read_bytes()) if path.exists() else []
+    """The complete lines of a JSON-lines file; an incomplete last one is left out. What is too long to be
+    such a file has none.
+    """
+    try:
+        return json_lines(read_bounded(path, JSON_SWELLS))
+    except (FileNotFoundError, RunError):
+        return []
+
+
+def _ends_a_line(path: Path) -> bool:
+    """Whether a file ends with a whole line, or is not there or empty."""
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                return file.read(1) == b"\n"
+    except FileNotFoundError:
+        pass
+    return True
 
 
 def json_lines(content: bytes) -> list[dict[str, Any]]:

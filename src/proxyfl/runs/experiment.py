@@ -194,10 +194,9 @@ def _describe(config: Config, simulation: Simulation, root: Path | None) -> dict
 
 def _environment(run: RunDirectory) -> dict[str, Any]:
     try:
-        found = json.loads(run.environment.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return run.noted()
+    except (OSError, RunError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _recorded_root(run: RunDirectory) -> Path | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import append_bytes, write_bytes
+from proxyfl.core.files import JSON_SWELLS, append_bytes, read_bounded, write_bytes
 from proxyfl.runs.directory import RunDirectory
 
 
@@ -109,7 +109,8 @@ def _files(run: RunDirectory) -> tuple[Path, Path]:
 
 
 def _bytes(file: Path) -> bytes | None:
+    """The content; nothing where there is no file, or one that cannot be metrics: too long, or a pipe."""
     try:
-        return file.read_bytes()
-    except FileNotFoundError:
+        return read_bounded(file, JSON_SWELLS)
+    except (FileNotFoundError, RunError):
         return None

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.files import begins_with, has_hash, read_bounded, write_bytes, write_tensors
 from proxyfl.core.seal import is_intact, read_sealed
 from proxyfl.data.partition import Partition
+from proxyfl.methods.base import Method
 from proxyfl.runs.assembly import assemble, model_card
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory
@@ -21,10 +24,12 @@ from proxyfl.runs.export import ModelCard, save_model
 from proxyfl.runs.ledger import restore
 from proxyfl.runs.simulation import Simulation
 
+Built = tuple[Method, dict[str, Any]]
+
 
 def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
     """Refuse to go on under other settings than those the run began with."""
-    if run.config.read_bytes() != saved.config:
+    if not begins_with(run.config, saved.config, whole=True):
         original = saved.folder / "config.toml"
         raise RunError(
             f"{run.config} was changed since the run began; put it back with 'cp {original} {run.config}', "
@@ -34,12 +39,13 @@ def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
 
 def is_whole(run: RunDirectory, saved: Checkpoint) -> bool:
     """Whether the run's files are what the checkpoint says; where not, resuming mends or explains it."""
-    metrics = run.metrics.read_bytes() if run.metrics.is_file() else b""
+    models = (run.models / "last.safetensors", run.models / "best.safetensors", run.best_copy)
     return (
-        run.config.read_bytes() == saved.config
-        and metrics == saved.metrics
+        begins_with(run.config, saved.config, whole=True)
+        and all(begins_with(file, saved.metrics, whole=True) for file in (run.metrics, run.metrics_copy))
         and _partition_is_intact(run, saved)
-        and all(is_intact(run.models / f"{which}.safetensors") for which in ("last", "best"))
+        and all(map(is_intact, models))
+        and all(_told(file) == _best_round(saved) for file in models[1:])
     )
 
 
@@ -47,7 +53,7 @@ def intact_partition(run: RunDirectory, saved: Checkpoint) -> Partition | None:
     """The partition the run began with; a damaged file is made again, since it is a pure function."""
     try:
         if _partition_is_intact(run, saved):
-            return Partition.from_tensors(load(run.partition.read_bytes()))
+            return Partition.from_tensors(load(read_bounded(run.partition)))
     except (OSError, SafetensorError, ProxyFLError):
         pass
     print(f"warning: {run.partition} is damaged; making it again from the settings", file=sys.stderr)
@@ -63,48 +69,61 @@ def mend(run: RunDirectory, saved: Checkpoint, config: Config, simulation: Simul
             raise RunError(
                 f"{run.partition} cannot be made again as it was; put it back from a copy of the run"
             )
-    return _mend_models(run, saved, config, simulation)
+
+    def built() -> Built:
+        federation, _ = assemble(run, config, simulation, workers=0)
+        return federation.method, model_card(config, simulation, federation)
+
+    return mend_models(run, saved, built)
 
 
 def _partition_is_intact(run: RunDirectory, saved: Checkpoint) -> bool:
-    return run.partition.is_file() and sha256(run.partition) == saved.run_files[run.partition.name]
+    return has_hash(run.partition, saved.run_files[run.partition.name])
 
 
-def _mend_models(run: RunDirectory, saved: Checkpoint, config: Config, simulation: Simulation) -> list[str]:
-    """The last model from the checkpoint, the best one from its copy; gives a warning when that is lost."""
-    last, best = run.models / "last.safetensors", run.models / "best.safetensors"
-    accuracies = [json.loads(line)["accuracy"] for line in saved.metrics.splitlines()]
-    if not accuracies:
+def mend_models(run: RunDirectory, saved: Checkpoint, built: Callable[[], Built]) -> list[str]:
+    """The last model from the checkpoint, the best one from its copy; gives a warning when that is lost.
+
+    ``built`` gives the method, and what a model says about itself but for the round.
+    """
+    last, files = run.models / "last.safetensors", (run.models / "best.safetensors", run.best_copy)
+    best = _best_round(saved)
+    if best is None:
         return []
     if not is_intact(last):
-        _write_last(run, saved, config, simulation, accuracies[-1])
-    files = (best, run.best_copy)
-    if all(map(is_intact, files)):
+        _write_last(last, saved, *built())
+    strange = [file for file in files if _told(file) != best]
+    if not strange:
         return []
-    wanted = accuracies.index(max(accuracies)) + 1
-    # A model of a round that no checkpoint holds yet is as good: that round is played again and writes it.
-    spare = next((file for file in (*files, last) if _usable(file, wanted, saved.state.round)), None)
+    spare = next((file for file in (*files, last) if _told(file) == best), None)
     if spare is None:
-        return [f"the best model, of round {wanted}, is damaged and there is no copy of it: {best}"]
-    for file in files:
-        if not is_intact(file):
-            write_bytes(file, spare.read_bytes())
+        # After a step back, the best model of a round that was taken back: it is played again and writes it.
+        strange = [file for file in files if not is_intact(file)]
+        ahead = (file for file in files if (_told(file) or (0,))[0] > saved.state.round)
+        spare = next(ahead, None)
+    if spare is None:
+        return [f"the best model, of round {best[0]}, is damaged and there is no copy of it: {files[0]}"]
+    for file in strange:
+        write_bytes(file, spare.read_bytes())
     return []
 
 
-def _usable(file: Path, wanted: int, committed: int) -> bool:
-    """Whether a file is the model of the wanted round, or the best one of a round that will be repeated."""
+def _best_round(saved: Checkpoint) -> tuple[int, float] | None:
+    """The first of the best rounds that count, and its accuracy."""
+    accuracies = [json.loads(line)["accuracy"] for line in saved.metrics.splitlines()]
+    return (accuracies.index(max(accuracies)) + 1, max(accuracies)) if accuracies else None
+
+
+def _told(file: Path) -> tuple[int, float] | None:
+    """Which round's model a file says it is, and how good; None where it is damaged."""
     try:
-        round = json.loads(read_sealed(file)[1]["proxyfl"])["round"]
-    except (OSError, RunError, KeyError, ValueError, TypeError):
-        return False
-    return bool(round == wanted or (round > committed and file.name != "last.safetensors"))
+        card = json.loads(read_sealed(file)[1]["proxyfl"])
+        return int(card["round"]), float(card["accuracy"])
+    except (OSError, RunError, KeyError, ValueError, TypeError, OverflowError, RecursionError):
+        return None
 
 
-def _write_last(
-    run: RunDirectory, saved: Checkpoint, config: Config, simulation: Simulation, accuracy: float
-) -> None:
-    federation, _ = assemble(run, config, simulation, workers=0)
-    card = ModelCard(**model_card(config, simulation, federation), round=saved.state.round, accuracy=accuracy)
-    weights = federation.method.model(saved.state.weights)
-    save_model(run.models / "last.safetensors", weights, card)
+def _write_last(place: Path, saved: Checkpoint, method: Method, card: dict[str, Any]) -> None:
+    accuracy = json.loads(saved.metrics.splitlines()[-1])["accuracy"]
+    weights = method.model(saved.state.weights)
+    save_model(place, weights, ModelCard(**card, round=saved.state.round, accuracy=accuracy))

@@ -43,6 +43,16 @@ def _is_number(value: Any) -> bool:
     return (math.isfinite(value) if isinstance(value, float) else True) and -LARGEST <= value <= LARGEST
 
 
+def _is_finite(value: Any, depth: int = 0) -> bool:
+    """A number, or lists and tables of numbers, at whatever size: what methods tell of a round."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth <= 3 and all(_is_finite(part, depth + 1) for part in inner)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or (type(value) is int and abs(value) <= LARGEST)
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST
 
@@ -66,9 +76,14 @@ def _is_traffic(value: Any) -> bool:
     )
 
 
+def _is_privacy(value: Any) -> bool:
+    return _all_in(_is_number)(value) and all(_is_number(value.get(name)) for name in ("epsilon", "delta"))
+
+
 Form = tuple[str, Callable[[Any], bool]]
 REQUIRED = ("round", "accuracy", "traffic")
 _NUMBERS: Form = ("a table of numbers", _all_in(_is_number))
+_TOLD: Form = ("made of numbers", _is_finite)
 _CLIENTS: Form = ("a list of clients", lambda value: isinstance(value, list) and all(map(_is_count, value)))
 FORM: dict[str, Form] = {
     "round": ("a whole number", lambda value: _is_count(value) and 0 < value < MOST_ROUNDS),
@@ -78,6 +93,9 @@ FORM: dict[str, Form] = {
     "pseudo": _NUMBERS,
     "clients": _CLIENTS,
     "idle": _CLIENTS,
+    "rejected": _CLIENTS,
+    "privacy": ("a table with epsilon and delta", _is_privacy),
+    **dict.fromkeys(("counts", "prior", "class_counts", "client_weights", "proxy_loss"), _TOLD),
     "failed": ("a table of reasons", _all_in(lambda value: isinstance(value, str))),
     "per_class": (
         "a list of shares",

@@ -10,7 +10,7 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.seal import write_sealed
-from proxyfl.core.state import Failure, Update
+from proxyfl.core.state import Failure, Tensors, Update
 from proxyfl.federation.loop import RoundReport
 from proxyfl.methods.base import Method
 from proxyfl.runs import checkpoint
@@ -23,7 +23,9 @@ from proxyfl.runs.ledger import Ledger
 class Recorder:
     """Appends to the run's files. A checkpoint is written last: what it does not hold is computed again.
 
-    On a resume, lines beyond the checkpoint are dropped first, so that no round is missing or there twice.
+    The best model waits for it: its copy is written before, the model itself behind, so that whenever a run
+    is killed one of the two is of the best round that counts. On a resume, lines beyond the checkpoint are
+    dropped first, so that no round is missing or there twice.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Recorder:
         self.ledger, self.run_files = Ledger(run, saved.metrics), saved.run_files
         lines = [json.loads(line) for line in saved.metrics.splitlines()]
         self.best = max((line["accuracy"] for line in lines), default=-1.0)
+        self._better: tuple[Tensors, ModelCard] | None = None
         kept = [line for line in read_json_lines(run.timing) if _until(len(lines), line)]
         write_bytes(run.timing, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
@@ -50,7 +53,7 @@ class Recorder:
         self._models(report)
         round, keep = report.state.round, self.config.keep
         if round % keep.checkpoint_every == 0 or round == self.config.federation.rounds:
-            checkpoint.save(self.run, report.state, self.ledger.mark(), keep.checkpoints, self.run_files)
+            self._commit(report)
         seconds = {**report.timing, "record": time.perf_counter() - started}
         line = {"round": round, **{name: float(f"{value:.4g}") for name, value in seconds.items()}}
         with self.run.timing.open("a", encoding="utf-8") as file:
@@ -77,9 +80,17 @@ class Recorder:
         weights = self.method.model(report.state.weights)
         save_model(self.run.models / "last.safetensors", weights, card)
         if accuracy > self.best:
-            self.best = accuracy
-            for place in (self.run.models / "best.safetensors", self.run.best_copy):
-                save_model(place, weights, card)
+            self.best, self._better = accuracy, (weights, card)
+
+    def _commit(self, report: RoundReport) -> None:
+        better, self._better = self._better, None
+        if better is not None:
+            save_model(self.run.best_copy, *better)
+        checkpoint.save(
+            self.run, report.state, self.ledger.mark(), self.config.keep.checkpoints, self.run_files
+        )
+        if better is not None:
+            save_model(self.run.models / "best.safetensors", *better)
 
 
 def _until(round: int, line: dict[str, Any]) -> bool:

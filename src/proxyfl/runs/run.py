@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.torch import load
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError, RunError
+from proxyfl.core.files import read_bounded
 from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import Tensors
 from proxyfl.data.dataset import Dataset
@@ -85,10 +85,10 @@ class Run:
         path = self.directory.partition
         known = (manifest["run"].get(path.name) for manifest in checkpoint.manifests(self.directory))
         try:
-            content = path.read_bytes()
+            content = read_bounded(path)
             if next(known, None) in (None, hashlib.sha256(content).hexdigest()):
                 return Partition.from_tensors(load(content))
-        except (OSError, SafetensorError):
+        except (OSError, RunError, SafetensorError):
             pass
         raise RunError(f"{path} is damaged; 'proxyfl resume {self.path}' makes it again")
 
@@ -96,10 +96,9 @@ class Run:
     def environment(self) -> dict[str, Any]:
         """Versions, commit, machine and data, as they were when the run began."""
         try:
-            noted = json.loads(self.directory.environment.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            return self.directory.noted()
+        except (OSError, RunError, ValueError, RecursionError) as error:
             raise RunError(f"{self.directory.environment} cannot be read ({error})") from error
-        return noted if isinstance(noted, dict) else {}
 
     def dataset(self) -> Dataset:
         """The data set, where the run says it was."""

@@ -21,6 +21,7 @@ from typing import TypeAlias
 import numpy as np
 
 from proxyfl.core.errors import DataError
+from proxyfl.data.arrays import read_header
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.files import Checksum, RemoteFile, progress, user_cache
 from proxyfl.data.images import decode, list_folder
@@ -101,7 +102,7 @@ def cached_arrays(folder: Path, listed: Listed) -> Arrays:
         try:
             for split, (files, _) in listed.items():
                 write_images(aside / f"{split}.npy", split, files)
-            shutil.rmtree(home / key, ignore_errors=True)
+            clear(home / key)
             aside.rename(home / key)
         except OSError as error:
             raise DataError(f"cinic10: no cache can be written in {home} ({error}); make room") from None
@@ -129,6 +130,14 @@ def begin(home: Path) -> Path | None:
         return None
 
 
+def clear(place: Path) -> None:
+    """Remove what is in the place of a cache; of a link the link alone."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+
+
 def drop_others(home: Path, key: str) -> None:
     """Caches of what the folder held before. Those being built by others, which are hidden, stay."""
     for other in home.iterdir():
@@ -150,15 +159,20 @@ def write_images(target: Path, split: str, files: list[Path]) -> None:
 
 
 def open_cache(cache: Path, listed: Listed) -> Arrays | None:
-    """The arrays, or None where the cache is absent or damaged."""
+    """The arrays, or None where the cache is absent, damaged, or a link to what somebody else put there."""
     arrays: Arrays = {}
     for split, (files, labels) in listed.items():
-        try:
-            # copy-on-write, because torch wants arrays that can be written; the file is never changed
-            images = np.lib.format.open_memmap(cache / f"{split}.npy", mode="c")
-        except (EOFError, OSError, ValueError):
+        file, wanted = cache / f"{split}.npy", (len(files), 3, SIZE, SIZE)
+        if cache.is_symlink() or file.is_symlink() or not file.is_file():
             return None
-        if images.shape != (len(files), 3, SIZE, SIZE) or images.dtype != np.uint8:
+        try:
+            with file.open("rb") as stream:  # looked at first: numpy would parse any Python literal
+                shape, dtype = read_header(stream, file.name)
+            if shape != wanted or dtype != np.uint8:
+                return None
+            # copy-on-write, because torch wants arrays that can be written; the file is never changed
+            images = np.lib.format.open_memmap(file, mode="c")
+        except (OSError, ValueError):
             return None
         arrays[split] = (images, labels)
     return arrays

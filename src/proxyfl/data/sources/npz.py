@@ -8,15 +8,15 @@ before any memory is given. Images are not mirrored, since a mirrored digit or o
 from __future__ import annotations
 
 import math
-import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from proxyfl.data.archives import FAULTS
+from proxyfl.data.arrays import read_header
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.files import in_words, memory_limit
 from proxyfl.data.sources.base import Array, Found, Source
@@ -25,15 +25,6 @@ NAMINGS = (
     ("x_train", "y_train", "x_test", "y_test"),
     ("train_images", "train_labels", "test_images", "test_labels"),
 )
-LENGTH_BYTES = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
-"""How many bytes hold the length of the header, by the first eight of the file."""
-
-LONGEST_HEADER = 10_000
-HEADER = re.compile(
-    rb"\{'descr': '([<>|=]?[a-zA-Z][0-9]{0,9})', 'fortran_order': (?:True|False), "
-    rb"'shape': \(((?:[0-9]{1,18}L?, ?)*(?:[0-9]{1,18}L?)?)\),? ?\} *\n?"
-)
-"""As numpy writes it for an array of plain numbers. Numpy's own reader would parse any Python literal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,31 +66,12 @@ def read_headers(file: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
             if not member.filename.endswith(".npy"):
                 continue
             with archive.open(member) as stream:
-                shape, dtype = _header(stream, member.filename)
+                shape, dtype = read_header(stream, member.filename)
                 header = stream.tell()
             if math.prod(shape) * dtype.itemsize + header != member.file_size:
                 raise ValueError(f"{member.filename} does not hold what its header promises, {dtype} {shape}")
             headers[member.filename.removesuffix(".npy")] = (shape, dtype)
     return headers
-
-
-def _header(stream: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    bytes_of_length = LENGTH_BYTES.get(stream.read(8))
-    if bytes_of_length is None:
-        raise ValueError(f"{name} is no array of numpy's format 1 or 2")
-    length = int.from_bytes(stream.read(bytes_of_length), "little")
-    if length > LONGEST_HEADER:
-        raise ValueError(f"{name} has a header of {length:,} bytes, at most {LONGEST_HEADER:,} are read")
-    found = HEADER.fullmatch(stream.read(length))
-    if found is None:
-        raise ValueError(f"{name} has a header that numpy does not write for plain numbers")
-    try:
-        dtype = np.dtype(found[1].decode())
-    except TypeError:
-        raise ValueError(f"{name} has the unknown type {found[1].decode()}") from None
-    if dtype.hasobject:
-        raise ValueError(f"{name} is pickled, which is not read")
-    return tuple(int(size) for size in re.findall(rb"[0-9]+", found[2])), dtype
 
 
 def _naming(headers: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -121,9 +93,12 @@ def _read(file: Path) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     for name in names[1::2]:
         check_labels(name, *headers[name])
     with np.load(file, allow_pickle=False) as content:
-        train = channels_first(content[names[0]]), content[names[1]].reshape(-1)
-        test = channels_first(content[names[2]]), content[names[3]].reshape(-1)
-    return train, test
+        # by their full names: a member without ".npy" would be preferred, and its header was not looked at
+        images, labels, test_images, test_labels = (content[f"{name}.npy"] for name in names)
+    return (
+        (channels_first(images), labels.reshape(-1)),
+        (channels_first(test_images), test_labels.reshape(-1)),
+    )
 
 
 def check_images(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,21 +30,24 @@ class Svhn(Source):
     """Reads ``train_32x32.mat`` and ``test_32x32.mat``; fewer images than the originals are reported."""
 
     def locate(self, root: Path) -> Found:
+        found = self._folder(root)
+        try:
+            counts = [self._images_in(root, file) for file in found.files]
+        except DataError:
+            return found
+        return replace(found, counts=(counts[0], counts[1])) if counts else found
+
+    def _folder(self, root: Path) -> Found:
         places = (root / "svhn", root / "SVHN", root)
         folder = first_folder(places, *FILES)
         if folder is None:
             near = [place / name for place in places for name in FILES if (place / name).is_file()]
             note = f"{near[0]} is there, its fellow is not" if near else ""
             return Found(places, note=note)
-        files = tuple(folder / name for name in FILES)
-        try:
-            train, test = (self._images_in(root, file) for file in files)
-        except DataError:
-            return Found(places, folder, files)
-        return Found(places, folder, files, (train, test))
+        return Found(places, folder, tuple(folder / name for name in FILES))
 
     def load(self, root: Path, *, image_size: int | None = None) -> Dataset:
-        found = self.locate(root)
+        found = self._folder(root)
         if found.folder is None:
             raise self.missing(root, found, " and ".join(FILES))
         train, test = (self._read(root, file) for file in found.files)
@@ -52,6 +55,9 @@ class Svhn(Source):
 
     def _images_in(self, root: Path, file: Path) -> int:
         """The number of images, from the headers alone; a file of another form is refused here."""
+        # asked first: scipy gives memory even for a variable's name
+        if max(file.stat().st_size, unpacked_size(file, memory_limit())) > memory_limit():
+            raise self.damaged(root, file, "it unpacks to more than this machine's memory can hold")
         found = self._scipy(root, file, "whosmat")
         headers = {name: shape for name, shape, _ in found}
         kinds = {name: kind for name, _, kind in found}
@@ -68,8 +74,6 @@ class Svhn(Source):
         return int(pixels[3])
 
     def _read(self, root: Path, file: Path) -> tuple[Array, Array]:
-        if unpacked_size(file, memory_limit()) > memory_limit():
-            raise self.damaged(root, file, "it unpacks to more than this machine's memory can hold")
         count = self._images_in(root, file)
         content = self._scipy(root, file, "loadmat", variable_names=["X", "y"])
         pixels, labels = content.get("X"), content.get("y")

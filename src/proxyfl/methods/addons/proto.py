@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.config import setting
-from proxyfl.core.errors import MethodError
+from proxyfl.core.errors import MethodError, UpdateRefused
 from proxyfl.core.state import Tensors, Update
 from proxyfl.methods.base import Addon
 from proxyfl.methods.context import ClientContext, Outputs, ServerContext
@@ -81,6 +81,8 @@ class Proto(Addon):
         return {"means": shape, "counts": shape[:1]}
 
     def receive(self, update: Update) -> Tensors:
+        if bool((update.extras["proto/counts"] < 0).any()):
+            raise UpdateRefused("its class counts are negative")
         return {name: update.extras[f"proto/{name}"] for name in ("means", "counts")}
 
     def serve(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Tensors:

@@ -40,9 +40,7 @@ class Labels:
         self._known: dict[str, tuple[Any, tuple[str, ...]]] = {}
 
     def of(self, run: Run) -> tuple[Any, tuple[str, ...]]:
-        noted = json.loads(run.directory.environment.read_text(encoding="utf-8"))
-        recorded = noted.get("data_root") if isinstance(noted, dict) else None
-        key = f"{recorded} {run.config.data} {run.config.labels.seed}"
+        key = f"{run.environment.get('data_root')} {run.config.data} {run.config.labels.seed}"
         if key not in self._known:
             dataset = run.dataset()
             self._known[key] = (dataset.train.labels, dataset.classes)
