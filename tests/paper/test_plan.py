@@ -91,14 +91,15 @@ def test_rounds_to_an_accuracy_need_longer_runs_at_full_scale_only() -> None:
 
 def test_mini_protocols_are_the_documented_ones() -> None:
     cifar = one("table1", "mini", "FedAvg", "cifar10@0.5").config
-    assert (cifar.data.subset, cifar.data.image_size, cifar.model.width) == (10_000, 16, 1)
+    assert (cifar.data.subset, cifar.data.image_size, cifar.model.width) == (5_000, 16, 1)
     assert (cifar.train.batch, cifar.train.mu, cifar.train.epochs, cifar.federation.rounds) == (32, 2, 2, 20)
     svhn = one("table1", "mini", "FedAvg", "svhn@0.1").config
     assert (svhn.data.subset, svhn.data.image_size, svhn.train.epochs, svhn.federation.rounds) == (
-        10_000, 16, 5, 25,
+        24_576, 16, 1, 20,
     )  # fmt: skip
     assert [name for name, each in scale("mini").protocols.items() if not each.tried] == [
         "cifar100",
+        "svhn",
         "cinic10",
     ]
     assert not set(TUNING_SEEDS) & set(range(1, scale("mini").seeds + 1))
