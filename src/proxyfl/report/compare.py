@@ -16,7 +16,7 @@ from typing import Any
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
 from proxyfl.methods import registry
-from proxyfl.report.keys import Settings, hashable, leaves, order, plain, short_names
+from proxyfl.report.keys import Settings, hashable, leaves, order, plain, short_names, telling
 from proxyfl.report.paired import Difference, paired_difference
 from proxyfl.report.style import LOOKS
 from proxyfl.report.tables import Spread
@@ -342,11 +342,11 @@ def _varying(
                 for method in by_method:
                     own[method] += [key] if len(by_method[method]) > 1 else []
     shared.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
-    needed, settled = _telling(shared, outcomes)
+    needed, settled = telling(shared, [outcome.settings for outcome in outcomes])
     following = _following(own, needed, outcomes)
     own = {method: [key for key in keys if key not in following[method]] for method, keys in own.items()}
     more = dict.fromkeys(key for keys in following.values() for key in keys)
-    return needed, (*settled, *more), own
+    return tuple(needed), (*settled, *more), own
 
 
 def _following(
@@ -362,17 +362,6 @@ def _following(
         method: [key for key in keys if all(len(each) == 1 for each in values[method, key].values())]
         for method, keys in own.items()
     }
-
-
-def _telling(keys: Iterable[str], outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys that are needed to tell groups apart, and keys whose values those before them settle."""
-    needed: list[str] = []
-    settled: list[str] = []
-    for key in keys:
-        told = {tuple(o.settings.get(k) for k in needed) for o in outcomes}
-        more = {tuple(o.settings.get(k) for k in (*needed, key)) for o in outcomes}
-        (needed if len(more) > len(told) else settled).append(key)
-    return tuple(needed), tuple(settled)
 
 
 def _called(method: str) -> list[str]:

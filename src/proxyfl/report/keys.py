@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -18,6 +18,23 @@ def leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         else:
             flat[f"{above}{key}"] = hashable(value)
     return flat
+
+
+def telling(
+    keys: Iterable[str], tables: Sequence[Settings], always: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Keys that are needed to tell runs apart, and keys whose values those before them settle."""
+    needed: list[str] = []
+    settled: list[str] = []
+    told = 1
+    for key in keys:
+        more = len({tuple(table.get(each) for each in (*needed, key)) for table in tables})
+        if more > told or key in always:
+            needed.append(key)
+            told = more
+        else:
+            settled.append(key)
+    return needed, settled
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from proxyfl.report import style
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces
 from proxyfl.report.html.records import Records
-from proxyfl.report.keys import Settings, leaves, order, plain, short_names
+from proxyfl.report.keys import Settings, leaves, order, plain, short_names, telling
 from proxyfl.runs.run import Run
 
 COLOURS = {
@@ -129,14 +129,8 @@ def _telling(tables: Sequence[Settings]) -> list[str]:
     """
     known = dict.fromkeys([METHOD, *FIRST, *(key for table in tables for key in table)])
     keys = sorted(known, key=lambda key: key.startswith("method.") and key != METHOD)
-    needed: list[str] = []
-    told = 1
-    for key in keys:
-        more = len({tuple(table.get(each) for each in (*needed, key)) for table in tables})
-        if more > told or (key == DATA and len({table[DATA] for table in tables}) > 1):
-            needed.append(key)
-            told = more
-    return needed
+    several = len({table[DATA] for table in tables}) > 1
+    return telling(keys, tables, always=(DATA,) if several else ())[0]
 
 
 def _label(table: Settings, tables: Sequence[Settings], tell: Sequence[str]) -> str:
