@@ -192,6 +192,7 @@ def test_ctrl_c_ends_the_children_and_says_how_to_go_on(running, tmp_path):
     assert all(is_free(path) for path in tmp_path.glob("digits-*"))
 
 
+@pytest.mark.slow
 def test_children_end_when_the_demo_is_killed(running, tmp_path):
     running.kill()
     running.communicate(timeout=120)
