@@ -46,6 +46,7 @@ def play(request: dict[str, Any], notes: Path) -> int:
 def perform(request: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "said"
+        notes.touch()  # a copy may be killed before it has written anything
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
