@@ -171,8 +171,15 @@ def percent(values: list[float]) -> str:
     return f"{100 * statistics.mean(values):.1f}" if values else "–"
 
 
+def of_whole_seeds(found: dict[tuple[str, ...], float], seeds: int) -> dict[tuple[str, ...], float]:
+    """What is known of seeds that are complete: a mean over other seeds in each cell says nothing."""
+    lacking = {str(case.seed) for case in cases(seeds) if case.key not in found}
+    return {key: value for key, value in found.items() if key[-1] not in lacking}
+
+
 def write(found: dict[tuple[str, ...], float], results: Path) -> None:
     """The tables of the page, means over seeds in percent."""
+    seeds = len({key[-1] for key in found})
     by_case: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for key, value in found.items():
         by_case[key[:-1]].append(value)
@@ -185,17 +192,17 @@ def write(found: dict[tuple[str, ...], float], results: Path) -> None:
         for share in SHARES if attack == "none" else SHARES[1:]:
             if (attack == "none") == (share == 0):
                 cells = [cell("proxyfl", attack, share, defence) for defence in DEFENCES]
-                rows.append([attack, f"{100 * share:.0f}", *cells])
-    style.save_csv(results / "attacks.csv", ("attack", "attackers (%)", *DEFENCES), rows)
+                rows.append([attack, f"{100 * share:.0f}", *cells, seeds])
+    style.save_csv(results / "attacks.csv", ("attack", "attackers (%)", *DEFENCES, "seeds"), rows)
     rows = []
     for attack in (name for name in ATTACKS if name.startswith("proxy")):
         for share in SHARES:
             cells = [
                 cell(method, attack, share, d) for d in ("mean", "trimmed", "multi-krum") for method in GPT
             ]
-            rows.append([attack, f"{100 * share:.0f}", *cells])
+            rows.append([attack, f"{100 * share:.0f}", *cells, seeds])
     heads = [f"{defence}, {words}" for defence in WITHOUT_GPT for words in GPT.values()]
-    style.save_csv(results / "attacks-gpt.csv", ("attack", "attackers (%)", *heads), rows)
+    style.save_csv(results / "attacks-gpt.csv", ("attack", "attackers (%)", *heads, "seeds"), rows)
 
 
 def draw(results: Path, path: Path) -> None:
@@ -300,7 +307,7 @@ def main() -> None:
                 value = accuracy(case, Path(folder))
             remember(record, COLUMNS, case.key, value)
             print(*case.key, f"{100 * value:.1f} %", flush=True)
-    write(known(record), options.results)
+    write(of_whole_seeds(known(record), options.seeds), options.results)
     draw(options.results, options.picture)
 
 
