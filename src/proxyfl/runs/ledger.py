@@ -79,7 +79,8 @@ def vouched(run: RunDirectory, mark: Mark) -> bytes:
 
 def recorded(run: RunDirectory, marks: Sequence[Mark]) -> bytes:
     """The metrics to read: what the first mark that fits vouches for, and beyond it the whole lines on which
-    both files agree. Runs of earlier versions have neither marks nor a copy: the file as it is.
+    both files agree. Runs of earlier versions have neither marks nor a copy: the file as it is. Where no mark
+    is left, files that differ by more than the line that was being written say that one of them is damaged.
     """
     content, copy = _bytes(run.metrics) or b"", _bytes(run.metrics_copy)
     for mark in marks:
@@ -89,7 +90,9 @@ def recorded(run: RunDirectory, marks: Sequence[Mark]) -> bytes:
         if copy is not None and mark.fits(copy):
             return copy[: mark.size]
     agreed = content if copy is None else _agreed(content, copy)
-    if marks or (not agreed and (content or copy)):
+    rest, copied = content[len(agreed) :], b"" if copy is None else copy[len(agreed) :]
+    one_line_ahead = rest.startswith(copied) and b"\n" not in rest[:-1]
+    if marks or (not agreed and (content or copy)) or not one_line_ahead:
         raise RunError(f"{run.metrics} and its copy are damaged; see 'proxyfl validate {run.path}'")
     return agreed
 
