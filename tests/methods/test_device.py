@@ -63,6 +63,12 @@ SELECTS = {"feddb": aten.nonzero.default}
 round, at its start, to fill batches with the images it selected."""
 
 
+@pytest.fixture(autouse=True)
+def zeros_are_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that come back from ``meta`` are zeros; FedDB's server would refuse them."""
+    monkeypatch.setattr(feddb, "OFF_ONE", 1.0)
+
+
 class WrongDevice(MethodError):
     """An operation that a GPU would refuse, or for which a step would wait."""
 

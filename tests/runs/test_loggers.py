@@ -69,8 +69,15 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     # Its offline folders are named by the second: a continuation within the same one would replace the first.
     run = killed_and_resumed(tmp_path / "run", "wandb", pause=1.1)
-    told = [line for file in sorted(run.path.rglob("*.wandb")) for line in _history(file)]
-    assert sorted({(int(line["_step"]), float(line["accuracy"])) for line in told}) == accuracy(run)
+    until = time.monotonic() + 60  # its own process writes the file, and may still be at it
+    while len(told := _steps(run.path)) < len(run.metrics) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert told == accuracy(run)
+
+
+def _steps(folder: Path) -> list[tuple[int, float]]:
+    lines = [line for file in sorted(folder.rglob("*.wandb")) for line in _history(file)]
+    return sorted({(int(line["_step"]), float(line["accuracy"])) for line in lines})
 
 
 def _records(file: Path) -> Iterator[bytes]:

@@ -325,6 +325,14 @@ def test_where_nobody_vouches_for_metrics_both_copies_must_agree(stopped: Path, 
             _ = Run(stopped).metrics
 
 
+def test_where_nobody_vouches_for_the_partition_it_is_not_shown(stopped: Path) -> None:
+    assert Run(stopped).partition.clients
+    for folder in checkpoint.folders(RunDirectory(stopped)):
+        flip_a_bit(folder / "manifest.json")
+    with pytest.raises(RunError, match="nobody vouches"):
+        _ = Run(stopped).partition
+
+
 def test_a_checkpoint_costs_as_much_after_many_rounds(finished: Path) -> None:
     """Metrics are not among its files: what is written does not grow with the square of the rounds."""
     manifest = json.loads((newest(finished) / "manifest.json").read_bytes())["manifest"]

@@ -83,10 +83,12 @@ class Run:
     def partition(self) -> Partition:
         """Who holds what; a file that is not what a checkpoint says about it is refused."""
         path = self.directory.partition
-        known = (manifest["run"].get(path.name) for manifest in checkpoint.manifests(self.directory))
+        known = [manifest["run"].get(path.name) for manifest in checkpoint.manifests(self.directory)]
+        if not known and checkpoint.folders(self.directory):
+            raise RunError(f"no checkpoint of {self.path} is intact, so nobody vouches for {path}")
         try:
             content = read_bounded(path)
-            if next(known, None) in (None, hashlib.sha256(content).hexdigest()):
+            if not known or known[0] in (None, hashlib.sha256(content).hexdigest()):
                 return Partition.from_tensors(load(content))
         except (OSError, RunError, SafetensorError):
             pass
