@@ -78,9 +78,6 @@ def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
     rounds = next(iter(cells.values()))[0].last_rounds
     style.dress(axes, title=title, x=f"test accuracy (%), mean of the last {rounds} rounds", grid="x")
     seeds = max(map(len, cells.values()))
-    if seeds > 1:
-        style.note(
-            figure,
-            f"Line and number: mean of {seeds} seeds. Dots: each of them. Hollow: every label is known.",
-        )
+    told = f"Line and number: mean of {seeds} seeds. Dots: each of them." if seeds > 1 else "One seed."
+    style.note(figure, f"{told} Hollow: every label is known.")
     return figure
