@@ -318,7 +318,7 @@ def ask_as_a_user(patient: Patient, kind: str, draw: Draw) -> None:
         else:
             mine, theirs = result(patient.path), result(patient.whole)
             differ = {each for each in mine.keys() | theirs.keys() if mine.get(each) != theirs.get(each)}
-            # Old states of a client that nobody asks for: one that is gone is not put back, and another stays.
+            # Old states that nobody asks for: one that is gone is not put back, another may stay instead.
             states = Path(name).parent if name.startswith("clients/") else None
             assert all(each == name or Path(each).parent == states for each in differ), story
     finally:
