@@ -5,6 +5,7 @@
 ProxyFL on digits, 20 clients that all take part in every round; 0, 10, 20 or 30 % of them attack in every
 round. Every defence is told that 30 % may be hostile. Runs that are in ``results/attacks-runs.csv`` are not
 made again, so a benchmark that was stopped goes on; ``--share`` makes every n-th run, for several processes.
+Only seeds of which every run is made count.
 Writes ``results/attacks.csv`` (a row per attack and share, a column per defence), ``results/attacks-gpt.csv``
 (proxy poisoning with and without GPT) and ``docs/images/attacks.png`` (and ``.svg``).
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
-import subprocess
 from pathlib import Path
 
 from proxyfl.cli.common import load_settings
@@ -49,13 +48,13 @@ def main() -> None:
 
 
 def write(jobs: list[Job], out: Path) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["method", "seed", "rounds", "mean_last", "last", "best", "megabytes", "commit"])
         for job in jobs:
-            found = Run(job.path).summary
+            run = Run(job.path)
+            found = run.summary
             row = [found.mean_last, found.last, found.best, found.megabytes]
             table.writerow(
                 [
@@ -63,7 +62,7 @@ def write(jobs: list[Job], out: Path) -> None:
                     job.config.seed,
                     found.rounds,
                     *(f"{value:.6g}" for value in row),
-                    commit.stdout.strip(),
+                    run.environment.get("commit", ""),
                 ]
             )
     for name in dict.fromkeys(job.name for job in jobs):

@@ -186,7 +186,7 @@ def environment(run: Path) -> dict[str, Any]:
 
     try:
         return RunDirectory(run).noted()
-    except (OSError, RunError, ValueError, RecursionError):
+    except RunError:
         return {}
 
 

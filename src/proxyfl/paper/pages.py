@@ -12,7 +12,7 @@ from proxyfl.paper import catalogue
 from proxyfl.paper.captions import name_of
 from proxyfl.paper.catalogue import PROXYFL, Column, Item
 from proxyfl.paper.pictures import draw_results, picture_name
-from proxyfl.paper.plan import Case, cases
+from proxyfl.paper.plan import Case, cases, columns
 from proxyfl.paper.results import Results, from_csv
 from proxyfl.paper.scales import NAMES, TITLES, Scale, scale
 from proxyfl.paper.tables import tables
@@ -71,8 +71,8 @@ def _exported(words: str, results: Path) -> tuple[Item, Scale, Results]:
 
 def _columns(item: Item, size: Scale, results: Results) -> list[Column]:
     keys = {column for _, column in results}
-    every = [*item.columns, *(Column(data, column.alpha) for data in size.extra for column in item.columns)]
-    return [column for column in dict.fromkeys(every) if column.key in keys]
+    named = columns(item, size, {"data": [key.partition("@")[0] for key in keys]})
+    return [column for column in named if column.key in keys]
 
 
 def items() -> str:

@@ -137,8 +137,11 @@ class RunDirectory:
             file.write("\n" * torn + line + "\n")
 
     def noted(self) -> dict[str, Any]:
-        """What the run noted about its machine and data."""
-        found = json.loads(read_bounded(self.environment, JSON_SWELLS))
+        """What the run noted about its machine and data; :class:`RunError` where that cannot be read."""
+        try:
+            found = json.loads(read_bounded(self.environment, JSON_SWELLS))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{self.environment} cannot be read ({error})") from error
         return found if isinstance(found, dict) else {}
 
     @contextlib.contextmanager

@@ -195,7 +195,7 @@ def _describe(config: Config, simulation: Simulation, root: Path | None) -> dict
 def _environment(run: RunDirectory) -> dict[str, Any]:
     try:
         return run.noted()
-    except (OSError, RunError, ValueError, RecursionError):
+    except RunError:
         return {}
 
 

@@ -85,7 +85,10 @@ class Run:
         path = self.directory.partition
         known = [manifest["run"].get(path.name) for manifest in checkpoint.manifests(self.directory)]
         if not known and checkpoint.folders(self.directory):
-            raise RunError(f"no checkpoint of {self.path} is intact, so nobody vouches for {path}")
+            raise RunError(
+                f"no checkpoint of {self.path} is intact, so nobody vouches for {path}; "
+                "put the run back from a copy"
+            )
         try:
             content = read_bounded(path)
             if not known or known[0] in (None, hashlib.sha256(content).hexdigest()):
@@ -97,10 +100,7 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, commit, machine and data, as they were when the run began."""
-        try:
-            return self.directory.noted()
-        except (OSError, RunError, ValueError, RecursionError) as error:
-            raise RunError(f"{self.directory.environment} cannot be read ({error})") from error
+        return self.directory.noted()
 
     def dataset(self) -> Dataset:
         """The data set, where the run says it was."""
