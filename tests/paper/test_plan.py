@@ -94,14 +94,10 @@ def test_mini_protocols_are_the_documented_ones() -> None:
     assert (cifar.data.subset, cifar.data.image_size, cifar.model.width) == (5_000, 16, 1)
     assert (cifar.train.batch, cifar.train.mu, cifar.train.epochs, cifar.federation.rounds) == (32, 2, 2, 20)
     svhn = one("table1", "mini", "FedAvg", "svhn@0.1").config
-    assert (svhn.data.subset, svhn.data.image_size, svhn.train.epochs, svhn.federation.rounds) == (
-        24_576, 16, 1, 20,
-    )  # fmt: skip
-    assert [name for name, each in scale("mini").protocols.items() if not each.tried] == [
-        "cifar100",
-        "svhn",
-        "cinic10",
-    ]
+    assert (svhn.data.subset, svhn.data.image_size, svhn.model.width, svhn.train.lr) == (16_384, 16, 1, 0.03)
+    assert (svhn.train.batch, svhn.train.mu, svhn.train.epochs, svhn.federation.rounds) == (16, 2, 1, 20)
+    untried = [name for name, each in scale("mini").protocols.items() if not each.tried]
+    assert untried == ["cifar100", "cinic10"]
     assert not set(TUNING_SEEDS) & set(range(1, scale("mini").seeds + 1))
 
 
