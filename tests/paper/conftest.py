@@ -16,7 +16,7 @@ from proxyfl.paper.results import Result
 
 Call = Callable[..., Answer]
 MORE = (
-    ("table2", "alpha=0.1,row=FixMatch-GPL,row=GPT,row=GPT + ICPL", (2,)),
+    ("table2", "alpha=0.1,row=FixMatch-GPL,row=GPT,row=GPT + ICPL", (2, 3)),
     ("table6", "alpha=0.1,row=ProxyFL", (1,)),
     ("table8", "alpha=0.5,row=LPL,row=ProxyFL", (1,)),
 )

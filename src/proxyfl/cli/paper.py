@@ -181,6 +181,7 @@ def show(
 ) -> None:
     """Ours beside the published numbers, with the difference; figures are drawn."""
     from proxyfl.paper import plan
+    from proxyfl.paper.differences import differences
     from proxyfl.paper.figures import draw
     from proxyfl.paper.results import gather
     from proxyfl.paper.tables import tables
@@ -188,8 +189,11 @@ def show(
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
     columns = plan.columns(found, size, plan.read_choice(only, size))
-    panels = tables(found, size, gather(wanted, numbers, folder), columns, metric)
     form = form or SUFFIXES.get(file.suffix if file and not found.picture else "", Format.terminal)
+    results = gather(wanted, numbers, folder)
+    panels = tables(found, size, results, columns, metric)
+    if form is not Format.csv:  # which holds the numbers of which the rest is made
+        panels += differences(found, size, results, columns, metric)
     if panels:
         _tell(found, size, panels, form, None if found.picture else file, _again("show"))
     if found.picture:

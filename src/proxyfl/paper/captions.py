@@ -5,13 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxyfl.paper.catalogue import Column, Item
+from proxyfl.paper.plan import column_title
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.report.panels import NONE
 
+METRIC_WORDS = {"last": "last round", "best": "best round, chosen on the test data"}
+
 
 def name_of(item: Item) -> str:
     return item.name.replace("table", "Table ").replace("fig", "Figure ")
+
+
+def place_of(size: Scale, columns: Sequence[Column]) -> list[str]:
+    """Data set and alpha, as far as the columns have one."""
+    names = dict.fromkeys(column.data for column in columns)
+    alphas = dict.fromkeys(column.alpha for column in columns)
+    words = []
+    if len(names) == 1:
+        words.append(column_title(columns[0].data, size))
+    elif any(size.protocols[name].preset != name for name in names):
+        words.append("every column on digits")
+    return words + [f"α = {alpha:g}" for alpha in alphas if len(alphas) == 1 < len(names)]
+
+
+def rounds_of(results: Results, columns: Sequence[Column], metric: str) -> str:
+    """Which rounds an accuracy is of."""
+    if metric in METRIC_WORDS:
+        return METRIC_WORDS[metric]
+    tails = sorted({each.last_rounds for cell in cells_of(results, columns) for each in cell})
+    over = f"{tails[0]}" if len(tails) == 1 else f"{tails[0]} to {tails[-1]}" if tails else ""
+    return " ".join(filter(None, ["mean of the last", over, "rounds"]))
 
 
 def cells_of(results: Results, columns: Sequence[Column]) -> list[Sequence[Result]]:

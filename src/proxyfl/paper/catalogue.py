@@ -56,7 +56,8 @@ class Item:
     a picture, or a drawing without data. ``measures`` are what its numbers tell,
     if it has any.
 
-    ``settings`` hold for every run, ``full`` at full scale only.
+    ``settings`` hold for every run, ``full`` at full scale only. ``reference`` is the row from which the
+    differences of the others are taken.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Item:
     full: Mapping[str, Any] = field(default_factory=dict)
     measures: tuple[str, ...] = ("accuracy",)
     gains: tuple[Gain, ...] = ()
+    reference: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -149,6 +151,7 @@ _ITEMS = (
         rows=LEADING,
         columns=EVERY,
         gains=(LEAD,),
+        reference="ProxyFL",
         notes=(
             "In the paper FedProx on SVHN has one number for two alphas, and FedProx+FixMatch on CINIC-10 "
             "repeats FixMatch-LPL at alpha 0.5 and 1.",
@@ -166,6 +169,7 @@ _ITEMS = (
             Row("GPT + ICPL", "proxyfl"),
         ),
         columns=EVERY,
+        reference="FixMatch-GPL",
         notes=(
             "GPT and ICPL alone trust an image when the local or the global model is sure, as ProxyFL does. "
             "The second row gives the baseline that mask, so that its share of the gain shows.",
@@ -196,6 +200,7 @@ _ITEMS = (
             ICPL_P,
         ),
         columns=WORST,
+        reference="ICPL-P",
     ),
     Item(
         "table5",
@@ -208,6 +213,7 @@ _ITEMS = (
             ICPL_P,
         ),
         columns=WORST,
+        reference="ICPL-P",
     ),
     Item(
         "table6",
@@ -217,6 +223,7 @@ _ITEMS = (
         columns=EVERY,
         ratio=0.2,
         gains=(LEAD,),
+        reference="ProxyFL",
         notes=(
             "FedAvg-SL is that of table 1. In the paper FedAvg+FlexMatch on CIFAR-10 and FedLabel on "
             "CINIC-10 get worse with more labels.",

@@ -11,6 +11,7 @@ from proxyfl.core.config import Config
 from proxyfl.paper import catalogue
 from proxyfl.paper.captions import name_of
 from proxyfl.paper.catalogue import PROXYFL, Column, Item
+from proxyfl.paper.differences import differences
 from proxyfl.paper.pictures import draw_results, picture_name
 from proxyfl.paper.plan import Case, cases, columns
 from proxyfl.paper.results import Results, from_csv
@@ -133,7 +134,8 @@ def measured(item: Item, size: Scale, file: Path) -> str:
     results = from_csv(file)
     columns = _columns(item, size, results)
     options = shlex.join(_options(item, size, results, columns))
-    return to_markdown(tables(item, size, results, columns), f"{command} {options}".rstrip()).rstrip()
+    shown = [*tables(item, size, results, columns), *differences(item, size, results, columns)]
+    return to_markdown(shown, f"{command} {options}".rstrip()).rstrip()
 
 
 def _options(item: Item, size: Scale, results: Results, columns: Sequence[Column]) -> list[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxyfl.paper.captions import bounds, cells_of, counted, name_of, remarks
+from proxyfl.paper.captions import bounds, counted, name_of, place_of, remarks, rounds_of
 from proxyfl.paper.catalogue import Column, Gain, Item
-from proxyfl.paper.plan import column_title
 from proxyfl.paper.published import Published, published
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.rounds import NEUTRAL, rounds_panel
@@ -61,8 +60,6 @@ MEASURES = {
 }
 SENT = Measure("Millions of numbers", Result.accuracy, factor=1.0, more_is_better=False)
 """How traffic is written."""
-
-METRIC_WORDS = {"last": "last round", "best": "best round, chosen on the test data"}
 
 
 def tables(
@@ -124,15 +121,8 @@ def _accuracies(
 
 
 def _title(item: Item, size: Scale, columns: Sequence[Column], what: Measure) -> str:
-    names = dict.fromkeys(column.data for column in columns)
-    alphas = dict.fromkeys(column.alpha for column in columns)
-    words = [f"{name_of(item)}: {what.title if item.picture else f'{item.title} (%)'}"]
-    if len(names) == 1:
-        words.append(column_title(columns[0].data, size))
-    elif any(size.protocols[name].preset != name for name in names):
-        words.append("every column on digits")
-    words += [f"α = {alpha:g}" for alpha in alphas if len(alphas) == 1 < len(names)]
-    return ", ".join(words)
+    head = f"{name_of(item)}: {what.title if item.picture else f'{item.title} (%)'}"
+    return ", ".join([head, *place_of(size, columns)])
 
 
 def _compared(ours: float | None, theirs: float | None, what: Measure) -> list[Field]:
@@ -208,9 +198,7 @@ def _traffic(item: Item) -> Panel:
 
 def _spread_caption(item: Item, results: Results, columns: Sequence[Column], metric: str) -> list[str]:
     """Which accuracy the numbers are, and over how many seeds."""
-    tails = sorted({each.last_rounds for cell in cells_of(results, columns) for each in cell})
-    over = f"{tails[0]}" if len(tails) == 1 else f"{tails[0]} to {tails[-1]}" if tails else ""
-    words = METRIC_WORDS.get(metric, " ".join(filter(None, ["mean of the last", over, "rounds"])))
+    words = rounds_of(results, columns, metric)
     theirs = "The paper does not say which round its numbers are of."
     if item.picture:
         theirs = "The paper's numbers are read off its figure." if published(item.name).values else ""

@@ -177,7 +177,7 @@ def _listing(comparison: Comparison, asked: Question) -> Panel:
 
 
 def _differences(comparison: Comparison, asked: Question, other: Contender) -> Panel:
-    columns = [*_key_columns(comparison), *_difference_columns("difference")]
+    columns = [*_key_columns(comparison), *difference_columns("difference")]
     pairs: dict[tuple[Contender, Group], Difference | None] = {}
     listed: list[list[Cell]] = []
     for group in comparison.groups:
@@ -188,10 +188,10 @@ def _differences(comparison: Comparison, asked: Question, other: Contender) -> P
 
     def show(cell: Cell) -> list[Field]:
         found = pairs[cell.contender, cell.group]
-        return _difference_fields(found.mean if found else None, found)
+        return difference_fields(found.mean if found else None, found)
 
     title = f"Difference from {other} (points)"
-    caption = _difference_caption(comparison, asked, pairs.values())
+    caption = difference_caption(_metric_in_words(comparison, asked.metric), pairs.values())
     return _list(comparison, "differences", title, columns, listed, show, caption)
 
 
@@ -199,7 +199,7 @@ def _gains(comparison: Comparison, asked: Question) -> Panel:
     """The best of each group against the second best."""
     columns = [
         *(Column(comparison.names[key], left=True) for key in comparison.settings),
-        Column("best", left=True), Column("second best", left=True), *_difference_columns("gain"),
+        Column("best", left=True), Column("second best", left=True), *difference_columns("gain"),
     ]  # fmt: skip
     rows: list[tuple[Field, ...]] = []
     found: list[Difference | None] = []
@@ -207,11 +207,11 @@ def _gains(comparison: Comparison, asked: Question) -> Panel:
         gain = comparison.gain(group, asked.metric)
         if gain is not None:
             names = [*map(plain, group), str(gain.best), str(gain.second)]
-            rows.append((*map(Field, names), *_difference_fields(gain.mean, gain.paired)))
+            rows.append((*map(Field, names), *difference_fields(gain.mean, gain.paired)))
             found.append(gain.paired)
     caption = [
         "Gain: over the seeds that both have. Who is best was chosen on the same runs, so gains lean high.",
-        *_difference_caption(comparison, asked, found),
+        *difference_caption(_metric_in_words(comparison, asked.metric), found),
     ]
     title = "Best against second best (points)"
     return Panel("gain", title, tuple(columns), len(comparison.settings) + 2, tuple(rows), tuple(caption))
@@ -241,7 +241,8 @@ def _key_columns(comparison: Comparison) -> list[Column]:
     return [Column("method", left=True), *(Column(comparison.names[key]) for key in comparison.settings)]
 
 
-def _difference_columns(what: str) -> list[Column]:
+def difference_columns(what: str) -> list[Column]:
+    """The headings over :func:`difference_fields`."""
     return [
         Column(what),
         Column(f"{100 * LEVEL:.0f} % interval"),
@@ -250,7 +251,8 @@ def _difference_columns(what: str) -> list[Column]:
     ]
 
 
-def _difference_fields(mean: float | None, found: Difference | None) -> list[Field]:
+def difference_fields(mean: float | None, found: Difference | None) -> list[Field]:
+    """A difference in points with its interval, pairs and verdict."""
     shown = NONE if mean is None else _points(mean)
     if found is None:
         return [*map(Field, (shown, NONE, "0", "no common seed"))]
@@ -260,13 +262,12 @@ def _difference_fields(mean: float | None, found: Difference | None) -> list[Fie
     return [*map(Field, (shown, bounds, str(found.pairs), found.verdict))]
 
 
-def _difference_caption(
-    comparison: Comparison, asked: Question, found: Iterable[Difference | None]
-) -> list[str]:
+def difference_caption(metric: str, found: Iterable[Difference | None]) -> list[str]:
+    """How differences of an accuracy, called ``metric`` in words, were taken and what they are worth."""
     fewest = min((each.pairs for each in found if each and warning(each.pairs)), default=0)
     lines = [
-        f"{_metric_in_words(comparison, asked.metric).capitalize()}, paired by seed; interval: percentile "
-        "bootstrap over seeds, for each row by itself; noise: it contains 0."
+        f"{metric.capitalize()}, paired by seed; interval: percentile bootstrap over seeds, for each row by "
+        "itself; noise: it contains 0."
     ]
     return [*lines, f"{warning(fewest)}."] if fewest else lines
 

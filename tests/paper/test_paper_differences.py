@@ -1,0 +1,110 @@
+"""Rows against the reference row, paired by seed: from results written by hand, and as the verbs tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import Result as Answer
+
+from proxyfl.paper.catalogue import ITEMS, Column, item
+from proxyfl.paper.differences import differences
+from proxyfl.paper.pages import measured
+from proxyfl.paper.results import Result, to_csv
+from proxyfl.paper.scales import scale
+from proxyfl.report.panels import Panel
+
+Call = Callable[..., Answer]
+Values = Mapping[tuple[str, str], Sequence[float]]
+Cells = Callable[[Values], dict[tuple[str, str], list[Result]]]
+C10, SVHN = Column("cifar10", 0.1), Column("svhn", 0.1)
+ABLATION = {
+    ("FixMatch-GPL", "cifar10@0.1"): [0.80, 0.82, 0.84],
+    ("GPT", "cifar10@0.1"): [0.83, 0.83, 0.90],
+    ("ICPL", "cifar10@0.1"): [0.79, 0.83, 0.84],
+    ("GPT + ICPL", "cifar10@0.1"): [0.85],
+}
+
+
+@pytest.fixture
+def cells(made: Callable[..., Result]) -> Cells:
+    """Results of one round each, seeds from 1."""
+
+    def make(values: Values) -> dict[tuple[str, str], list[Result]]:
+        return {
+            (row, column): [
+                made(row, column, seed, [each], last_rounds=1) for seed, each in enumerate(many, 1)
+            ]
+            for (row, column), many in values.items()
+        }
+
+    return make
+
+
+def lines(panel: Panel) -> list[list[str]]:
+    return [[field.text for field in row] for row in panel.rows]
+
+
+def test_each_row_is_held_against_the_reference_seed_by_seed(cells: Cells) -> None:
+    (panel,) = differences(item("table2"), scale("mini"), cells(ABLATION), [C10])
+    assert panel.title == "Table 2: difference from FixMatch-GPL (points), CIFAR-10"
+    # One of 27 resamples of three pairs is all the smallest: 3.7 %, more than the tail of 2.5 %.
+    assert lines(panel) == [
+        ["GPT", "+3.33", "+1.00 to +6.00", "3", "better, few seeds"],
+        ["ICPL", "+0.00", "−1.00 to +1.00", "3", "noise"],
+        ["GPT + ICPL", "+5.00", "–", "1", "too few seeds"],
+    ]
+    assert panel.caption[0].startswith("Mean of the last 1 rounds, paired by seed")
+    assert "25 % of cases" in panel.caption[1]
+
+
+def test_data_sets_are_told_apart_where_there_are_several(cells: Cells) -> None:
+    more = {("FixMatch-GPL", "svhn@0.1"): [0.5, 0.5, 0.5], ("GPT", "svhn@0.1"): [0.4, 0.3, 0.2]}
+    (panel,) = differences(item("table2"), scale("mini"), cells(ABLATION | more), [C10, SVHN])
+    assert [column.heading for column in panel.columns][:3] == ["method", "data", "difference"]
+    assert lines(panel)[-1] == ["GPT", "SVHN", "−20.00", "−30.00 to −10.00", "3", "worse, few seeds"]
+    assert panel.breaks == {3}
+    assert panel.title.endswith("(points), α = 0.1")
+
+
+def test_two_seeds_make_no_table(cells: Cells) -> None:
+    few = {key: values[:2] for key, values in ABLATION.items()}
+    assert differences(item("table2"), scale("mini"), cells(few), [C10]) == []
+    assert differences(item("table2"), scale("mini"), {}, [C10]) == []
+
+
+def test_another_accuracy_is_compared_when_asked(made: Callable[..., Result]) -> None:
+    results = {
+        (row, "cifar10@0.1"): [made(row, "cifar10@0.1", seed, [best, 0.1, 0.1]) for seed in (1, 2, 3)]
+        for row, best in (("FixMatch-GPL", 0.5), ("GPT", 0.6))
+    }
+    (panel,) = differences(item("table2"), scale("mini"), results, [C10], "best")
+    assert lines(panel)[0][1] == "+10.00"
+    assert "chosen on the test data" in panel.caption[0].lower()
+
+
+def test_references_are_rows_of_their_items() -> None:
+    named = {each.name: each.reference for each in ITEMS.values() if each.reference}
+    assert named == {
+        "table1": "ProxyFL", "table2": "FixMatch-GPL", "table4": "ICPL-P", "table5": "ICPL-P",
+        "table6": "ProxyFL",
+    }  # fmt: skip
+    assert all(reference in [row.label for row in ITEMS[name].rows] for name, reference in named.items())
+
+
+def test_pages_show_it_below_the_table(cells: Cells, tmp_path: Path) -> None:
+    file = tmp_path / "mini-table2.csv"
+    file.write_text(to_csv(cells(ABLATION)), encoding="utf-8")
+    text = measured(item("table2"), scale("mini"), file)
+    assert "| GPT | +3.33 | +1.00 to +6.00 | 3 | better, few seeds |" in text
+
+
+def test_show_prints_it_and_csv_keeps_to_numbers(quick: Path, call: Call) -> None:
+    only = ["--scale", "micro", "--only", "data=cifar10,alpha=0.1", "--seeds", "3", "--runs", quick]
+    shown = call("paper", "show", "table2", *only)
+    assert "difference from FixMatch-GPL (points)" in shown.stdout
+    assert "verdict" in shown.stdout
+    numbers = call("paper", "show", "table2", *only, "--format", "csv")
+    assert "verdict" not in numbers.stdout
+    assert "FixMatch-GPL" in numbers.stdout
