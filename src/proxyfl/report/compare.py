@@ -29,7 +29,7 @@ BASELINES = ("fixmatch-lpl", "fedavg")
 TARGET_SHARE = 0.9
 """Rounds are counted to this share of a group's best mean of last rounds, where no target is given."""
 
-_BESIDE = re.compile(r"keep\..*|preset|seed|compute\.device")
+BESIDE = re.compile(r"keep\..*|preset|seed|compute\.device")
 """Settings by which runs are not told apart."""
 
 _FIRST = ("data.name", "labels.ratio", "partition.alpha", "fidelity")
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        told = ((key, value) for key, value in self.settings.items() if not _BESIDE.fullmatch(key))
+        told = ((key, value) for key, value in self.settings.items() if not BESIDE.fullmatch(key))
         return (self.seed, *sorted(told))
 
     def value(self, metric: str) -> float:
@@ -330,7 +330,7 @@ def _varying(
     shared: list[str] = []
     own: dict[str, list[str]] = {method: [] for method in methods}
     for key, by_method in values.items():
-        if key == METHOD or _BESIDE.fullmatch(key):
+        if key == METHOD or BESIDE.fullmatch(key):
             continue
         if not key.startswith("method."):
             shared += [key] if len(set().union(*by_method.values())) > 1 else []
