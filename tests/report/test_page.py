@@ -15,13 +15,14 @@ import torch
 
 from proxyfl import Run
 from proxyfl.core.errors import RunError
+from proxyfl.report.compare import compare
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.gather import gather, groups
 from proxyfl.report.html.page import as_json, render, write_report
 from proxyfl.report.html.pieces import Labels, principal_plane
 from proxyfl.report.html.records import Records
 from proxyfl.runs.settings import resolve
-from written_runs import without_seals
+from written_runs import without_seals, write_run
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>&quot;'\u2028"
 NAME = HOSTILE.removesuffix("\u2028")
@@ -281,6 +282,32 @@ def test_groups_are_told_apart_by_what_differs():
     assert [group["label"] for group in found] == ["fedavg, alpha = 0.1", "fedavg, alpha = 1"]
     assert [group["runs"] for group in found] == [[0, 2, 3], [1]]
     assert found[0]["look"] != found[1]["look"]
+
+
+def test_only_seeds_count_as_seeds(tmp_path):
+    """As in a table: another number type is another group, a copy counts once, the device does not matter."""
+    runs = [
+        write_run(tmp_path / "unfinished", "proxyfl", 2, [0.3], missing=1, dtype="bf16"),
+        write_run(tmp_path / "one", "proxyfl", 1, [0.3, 0.4], dtype="bf16"),
+        write_run(tmp_path / "two", "proxyfl", 2, [0.3, 0.5], dtype="bf16"),
+        write_run(tmp_path / "copy", "proxyfl", 2, [0.3, 0.5], dtype="bf16", keep__checkpoints=5),
+        write_run(tmp_path / "other", "proxyfl", 1, [0.3, 0.4], dtype="fp32"),
+        write_run(tmp_path / "device", "proxyfl", 3, [0.3, 0.4], dtype="bf16", device="cuda"),
+    ]
+    data = gather(runs)
+    assert [(group["label"], group["runs"]) for group in data["groups"]] == [
+        ("proxyfl, dtype = bf16", [1, 2, 5]),
+        ("proxyfl, dtype = fp32", [4]),
+    ]
+    assert data["notes"] == [f"Counted once: {name} is two again." for name in ("copy", "unfinished")]
+    table = compare(runs, partial=False)
+    assert sorted(cell.seeds for cell in table.cells.values()) == [[1], [1, 2, 3]]
+
+
+def test_copies_that_came_out_otherwise_are_refused(tmp_path):
+    runs = [write_run(tmp_path / name, "fedavg", 1, [0.3, last]) for name, last in (("a", 0.4), ("b", 0.5))]
+    with pytest.raises(RunError, match="a and b have the same settings and the same seed, but not the same"):
+        gather(runs)
 
 
 def test_labels_name_the_data_set_and_not_what_follows_from_it():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
@@ -10,7 +10,9 @@ from typing import Any
 
 from proxyfl import __version__
 from proxyfl.core.config import Config
+from proxyfl.core.errors import RunError
 from proxyfl.report import style
+from proxyfl.report.compare import BESIDE
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces
 from proxyfl.report.html.records import Records
@@ -32,8 +34,8 @@ METHOD, DATA = "method.name", "data.name"
 FIRST = (DATA, "labels.ratio", "partition.alpha", "fidelity")
 """Settings that tell groups apart before others do."""
 
-SAME_ANYWAY = ("seed", "preset", "keep.", "compute.")
-"""Settings in which runs of one group may differ."""
+Told = tuple[tuple[str, Any], ...]
+"""The settings by which a run is told from others."""
 
 
 def gather(runs: Sequence[Run], title: str = "", labels: Labels | None = None) -> dict[str, Any]:
@@ -43,12 +45,13 @@ def gather(runs: Sequence[Run], title: str = "", labels: Labels | None = None) -
 
 def page_data(runs: Sequence[tuple[Run, dict[str, Any]]], title: str = "") -> dict[str, Any]:
     """A page about runs whose data is at hand."""
-    names = [data["name"] for _, data in runs]
+    names, copies = [data["name"] for _, data in runs], _copies(runs)
     return {
         "title": title or (names[0] if len(names) == 1 else f"{len(names)} runs"),
         "version": __version__,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "groups": groups([run.config for run, _ in runs]),
+        "groups": groups([run.config for run, _ in runs], copies),
+        "notes": [f"Counted once: {names[copy]} is {names[first]} again." for copy, first in copies.items()],
         "runs": [data for _, data in runs],
     }
 
@@ -102,12 +105,14 @@ def settings(config: Config) -> dict[str, str]:
     return {name: plain(value) for name, value in leaves(config.to_tree()).items()}
 
 
-def groups(configs: Sequence[Config]) -> list[dict[str, Any]]:
-    """Runs that differ in nothing but the seed, under one label and with one look; methods stay together."""
-    members: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+def groups(configs: Sequence[Config], copies: Container[int] = ()) -> list[dict[str, Any]]:
+    """Runs that differ in nothing but the seed, under one label and with one look; methods stay together.
+    Those at the places of ``copies`` are in no group.
+    """
+    members: dict[Told, list[int]] = {}
     for position, config in enumerate(configs):
-        key = tuple(pair for pair in leaves(config.to_tree()).items() if not pair[0].startswith(SAME_ANYWAY))
-        members.setdefault(key, []).append(position)
+        if position not in copies:
+            members.setdefault(_told(config), []).append(position)
     tables = [dict(key) for key in members]
     tell = _telling(tables)
     methods = list(dict.fromkeys(table[METHOD] for table in tables))
@@ -121,6 +126,34 @@ def groups(configs: Sequence[Config]) -> list[dict[str, Any]]:
         {"label": _label(table, tables, tell), "look": _look(look), "runs": runs}
         for (table, runs), look in zip(found, shown, strict=True)
     ]
+
+
+def _told(config: Config) -> Told:
+    """A run's settings without those by which tables do not tell runs apart either."""
+    return tuple(pair for pair in leaves(config.to_tree()).items() if not BESIDE.fullmatch(pair[0]))
+
+
+def _copies(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> dict[int, int]:
+    """The places of runs that are there twice, each with the place of the one that counts, which is further.
+
+    As in a table, two that came out otherwise are refused: nobody can tell which to believe.
+    """
+    counted: dict[tuple[int, Told], int] = {}
+    copies: dict[int, int] = {}
+    for place in sorted(range(len(runs)), key=lambda place: runs[place][1]["done"], reverse=True):
+        config = runs[place][0].config
+        first = counted.setdefault((config.seed, _told(config)), place)
+        if first == place:
+            continue
+        both = [runs[first][1], runs[place][1]]
+        finished = [data["curves"].get("accuracy") for data in both if data["state"] == "finished"]
+        if len(finished) == 2 and finished[0] != finished[1]:
+            raise RunError(
+                f"{both[0]['name']} and {both[1]['name']} have the same settings and the same seed, but not "
+                "the same accuracies; name the runs to show, only one of these two among them"
+            )
+        copies[place] = first
+    return copies
 
 
 def _telling(tables: Sequence[Settings]) -> list[str]:

@@ -61,18 +61,21 @@ function overview(data) {
     numeric: (place) => !words.includes(fields[place][0]),
   })];
   if (data.groups.some((group) => group.runs.length > 1)) nodes.push(seedTable(data));
-  return nodes;
+  return [...nodes, ...data.notes.map(nothing)];
 }
 
+// A run that is still under way would pull the mean of its seeds down: it waits until it is finished.
 function seedTable(data) {
-  const cell = (group, key) => {
-    const values = group.runs.map((k) => data.runs[k].summary[key]).filter((value) => value !== undefined && value !== null);
+  const finished = (group) => group.runs.map((k) => data.runs[k]).filter((run) => run.state === "finished");
+  const cell = (runs, key) => {
+    const values = runs.map((run) => run.summary[key]).filter((value) => value !== undefined && value !== null);
     if (!values.length) return "–";
     const centre = mean(values), spread = Math.sqrt(values.reduce((sum, value) => sum + (value - centre) ** 2, 0) / (values.length - 1));
     return values.length > 1 ? `${(100 * centre).toFixed(2)} ± ${(100 * spread).toFixed(2)} %` : percent(centre, 2);
   };
-  const rows = data.groups.map((group) => [group.label, String(group.runs.length), cell(group, "mean_last"), cell(group, "last"), cell(group, "best")]);
-  return table(["method", "seeds", "mean of last", "last", "best"], rows, { caption: "Mean ± standard deviation over seeds." });
+  const row = (label, runs) => [label, String(runs.length), ...["mean_last", "last", "best"].map((key) => cell(runs, key))];
+  const waiting = data.groups.some((group) => finished(group).length < group.runs.length) ? " Unfinished runs are left out." : "";
+  return table(["method", "seeds", "mean of last", "last", "best"], data.groups.map((group) => row(group.label, finished(group))), { caption: `Mean ± standard deviation over seeds.${waiting}` });
 }
 
 // A setting's name, which breaks between its words only.
