@@ -277,3 +277,12 @@ def test_errors_are_one_line_and_name_the_cure(call: Call, words: list[str], hin
     assert answer.exit_code == 2
     assert hint in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_show_of_some_rows_has_those_rows_only(call: Call, quick: Path) -> None:
+    only = "data=cifar10,alpha=0.1,method=fedavg,method=proxyfl"
+    text = call("paper", "show", "table1", "--scale", "micro", "--only", only, "--runs", quick).stdout
+    assert "FedAvg " in text
+    assert "SAGE" not in text
+    assert "not run yet" not in text
+    assert "over the best other" not in text

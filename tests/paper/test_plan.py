@@ -71,7 +71,7 @@ def test_what_differs_is_another_run() -> None:
     assert proxyfl != path("fig1b", "full", "ProxyFL", "cifar10@0.1")
     assert proxyfl != path("table1", "mini", "ProxyFL", "cifar10@0.1")
     assert proxyfl != path("table1", "full", "ProxyFL", "cifar10@0.1", seed=2)
-    masks = ["FixMatch-GPL", "FixMatch-GPL, ProxyFL's mask"]
+    masks = ["FixMatch-GPL", "FixMatch-GPL with ProxyFL's mask"]
     assert len({path("table2", "full", row, "cifar10@0.1") for row in masks}) == 2
 
 

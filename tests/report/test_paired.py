@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxyfl.report.paired import Difference, bootstrap_interval, paired_difference, warning
+from proxyfl.report.paired import (
+    EVERY_FLIP,
+    Difference,
+    bootstrap_interval,
+    paired_difference,
+    sign_flip_chance,
+    warning,
+)
 
 SAMPLES = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=1, max_size=8)
 
@@ -100,6 +107,37 @@ def test_verdicts():
     assert paired_difference(dict(enumerate([0.01, -0.02, 0.015, 0.0, -0.01, 0.02])), zero).verdict == "noise"
     assert paired_difference(zero, zero).verdict == "noise"
     assert Difference(0.1, 3, 0.0, 0.2).verdict == "noise"
+
+
+def test_the_chance_of_a_mean_in_numbers():
+    # Of 8 choices of signs +++ and −−− reach 6; of 16 the four with the 1 either way reach 9.
+    assert sign_flip_chance([1.0, 2.0, 3.0]) == 2 / 8
+    assert sign_flip_chance([-1.0, -2.0, -3.0]) == 2 / 8
+    assert sign_flip_chance([3.0, 4.0, 3.0, -1.0]) == 4 / 16
+    assert sign_flip_chance([0.0, 0.0, 0.0]) == 1.0
+
+
+def test_one_pair_against_five_may_be_chance_though_the_interval_misses_0():
+    zero = dict.fromkeys(range(6), 0.0)
+    found = paired_difference(dict(enumerate([0.02, 0.021, 0.03, -0.001, 0.01, 0.005])), zero)
+    assert found.low > 0
+    assert found.chance == 4 / 64
+    assert found.verdict == "noise"
+
+
+def test_many_pairs_are_judged_by_a_sample_of_their_signs():
+    values = np.random.default_rng(3).normal(0.3, 1.0, EVERY_FLIP)
+    exact = sign_flip_chance([*values])
+    assert sign_flip_chance([*values, 0.0]) == pytest.approx(exact, abs=0.015)  # a 0 has no sign to turn
+    assert sign_flip_chance([1.0] * 30) > 0  # never a chance of nothing
+
+
+@pytest.mark.parametrize("pairs", [6, 8, 10])
+def test_without_a_difference_few_verdicts_claim_one(pairs):
+    generator = np.random.default_rng(pairs)
+    zero = dict.fromkeys(range(pairs), 0.0)
+    trials = [paired_difference(dict(enumerate(generator.normal(0, 0.01, pairs))), zero) for _ in range(300)]
+    assert sum(each.verdict != "noise" for each in trials) / 300 < 0.08
 
 
 def test_a_rounding_error_decides_no_verdict():

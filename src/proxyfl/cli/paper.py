@@ -191,9 +191,10 @@ def show(
     columns = plan.columns(found, size, plan.read_choice(only, size))
     form = form or SUFFIXES.get(file.suffix if file and not found.picture else "", Format.terminal)
     results = gather(wanted, numbers, folder)
-    panels = tables(found, size, results, columns, metric)
+    chosen = plan.part(found, wanted)
+    panels = tables(chosen, size, results, columns, metric)
     if form is not Format.csv:  # which holds the numbers of which the rest is made
-        panels += differences(found, size, results, columns, metric)
+        panels += differences(chosen, size, results, columns, metric)
     if panels:
         _tell(found, size, panels, form, None if found.picture else file, _again("show"))
     if found.picture:

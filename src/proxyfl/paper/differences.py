@@ -1,8 +1,9 @@
-"""What of a table is more than noise: each row against the item's reference row, paired by seed."""
+"""What of a table is more than noise: its rows against reference rows and its gains, paired by seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from proxyfl.paper.captions import name_of, place_of, rounds_of
 from proxyfl.paper.catalogue import Column, Item
@@ -12,23 +13,44 @@ from proxyfl.report import panels
 from proxyfl.report.paired import FEWEST, Difference, paired_difference
 from proxyfl.report.panels import Field, Panel, difference_caption, difference_columns, difference_fields
 
+Pair = tuple[str, str, str]
+"""What a difference is called, of which row it is and from which."""
+
 
 def differences(
     item: Item, size: Scale, results: Results, columns: Sequence[Column], metric: str = "mean-last"
 ) -> list[Panel]:
-    """One table, or none where no row shares enough seeds with the reference for an interval."""
+    """A table for each reference row, and one for the gains over a single row."""
+    rows = [row.label for row in item.rows]
+    asked: dict[str, list[Pair]] = {
+        f"difference from {reference}": [(row, row, reference) for row in rows if row != reference]
+        for reference in item.references
+    }
+    asked["gains"] = [(gain.label, gain.row, *gain.over) for gain in item.gains if len(gain.over) == 1]
+    made = (_panel(item, size, results, columns, metric, *block) for block in asked.items())
+    found = [panel for panel in made if panel is not None]
+    return [replace(panel, name=f"{panel.name}-{number}") for number, panel in enumerate(found, 1)]
+
+
+def _panel(
+    item: Item,
+    size: Scale,
+    results: Results,
+    columns: Sequence[Column],
+    metric: str,
+    about: str,
+    pairs: Sequence[Pair],
+) -> Panel | None:
+    """None where no pair of rows shares enough seeds for an interval."""
     found = {
-        (row.label, column): difference
+        (label, column): difference
         for column in columns
-        for row in item.rows
-        if row.label != item.reference and (difference := _between(item, results, row.label, column, metric))
+        for label, row, other in pairs
+        if (difference := _between(results, row, other, column, metric))
     }
     if not any(difference.pairs >= FEWEST for difference in found.values()):
-        return []
-    keys = {
-        "data": [TITLES[column.data] for column in columns],
-        "α": [f"{column.alpha:g}" for column in columns],
-    }
+        return None
+    keys = {"data": [TITLES[each.data] for each in columns], "α": [f"{each.alpha:g}" for each in columns]}
     varying = {name: values for name, values in keys.items() if len(set(values)) > 1}
     rows = [
         (
@@ -39,27 +61,20 @@ def differences(
         for (label, column), difference in found.items()
     ]
     heads = [panels.Column(name, left=True) for name in ("method", *varying)]
-    starts = [column for _, column in found]
-    breaks = frozenset(place for place in range(1, len(starts)) if starts[place] != starts[place - 1])
-    title = ", ".join(
-        [f"{name_of(item)}: difference from {item.reference} (points)", *place_of(size, columns)]
+    order = [column for _, column in found]
+    return Panel(
+        name=f"{item.name}-differences",
+        title=", ".join([f"{name_of(item)}: {about} (points)", *place_of(size, columns)]),
+        columns=(*heads, *difference_columns("difference")),
+        keys=len(heads),
+        rows=tuple(rows),
+        caption=tuple(difference_caption(rounds_of(results, columns, metric), found.values())),
+        breaks=frozenset(place for place in range(1, len(order)) if order[place] != order[place - 1]),
     )
-    caption = difference_caption(rounds_of(results, columns, metric), found.values())
-    return [
-        Panel(
-            f"{item.name}-differences",
-            title,
-            (*heads, *difference_columns("difference")),
-            len(heads),
-            tuple(rows),
-            tuple(caption),
-            breaks,
-        )
-    ]
 
 
-def _between(item: Item, results: Results, label: str, column: Column, metric: str) -> Difference | None:
-    ours, theirs = (results.get((name, column.key), ()) for name in (label, item.reference))
+def _between(results: Results, row: str, other: str, column: Column, metric: str) -> Difference | None:
+    ours, theirs = (results.get((name, column.key), ()) for name in (row, other))
     return paired_difference(_by_seed(ours, metric), _by_seed(theirs, metric))
 
 

@@ -147,8 +147,6 @@ def _options(item: Item, size: Scale, results: Results, columns: Sequence[Column
         "row": (labels, [row.label for row in item.rows]),
     }
     chosen = {key: dict.fromkeys(found) for key, (found, every) in parts.items() if {*found} != {*every}}
-    if any("," in label for label in chosen.get("row", ())):  # commas part the choices
-        del chosen["row"]
     only = ",".join(f"{key}={value}" for key, values in chosen.items() for value in values)
     seeds = sorted({result.seed for cell in results.values() for result in cell})
     listed = "" if seeds == [*range(1, size.seeds + 1)] else ",".join(map(str, seeds))

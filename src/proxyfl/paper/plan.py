@@ -96,6 +96,12 @@ def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cp
     ]
 
 
+def part(item: Item, chosen: Iterable[Case]) -> Item:
+    """An item with no other rows than those of the cases."""
+    labels = {case.row.label for case in chosen}
+    return dataclasses.replace(item, rows=tuple(row for row in item.rows if row.label in labels))
+
+
 def read_choice(text: str, size: Scale) -> Choice:
     """``data=cifar10,alpha=0.1`` as a choice; a key that is given twice may have either value."""
     only: dict[str, list[str]] = {}

@@ -111,9 +111,16 @@ def _accuracies(
             if printed.values:
                 fields += _compared(ours.mean * what.factor if ours else None, theirs, what)
         rows.append(tuple(fields))
-    gains = [_gain_row(gain, columns, printed, results, what, metric) for gain in item.gains]
+    labels = {row.label for row in item.rows}
+    gains = [
+        _gain_row(gain, columns, printed, results, what, metric, compared=size.comparable)
+        for gain in item.gains
+        if labels.issuperset([gain.row, *gain.over])
+    ]
     breaks = frozenset({len(rows)}) if gains else frozenset[int]()
     said = [*_spread_caption(item, results, columns, metric), *bounds(item)]
+    if gains:
+        said.append("Below the rows: differences of means; what of them is noise is told by pairs of seeds.")
     caption = [*said, *remarks(item, size, columns)]
     name = (f"{item.name}-{columns[0].data}" if one_set else item.name) + what.suffix.replace(":", "-")
     title = _title(item, size, columns, what)
@@ -140,9 +147,16 @@ def _signed(value: float, what: Measure) -> Field:
 
 
 def _gain_row(
-    gain: Gain, columns: Sequence[Column], printed: Published, results: Results, what: Measure, metric: str
+    gain: Gain,
+    columns: Sequence[Column],
+    printed: Published,
+    results: Results,
+    what: Measure,
+    metric: str,
+    *,
+    compared: bool,
 ) -> tuple[Field, ...]:
-    """A difference of means, ours and the paper's."""
+    """A difference of means, ours and the paper's, and where scales allow it how far those are apart."""
     fields: list[Field] = [Field(gain.label)]
     for column in columns:
         labels = (gain.row, *gain.over)
@@ -152,14 +166,16 @@ def _gain_row(
         theirs = {name: value for name, value in known.items() if value is not None}
         mine, paper = _lead(gain, ours), _lead(gain, theirs)
         fields += [Field(NONE if value is None else _signed(value, what).text) for value in (mine, paper)]
-        fields.append(Field(NONE) if mine is None or paper is None else _signed(mine - paper, what))
+        apart = mine is not None and paper is not None and compared
+        fields.append(_signed(mine - paper, what) if apart else Field(NONE))
     return tuple(fields)
 
 
 def _lead(gain: Gain, values: Mapping[str, float]) -> float | None:
-    """By how much the row leads the best of the others that there are."""
-    others = [values[name] for name in gain.over if name in values]
-    return values[gain.row] - max(others) if gain.row in values and others else None
+    """By how much the row leads the best of the others; None while one of them is missing."""
+    if not values.keys() >= {gain.row, *gain.over}:
+        return None
+    return values[gain.row] - max(values[name] for name in gain.over)
 
 
 def _ranks(item: Item, results: Results, column: Column, what: Measure, metric: str) -> dict[str, int]:

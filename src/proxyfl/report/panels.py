@@ -245,7 +245,7 @@ def difference_columns(what: str) -> list[Column]:
     """The headings over :func:`difference_fields`."""
     return [
         Column(what),
-        Column(f"{100 * LEVEL:.0f} % interval"),
+        Column("bootstrap interval"),
         Column("pairs"),
         Column("verdict", left=True),
     ]
@@ -266,8 +266,9 @@ def difference_caption(metric: str, found: Iterable[Difference | None]) -> list[
     """How differences of an accuracy, called ``metric`` in words, were taken and what they are worth."""
     fewest = min((each.pairs for each in found if each and warning(each.pairs)), default=0)
     lines = [
-        f"{metric.capitalize()}, paired by seed; interval: percentile bootstrap over seeds, for each row by "
-        "itself; noise: it contains 0."
+        f"{metric.capitalize()}, paired by seed; interval: percentile bootstrap over seeds at "
+        f"{100 * LEVEL:.0f} %, for each row by itself; noise: it contains 0, or signs turned at random give "
+        f"as much in over {100 - 100 * LEVEL:.0f} % of cases."
     ]
     return [*lines, f"{warning(fewest)}."] if fewest else lines
 
