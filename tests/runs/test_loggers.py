@@ -14,6 +14,8 @@ import pytest
 
 from proxyfl import Experiment, Run
 from proxyfl.core.errors import ConfigError
+from proxyfl.core.state import ServerState
+from proxyfl.federation.loop import RoundReport
 from proxyfl.runs import loggers
 from proxyfl.runs.experiment import resume
 from toybox import Stopped, Told, tiny_config
@@ -106,6 +108,77 @@ def _history(file: Path) -> list[dict[str, Any]]:
             items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
             lines.append({"_step": record.history.step.num, **items})
     return lines
+
+
+class Fragile(loggers.Logger):
+    """A tool that fails at one of its three tasks."""
+
+    extra, cure = "fragile", "hold it gently"
+
+    def __init__(self, fails_at: str) -> None:
+        super().__init__(Path("runs/one"), tiny_config())
+        self.fails_at, self.calls = fails_at, list[str]()
+
+    def _do(self, task: str) -> None:
+        self.calls.append(task)
+        if task == self.fails_at:
+            raise OSError("the line is dead\nand gone")
+
+    def open(self, first_round: int) -> None:
+        self._do("open")
+
+    def tell(self, round: int, values: dict[str, float]) -> None:
+        self._do(f"tell {round}")
+
+    def close(self, *, failed: bool) -> None:
+        self._do(f"close {failed}")
+
+
+def three_rounds(logger: loggers.Logger) -> None:
+    metrics = {"accuracy": 0.5, "traffic": {"bytes_up": 1, "bytes_down": 2}}
+    with logger:
+        for round in (1, 2, 3):
+            logger.round_started(round, [0])
+            logger.round_finished(RoundReport(ServerState(round, {}), metrics, {"train": 1.0}))
+
+
+def test_a_tool_that_goes_away_is_told_once_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = Fragile("tell 2")
+    three_rounds(logger)
+    assert logger.calls == ["open", "tell 1", "tell 2"]
+    warning = "warning: Fragile failed (OSError: the line is dead and gone); training goes on without it\n"
+    assert capsys.readouterr().err == warning
+
+
+def test_a_tool_that_cannot_be_closed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    three_rounds(Fragile("close False"))
+    warning = (
+        "warning: Fragile failed (OSError: the line is dead and gone); the run's record is whole without it\n"
+    )
+    assert capsys.readouterr().err == warning
+
+
+def test_a_tool_that_cannot_be_started_names_the_cure() -> None:
+    logger = Fragile("open")
+    with pytest.raises(ConfigError) as caught:
+        three_rounds(logger)
+    assert str(caught.value) == (
+        "Fragile cannot be started (OSError: the line is dead and gone); hold it gently, "
+        "then 'proxyfl resume runs/one' with or without --log fragile"
+    )
+    assert logger.calls == ["open"]
+
+
+def test_an_address_that_mlflow_does_not_know_ends_a_run_before_its_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://x")
+    with pytest.raises(
+        ConfigError, match=r"MLflow cannot be started \(.*set MLFLOW_TRACKING_URI to a server"
+    ):
+        train(tmp_path / "run", "mlflow")
+    assert Run(tmp_path / "run").metrics == []
 
 
 def test_an_unknown_logger_is_named() -> None:

@@ -2,54 +2,86 @@
 
 Rounds are the steps. A round that is played again after a crash has the same values, so saying them twice
 changes nothing; a resumed run goes on in the tool's old run.
+
+A tool that cannot be started is an error before anything is trained. One that fails later is left out with a
+warning: the run has its own record and does not need the tool.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, missing_extra, nearest
 from proxyfl.core.state import Failure, Update
+from proxyfl.core.text import told
 from proxyfl.federation.loop import RoundReport
+from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import to_toml
+
+LONGEST_REASON = 300
 
 
 class Logger(ABC):
     """One tool. It is opened with the first round, since only then is the run's folder there."""
 
     extra = ""
+    cure = ""
+    """What most often helps where it cannot be started."""
 
     def __init__(self, run: Path, config: Config) -> None:
         self.run, self.config = run, config
-        self.failed, self.is_open = 0, False
+        self.failed, self.is_open, self.is_lost = 0, False, False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self.is_open:
-            self.close(failed=kind is not None)
+            with self._lost_on_failure("the run's record is whole without it"):
+                self.close(failed=kind is not None)
             self.is_open = False
 
     def round_started(self, round: int, clients: list[int]) -> None:
         self.failed = 0
-        if not self.is_open:
-            try:
-                self.open(round)
-            except ImportError as error:
-                raise missing_extra(type(self).__name__, self.extra) from error
-            self.is_open = True
+        if self.is_open or self.is_lost:
+            return
+        try:
+            self.open(round)
+        except ImportError as error:
+            raise missing_extra(type(self).__name__, self.extra) from error
+        except Exception as error:  # whatever another tool raises
+            raise ConfigError(
+                f"{type(self).__name__} cannot be started ({_in_words(error)}); {self.cure}, "
+                f"then '{RunDirectory(self.run).again}' with or without --log {self.extra}"
+            ) from error
+        self.is_open = True
 
     def answered(self, answer: Update | Failure) -> None:
         self.failed += isinstance(answer, Failure)
 
     def round_finished(self, report: RoundReport) -> None:
-        self.tell(report.state.round, {**scalars(report), "clients failed": float(self.failed)})
+        if not self.is_open:
+            return
+        values = {**scalars(report), "clients failed": float(self.failed)}
+        with self._lost_on_failure("training goes on without it"):
+            self.tell(report.state.round, values)
+
+    @contextmanager
+    def _lost_on_failure(self, comfort: str) -> Iterator[None]:
+        """A tool that fails is not asked again, also not to close: it may take minutes to fail once more."""
+        try:
+            yield
+        except Exception as error:  # whatever another tool raises
+            self.is_open, self.is_lost = False, True
+            print(f"warning: {type(self).__name__} failed ({_in_words(error)}); {comfort}", file=sys.stderr)
 
     @abstractmethod
     def open(self, first_round: int) -> None: ...
@@ -65,6 +97,7 @@ class TensorBoard(Logger):
     """Event files in the run's own folder: ``tensorboard --logdir runs``."""
 
     extra = "tensorboard"
+    cure = "see that the run's folder can be written"
 
     def open(self, first_round: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -87,6 +120,7 @@ class MLflow(Logger):
     """A run of the experiment ``proxyfl``, at $MLFLOW_TRACKING_URI or in ``mlruns.db`` beside the runs."""
 
     extra = "mlflow"
+    cure = "set MLFLOW_TRACKING_URI to a server that answers, or unset it for a file beside the runs"
 
     def open(self, first_round: int) -> None:
         from mlflow import MlflowClient
@@ -120,6 +154,7 @@ class Wandb(Logger):
     """A run of the project ``proxyfl`` (or $WANDB_PROJECT). $WANDB_MODE=offline keeps it on this machine."""
 
     extra = "wandb"
+    cure = "log in with 'wandb login' or set WANDB_MODE=offline"
 
     def open(self, first_round: int) -> None:
         import wandb
@@ -165,6 +200,10 @@ def scalars(report: RoundReport) -> dict[str, float]:
     for way in ("up", "down"):
         values[f"traffic/megabytes {way}"] = metrics["traffic"][f"bytes_{way}"] / 1e6
     return values | {f"seconds/{name}": value for name, value in report.timing.items()}
+
+
+def _in_words(error: Exception) -> str:
+    return told(f"{type(error).__name__}: {error}", LONGEST_REASON)
 
 
 def _flat(tree: dict[str, Any], where: str = "") -> list[tuple[str, Any]]:
