@@ -18,6 +18,7 @@ from proxyfl.report.dashboard.server import Dashboard
 from proxyfl.report.html.gather import gather
 from proxyfl.report.html.page import render, write_report
 from proxyfl.report.html.pieces import Labels
+from written_runs import write_run
 
 CHROMIUM = find_chromium()
 pytestmark = [
@@ -128,6 +129,25 @@ def test_runs_on_several_data_sets_side_by_side(browser, mixed):
     assert each(browser, f"{second} .legend li") == ["group 2"]
     assert each(browser, f"{first} .legend i", "className") == ["", "tint"]
     assert set(each(browser, f"{first} .bar", "classList.value")) == {"bar", "bar tint"}
+
+
+def test_the_table_of_seeds_waits_for_runs_that_are_not_finished(browser, tmp_path):
+    runs = [
+        write_run(tmp_path / "one", "fedavg", 1, [0.5, 0.5]),
+        write_run(tmp_path / "two", "fedavg", 2, [0.5, 0.5]),
+        write_run(tmp_path / "again", "fedavg", 2, [0.5, 0.5]),
+        write_run(tmp_path / "three", "fedavg", 3, [0.1], missing=1),
+    ]
+    browser.look()
+    browser.open(write_report(runs, tmp_path / "report.html").as_uri())
+    browser.until("document.querySelectorAll('#overview table').length === 2")
+    seeds = "[...document.querySelectorAll('#overview table')[1].querySelectorAll('tbody tr > *')]"
+    told = browser.ask(f"{seeds}.map((one) => one.textContent)")
+    assert told == ["fedavg", "2", "50.00 ± 0.00 %", "50.00 ± 0.00 %", "50.00 ± 0.00 %"]
+    text = browser.ask("document.querySelector('#overview').textContent")
+    assert "over seeds. Unfinished runs are left out." in text
+    assert "Counted once: again is two again." in text
+    assert browser.errors == []
 
 
 def test_a_hundred_classes_are_drawn_so_that_they_can_be_seen(browser, mixed):
