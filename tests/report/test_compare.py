@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.report.compare import compare
+from proxyfl.report.formats import to_csv
 from proxyfl.report.keys import leaves, plain, short_names
-from proxyfl.report.panels import question, ranks, speed_up
+from proxyfl.report.panels import panels, question, ranks, speed_up
 from proxyfl.report.tables import Spread
 from written_runs import write_run
 
@@ -142,7 +145,7 @@ def test_a_parameter_that_varies_within_a_method_names_its_rows(write):
 def test_variants_of_one_method_are_rows_that_can_be_compared(write):
     found = compare([write("proxyfl", 1, [tau], method__tau=tau) for tau in (0.9, 0.95)])
     assert (labels(found), found.settings) == (["proxyfl tau=0.9", "proxyfl tau=0.95"], ())
-    assert found.gain((), "last").mean == pytest.approx(0.05)
+    assert found.gain((), "last").paired.mean == pytest.approx(0.05)
 
 
 def test_a_parameter_that_all_methods_went_through_makes_groups(write):
@@ -269,16 +272,35 @@ def test_the_gain_of_the_best_over_the_second(write):
     found = compare([write(m, s, [v]) for m, each in values.items() for s, v in enumerate(each)])
     gain = found.gain((), "last")
     assert (str(gain.best), str(gain.second)) == ("proxyfl", "fixmatch-gpl")
-    assert gain.mean == pytest.approx(0.17 / 3)
+    assert gain.paired.mean == pytest.approx(0.17 / 3)
     assert (gain.paired.low, gain.paired.high) == pytest.approx((0.02, 0.1))
 
 
-def test_a_gain_is_over_shared_seeds_where_there_are_any(write):
+def test_a_gain_is_over_shared_seeds_or_none(write):
     runs = [write("fedavg", 1, [0.5]), write("proxyfl", 1, [0.51]), write("proxyfl", 2, [0.9])]
-    assert compare(runs).gain((), "last").mean == pytest.approx(0.01)
-    apart = compare([runs[0], runs[2]]).gain((), "last")
-    assert (apart.mean, apart.paired) == (pytest.approx(0.4), None)
+    assert compare(runs).gain((), "last").paired.mean == pytest.approx(0.01)
+    assert compare([runs[0], runs[2]]).gain((), "last").paired is None
     assert compare(runs[:1]).gain((), "last") is None
+
+
+def test_what_knows_every_label_is_not_ranked(write):
+    values = {"fedavg": 0.5, "fedavg-sl": 0.9, "proxyfl": 0.6}
+    found = compare([write(method, 1, [value]) for method, value in values.items()])
+    asked = question(found, "last")
+    assert [str(cell.contender) for cell in found.ranked((), "last")] == ["proxyfl", "fedavg"]
+    assert str(found.gain((), "last").best) == "proxyfl"
+    assert asked.targets == {(): 0.54}  # 90 % of the best method's
+    assert str(asked.baseline) == "proxyfl"  # FedAvg does not get there, and the oracle is no baseline
+    listing = panels(found, asked)[0]
+    assert [row[0].text for row in listing.rows] == ["fedavg", "fedavg-sl", "proxyfl"]
+    assert any("Not ranked" in line and line.endswith("may: fedavg-sl.") for line in listing.caption)
+    (oracle,) = [row for row in csv.DictReader(to_csv(found, asked).splitlines()) if row["rank"] == ""]
+    assert oracle["method"] == "fedavg-sl"
+
+
+def test_oracles_alone_are_ranked_among_themselves(write):
+    runs = [write("fedavg-sl", 1, [0.9]), write("gpl-all-corrected", 1, [0.8])]
+    assert str(compare(runs).gain((), "last").best) == "fedavg-sl"
 
 
 def test_equal_numbers_have_equal_ranks(write):

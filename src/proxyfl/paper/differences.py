@@ -56,7 +56,7 @@ def _panel(
         (
             Field(label),
             *(Field(values[columns.index(column)]) for values in varying.values()),
-            *difference_fields(difference.mean, difference),
+            *difference_fields(difference),
         )
         for (label, column), difference in found.items()
     ]

@@ -78,6 +78,14 @@ class Contender:
     def __str__(self) -> str:
         return self.label
 
+    @property
+    def oracle(self) -> bool:
+        """Whether it sees labels that a method may not: a bound, which is not ranked."""
+        try:
+            return registry.find(self.method).method.oracle
+        except ProxyFLError:
+            return False
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -108,11 +116,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Gain:
-    """By how much the best leads: over the seeds that both have, or between means if they share none."""
+    """By how much the best leads over the seeds that both have; nothing if they share none."""
 
     best: Contender
     second: Contender
-    mean: float
     paired: Difference | None
 
 
@@ -136,9 +143,14 @@ class Comparison:
         found = (self.cells.get((contender, group)) for contender in self.contenders)
         return [cell for cell in found if cell is not None]
 
+    def rivals(self, group: Group) -> list[Cell]:
+        """A group's cells that are ranked: all but oracles, unless there is nothing else."""
+        cells = self.in_group(group)
+        return [cell for cell in cells if not cell.contender.oracle] or cells
+
     def ranked(self, group: Group, metric: str) -> list[Cell]:
-        """A group's cells, the best first."""
-        return sorted(self.in_group(group), key=lambda cell: cell.spread(metric).mean, reverse=True)
+        """The rivals of a group, the best first."""
+        return sorted(self.rivals(group), key=lambda cell: cell.spread(metric).mean, reverse=True)
 
     def describe(self, group: Group) -> str:
         pairs = zip(self.settings, group, strict=True)
@@ -149,9 +161,7 @@ class Comparison:
         first, second, *_ = [*self.ranked(group, metric), None, None]
         if first is None or second is None:
             return None
-        paired = first.against(second, metric)
-        apart = first.spread(metric).mean - second.spread(metric).mean
-        return Gain(first.contender, second.contender, paired.mean if paired else apart, paired)
+        return Gain(first.contender, second.contender, first.against(second, metric))
 
     def contender(self, name: str) -> Contender:
         """By what it is called in the table, or by its method's name or alias where that has one variant."""
@@ -169,7 +179,7 @@ class Comparison:
         gets to the target in every group, else in any.
         """
         ahead = [each for name in BASELINES for each in self.contenders if each.method == name]
-        ordered = list(dict.fromkeys([*ahead, *self.contenders]))
+        ordered = sorted(dict.fromkeys([*ahead, *self.contenders]), key=lambda each: each.oracle)
         got = {
             who: [(who, g) in self.cells and self.cells[who, g].rounds_to(to) for g, to in targets.items()]
             for who in ordered
@@ -179,7 +189,7 @@ class Comparison:
 
     def default_target(self, group: Group) -> float:
         """A share of the mean of last rounds of the group's best, in whole per cent."""
-        best = max(cell.spread("mean-last").mean for cell in self.in_group(group))
+        best = max(cell.spread("mean-last").mean for cell in self.rivals(group))
         return round(100 * TARGET_SHARE * best) / 100
 
     @property

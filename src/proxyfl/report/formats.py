@@ -199,7 +199,8 @@ def to_csv(comparison: Comparison, asked: Question) -> str:
         row += [aim, cell.rounds_to(aim), asked.baseline, speed_up(comparison, cell, asked)]
         ranked, gain = comparison.ranked(cell.group, asked.metric), comparison.gain(cell.group, asked.metric)
         leads = gain is not None and gain.best == cell.contender
-        row += [asked.metric, ranked.index(cell) + 1, gain.mean if gain and leads else None]
+        place = ranked.index(cell) + 1 if cell in ranked else None
+        row += [asked.metric, place, gain.paired.mean if gain and gain.paired and leads else None]
         rows.append([*row, *_difference(comparison, cell, asked)])
     return _csv(header, rows)
 

@@ -107,7 +107,7 @@ def speed_up(comparison: Comparison, cell: Cell, asked: Question) -> float | Non
 
 
 def _accuracy_grid(comparison: Comparison, asked: Question) -> Panel:
-    marks = {group: ranks(comparison.in_group(group), asked.metric) for group in comparison.groups}
+    marks = {group: ranks(comparison.rivals(group), asked.metric) for group in comparison.groups}
 
     def show(cell: Cell) -> Field:
         return Field(cell.spread(asked.metric).percent(), marks[cell.group].get(cell.contender, 0))
@@ -157,7 +157,7 @@ def _listing(comparison: Comparison, asked: Question) -> Panel:
     columns = [*_key_columns(comparison), *map(Column, ("seeds", *headings, *aims, "speed-up"))]
 
     def show(cell: Cell) -> list[Field]:
-        mates, times = comparison.in_group(cell.group), speed_up(comparison, cell, asked)
+        mates, times = comparison.rivals(cell.group), speed_up(comparison, cell, asked)
         accuracy = [
             Field(cell.spread(metric).percent(), ranks(mates, metric).get(cell.contender, 0))
             for metric in metrics
@@ -187,8 +187,7 @@ def _differences(comparison: Comparison, asked: Question, other: Contender) -> P
         listed += [rivals] if rivals else []
 
     def show(cell: Cell) -> list[Field]:
-        found = pairs[cell.contender, cell.group]
-        return difference_fields(found.mean if found else None, found)
+        return difference_fields(pairs[cell.contender, cell.group])
 
     title = f"Difference from {other} (points)"
     caption = difference_caption(_metric_in_words(comparison, asked.metric), pairs.values())
@@ -207,7 +206,7 @@ def _gains(comparison: Comparison, asked: Question) -> Panel:
         gain = comparison.gain(group, asked.metric)
         if gain is not None:
             names = [*map(plain, group), str(gain.best), str(gain.second)]
-            rows.append((*map(Field, names), *difference_fields(gain.mean, gain.paired)))
+            rows.append((*map(Field, names), *difference_fields(gain.paired)))
             found.append(gain.paired)
     caption = [
         "Gain: over the seeds that both have. Who is best was chosen on the same runs, so gains lean high.",
@@ -251,15 +250,14 @@ def difference_columns(what: str) -> list[Column]:
     ]
 
 
-def difference_fields(mean: float | None, found: Difference | None) -> list[Field]:
+def difference_fields(found: Difference | None) -> list[Field]:
     """A difference in points with its interval, pairs and verdict."""
-    shown = NONE if mean is None else _points(mean)
     if found is None:
-        return [*map(Field, (shown, NONE, "0", "no common seed"))]
+        return [*map(Field, (NONE, NONE, "0", "no common seed"))]
     bounds = NONE
     if found.low is not None and found.high is not None:
         bounds = f"{_points(found.low)} to {_points(found.high)}"
-    return [*map(Field, (shown, bounds, str(found.pairs), found.verdict))]
+    return [*map(Field, (_points(found.mean), bounds, str(found.pairs), found.verdict))]
 
 
 def difference_caption(metric: str, found: Iterable[Difference | None]) -> list[str]:
@@ -288,6 +286,9 @@ def _remarks(comparison: Comparison, *, best: bool) -> list[str]:
     lines = []
     if best:
         lines.append("Best round: chosen on the test data, so it is too high.")
+    bounds = [str(each) for each in comparison.contenders if each.oracle]
+    if 0 < len(bounds) < len(comparison.contenders):
+        lines.append(f"Not ranked, because it knows more labels than a method may: {', '.join(bounds)}.")
     if comparison.follow:
         leading = " and ".join(comparison.names[key] for key in comparison.settings)
         lines.append(f"Settings that change along with {leading}: {', '.join(comparison.follow)}.")
