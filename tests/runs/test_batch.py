@@ -223,7 +223,21 @@ def test_points_with_the_same_settings_are_one_run(tmp_path: Path) -> None:
         ("methods = 'fedavg'\nseeds = 0", "seeds must be how many"),
         ("methods = 'fedavg'\nseeds = [-1]", "seeds must be how many"),
         ("methods = 'fedavg'\nvary = 3", "vary must be a table"),
-        ("methods = 'fedavg'\n[vary]\nseed = 3", "vary.seed must be a list"),
+        ("methods = 'fedavg'\n[vary]\nalpha = 3", "vary.alpha must be a list"),
+        (
+            "methods = 'fedavg'\n[vary]\nseed = [1, 2]",
+            "vary.seed: 'seed' is not given as a setting; use --seeds",
+        ),
+        ("methods = 'fedavg'\n[set]\nmethod.name = 'sage'", "set.method.name: .* methods = "),
+        ("methods = 'fedavg'\n[vary]\npreset = ['cifar10']", "vary.preset: 'preset' .*; use --data A,B"),
+        (
+            "methods = 'fedavg'\n[vary]\nalpha = [0.1]\npartition.alpha = [1]",
+            "'partition.alpha' is given twice: vary.alpha and vary.partition.alpha; keep one",
+        ),
+        (
+            "methods = 'fedavg'\n[vary]\nalpha = [0.1]\n[set]\npartition.alpha = 1",
+            "'partition.alpha' is given twice: vary.alpha and set.partition.alpha; keep one",
+        ),
         ("methods = 'fedavg'\nmethod = 3", "unknown key 'method'; did you mean 'methods'?"),
         ("methods = [", "is not TOML"),
     ],

@@ -83,18 +83,23 @@ def compare(
     Runs what is missing, skips what is done. `proxyfl table` shows the result.
     """
     from proxyfl.core.config import merge, nested, parse_assignment
-    from proxyfl.runs.sweep import Grid, read_seeds
+    from proxyfl.runs.sweep import Grid, leaves, read_seeds, require_distinct
 
-    settings = {"partition.alpha": alpha, "labels.ratio": label_ratio}
-    varied = {key: _listed(key, values) for key, values in settings.items() if values}
+    flags = (("partition.alpha", "--alpha", alpha), ("labels.ratio", "--label-ratio", label_ratio))
+    said = [(key, f"{flag} {values}") for key, flag, values in flags if values]
+    varied = {key: _listed(values) for key, _, values in flags if values}
     for assignment in vary or []:
         key, equals, values = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--vary '{assignment}' must be like method.tau=0.9,0.95")
-        varied[key.strip()] = _listed(key.strip(), values)
+        said.append((key.strip(), f"--vary {assignment}"))
+        varied[key.strip()] = _listed(values)
     common = merge(*(parse_assignment(text) for text in set_ or []))
+    said += [(key, f"--set {text}") for text in set_ or [] for key, _ in leaves(parse_assignment(text))]
     if rounds:
         common = merge(common, nested({"federation.rounds": rounds}))
+        said.append(("federation.rounds", f"--rounds {rounds}"))
+    require_distinct(said)
     grid = Grid(_words(methods), _words(data), read_seeds(seeds), varied, common)
     work(grid, runs, data_root, side_by_side, dry_run)
 
@@ -145,7 +150,7 @@ def _words(text: str) -> tuple[str, ...]:
     return words
 
 
-def _listed(key: str, text: str) -> list[Any]:
+def _listed(text: str) -> list[Any]:
     """The values of a setting, as TOML reads them; bare words are text."""
     from proxyfl.core.config import parse_assignment
 

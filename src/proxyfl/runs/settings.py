@@ -65,8 +65,10 @@ def load_preset(name: str) -> Tree:
     return tomllib.loads(text)
 
 
-def load_toml(path: Path) -> Tree:
-    """The tables of a file, which may be a stranger's: it is neither long nor deep."""
+def load_toml(path: Path, if_missing: str = "") -> Tree:
+    """The tables of a file, which may be a stranger's: it is neither long nor deep. ``if_missing`` is what to
+    do where there is none; otherwise presets are named.
+    """
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is no file of settings")
@@ -81,7 +83,8 @@ def load_toml(path: Path) -> Tree:
         _require_shallow(tree, str(path))
         return tree
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; known presets: {', '.join(preset_names())}") from None
+        cure = if_missing or f"known presets: {', '.join(preset_names())}"
+        raise ConfigError(f"{path} does not exist; {cure}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,17 @@ from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import COMMON, default_name, load_toml
 
 KEYS = ("data", "methods", "seeds", "vary", "set")
+
+_METHODS = 'name methods first: \'proxyfl compare A,B\', or methods = ["A", "B"] in a grid file'
+_DATA = 'use --data A,B, or data = ["A", "B"] in a grid file'
+OWN_PLACE = {
+    "seed": "use --seeds 1,2, or seeds = [1, 2] in a grid file",
+    "method": _METHODS,
+    "method.name": _METHODS,
+    "data": _DATA,
+    "preset": _DATA,
+}
+"""What a grid has a place of its own for, which would win over the same among the settings."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +48,35 @@ class Grid:
 
 def read_grid(path: Path) -> Grid:
     """A grid from a TOML file; see ``proxyfl sweep --help`` for its form."""
-    table = load_toml(path)
+    table = load_toml(path, if_missing="give a grid file, whose form 'proxyfl sweep --help' shows")
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{path}: unknown key '{key}'; {nearest(key, KEYS)}")
     if "methods" not in table:
         raise ConfigError(f'{path}: methods is missing; write methods = ["fedavg", "proxyfl"]')
+    parts = {part: list(leaves(_table(table, part))) for part in ("vary", "set")}
+    require_distinct((key, f"{part}.{key}") for part, settings in parts.items() for key, _ in settings)
     return Grid(
         methods=_names(table["methods"], "methods"),
         data=_names(table.get("data", "digits"), "data"),
         seeds=_seeds(table.get("seeds", 1)),
-        vary={key: _values(key, values) for key, values in _leaves(_table(table, "vary"))},
-        common=nested({COMMON.get(key, key): value for key, value in _leaves(_table(table, "set"))}),
+        vary={key: _values(key, values) for key, values in parts["vary"]},
+        common=nested({COMMON.get(key, key): value for key, value in parts["set"]}),
     )
+
+
+def require_distinct(given: Iterable[tuple[str, str]]) -> None:
+    """Settings of a grid, each with how it was said: none that has a place of its own, and none twice, also
+    not once by its short name; one of the two would be dropped without a word.
+    """
+    said: dict[str, str] = {}
+    for key, how in given:
+        if key in OWN_PLACE:
+            raise ConfigError(f"{how}: '{key}' is not given as a setting; {OWN_PLACE[key]}")
+        full = COMMON.get(key, key)
+        if full in said:
+            raise ConfigError(f"'{full}' is given twice: {said[full]} and {how}; keep one")
+        said[full] = how
 
 
 def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job]:
@@ -85,10 +112,11 @@ def read_seeds(text: str) -> tuple[int, ...]:
     return tuple(range(1, numbers[0] + 1))
 
 
-def _leaves(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as dotted keys with their values."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{where}{key}.")
+            yield from leaves(value, f"{where}{key}.")
         else:
             yield f"{where}{key}", value
 
