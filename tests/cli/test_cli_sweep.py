@@ -51,6 +51,15 @@ def test_a_failing_run_is_told_and_the_rest_is_made(tmp_path: Path) -> None:
     assert sum(Run(path).finished for path in tmp_path.iterdir()) == 1
 
 
+def test_what_lies_in_the_way_of_a_run_is_to_be_moved_away(tmp_path: Path) -> None:
+    (job,) = jobs_of(Grid(("fedavg",), common={"federation": {"rounds": 2}}), tmp_path)
+    job.path.mkdir()
+    result = call("compare", "fedavg", "--runs", tmp_path, "--rounds", 2)
+    assert result.exit_code == 2
+    assert f"{job.path} is not a run; move it away or delete it" in " ".join(result.stderr.split())
+    assert "proxyfl ls" not in result.stderr
+
+
 def test_sweep_reads_a_grid_and_lists_it(tmp_path: Path) -> None:
     grid = tmp_path / "grid.toml"
     grid.write_text("methods = 'fedavg'\nseeds = 2\n[vary]\nlabel_ratio = [0.1, 0.2]\n", encoding="utf-8")
@@ -71,7 +80,27 @@ def test_sweep_reads_a_grid_and_lists_it(tmp_path: Path) -> None:
         (["compare", "fedavg,fedavgg"], "unknown method 'fedavgg'; did you mean"),
         (["compare", "fedavg", "--vary", "tau"], "must be like method.tau=0.9,0.95"),
         (["compare", "fedavg", "--vary", "train.lrr=1"], "unknown setting 'train.lrr'"),
-        (["sweep", "none.toml"], "none.toml does not exist"),
+        (["compare", "fedavg", "--vary", "seed=1,2"], "--vary seed=1,2: 'seed' is not given as a setting"),
+        (["compare", "fedavg", "--set", "seed=3"], "use --seeds 1,2, or seeds = [1, 2] in a grid file"),
+        (["compare", "fedavg", "--vary", "method=fedavg,sage"], "'proxyfl compare A,B', or methods = "),
+        (["compare", "fedavg", "--vary", "method.name=sage"], "'proxyfl compare A,B', or methods = "),
+        (["compare", "fedavg", "--vary", "data=digits"], "use --data A,B, or data = "),
+        (
+            ["compare", "fedavg", "--alpha", "0.1", "--vary", "partition.alpha=1"],
+            "'partition.alpha' is given twice: --alpha 0.1 and --vary partition.alpha=1; keep one",
+        ),
+        (
+            ["compare", "fedavg", "--vary", "train.lr=0.1", "--vary", "train.lr=1"],
+            "'train.lr' is given twice: --vary train.lr=0.1 and --vary train.lr=1",
+        ),
+        (
+            ["compare", "fedavg", "--rounds", "3", "--set", "federation.rounds=5"],
+            "'federation.rounds' is given twice: --set federation.rounds=5 and --rounds 3",
+        ),
+        (
+            ["sweep", "none.toml"],
+            "none.toml does not exist; give a grid file, whose form 'proxyfl sweep --help'",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_nothing_is_made(

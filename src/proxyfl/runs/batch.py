@@ -141,6 +141,7 @@ def make_run(job: Job, workers: int, modules: list[str], answer: Connection) -> 
         for module in modules:
             plugins.load_plugin(module)
         if job.path.exists():
+            RunDirectory(job.path).require("move it away or delete it: a run is to be made there")
             resume(job.path, (), job.data_root, workers)
         else:
             Experiment(config=job.config, data_root=job.data_root).run(job.path, (), workers)

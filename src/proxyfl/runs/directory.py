@@ -92,11 +92,12 @@ class RunDirectory:
             shutil.rmtree(self.aside, ignore_errors=True)
             raise
 
-    def require(self) -> RunDirectory:
+    def require(self, otherwise: str = "'proxyfl ls' lists the runs in a folder") -> RunDirectory:
+        """Refuse what is no run; ``otherwise`` is what to do then."""
         if not self.config.is_file() and (copies := sorted(self.checkpoints.glob("round-*/config.toml"))):
             raise RunError(f"{self.config} is missing; put it back with 'cp {copies[-1]} {self.config}'")
         if not self.config.is_file() or not self.checkpoints.is_dir():
-            raise RunError(f"{self.path} is not a run; 'proxyfl ls' lists the runs in a folder")
+            raise RunError(f"{self.path} is not a run; {otherwise}")
         self._require_own_files(deep=False)
         return self
 
