@@ -106,6 +106,33 @@ def test_own_hosts_are_answered(server):
         assert ask(server, "/", Host=f"{host}:{server.port}")[0] == 200
 
 
+def test_on_the_port_of_the_web_browsers_name_none(server, monkeypatch):
+    port = server.port
+    monkeypatch.setattr(Dashboard, "port", 80)
+    for host, status in (("127.0.0.1", 200), ("localhost", 200), ("127.0.0.1:80", 200), ("evil.test", 403)):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
+            raw.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\r\n".encode())
+            assert raw.recv(100).startswith(f"HTTP/1.0 {status} ".encode())
+
+
+@pytest.mark.parametrize("path", ["http://[", "/run?" + "&".join(["name=first"] * 51)])
+def test_addresses_that_cannot_be_read_are_refused(server, path, capsys):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
+        raw.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+        told = b"".join(iter(lambda: raw.recv(4096), b""))
+    assert told.startswith(b"HTTP/1.0 400 ")
+    assert told.endswith(b"\r\n\r\nthis address cannot be read\n")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("path", ["/run", "/api/run", "/api/follow"])
+def test_more_runs_than_a_page_shows_are_refused(server, path):
+    most = dashboard.MOST_RUNS_A_PAGE
+    assert ask(server, f"{path}?{'&'.join(['name=first'] * most)}", "HEAD")[0] == 200
+    status, text, _ = ask(server, f"{path}?{'&'.join(['name=first'] * (most + 1))}")
+    assert (status, text) == (400, "a page shows at most 12 runs, 13 are named; name fewer\n")
+
+
 def test_a_request_with_no_host_or_two_is_refused(server):
     for hosts in (b"", b"Host: 127.0.0.1:%d\r\nHost: evil.test\r\n" % server.port):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:

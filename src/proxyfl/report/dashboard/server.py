@@ -25,6 +25,9 @@ from proxyfl.report.html.pieces import TROUBLE
 
 ADDRESS = "127.0.0.1"
 MOST_CONNECTIONS, MOST_FOLLOWERS, MOST_RUNS_A_PAGE = 64, 24, 12
+WEB_PORT = 80
+"""The one port that browsers leave out of Host and Origin."""
+
 PATIENCE = 20.0
 """Seconds that a request may take to arrive."""
 
@@ -140,8 +143,14 @@ class Handler(BaseHTTPRequestHandler):
         elif self.command not in ("GET", "HEAD"):
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is for reading")
         else:
-            address = urlsplit(self.path)
-            names = parse_qs(address.query, max_num_fields=50).get("name", [])[:MOST_RUNS_A_PAGE]
+            try:
+                address = urlsplit(self.path)
+                names = parse_qs(address.query, max_num_fields=50).get("name", [])
+            except ValueError:
+                return self.send_error(HTTPStatus.BAD_REQUEST, "this address cannot be read")
+            if len(names) > MOST_RUNS_A_PAGE:
+                many = f"a page shows at most {MOST_RUNS_A_PAGE} runs, {len(names)} are named; name fewer"
+                return self.send_error(HTTPStatus.BAD_REQUEST, many)
             routes: dict[str, Callable[[list[str]], None]] = {
                 "/": self._list_page,
                 "/run": self._run_page,
@@ -159,6 +168,8 @@ class Handler(BaseHTTPRequestHandler):
     def _is_ours(self) -> bool:
         port = self.server.port
         hosts = {f"{ADDRESS}:{port}", f"localhost:{port}"}
+        if port == WEB_PORT:
+            hosts |= {ADDRESS, "localhost"}
         given = self.headers.get_all("Host") or []
         origins = self.headers.get_all("Origin") or []
         sites = self.headers.get_all("Sec-Fetch-Site") or []
