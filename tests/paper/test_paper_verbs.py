@@ -17,7 +17,7 @@ from proxyfl import Experiment, Run
 from proxyfl.core.errors import RunError
 from proxyfl.federation.loop import RoundReport
 from proxyfl.paper import figures, plan
-from proxyfl.paper.catalogue import PROXYFL, Column, item
+from proxyfl.paper.catalogue import ITEMS, PROXYFL, Column, item
 from proxyfl.paper.plan import Case
 from proxyfl.paper.results import HEADER
 from proxyfl.paper.scales import scale
@@ -111,7 +111,7 @@ def test_runs_on_data_that_is_not_at_hand_are_skipped(call: Call, tmp_path: Path
     assert f"proxyfl data fetch svhn --data-root {tmp_path}" in answer.stderr
     answer = call(*words, "data=svhn,data=digits", "--dry-run")
     assert answer.exit_code == 0
-    assert {line.split(" · ")[1] for line in answer.stdout.splitlines()} == {"digits"}
+    assert {line.split(" · ")[1] for line in answer.stdout.splitlines()} == {"svhn", "digits"}
 
 
 def test_show_prints_ours_beside_the_published(call: Call, quick: Path) -> None:
@@ -160,12 +160,14 @@ def test_a_figure_without_rows_is_of_the_data_that_is_asked_for(
     words = ["paper", "show", "fig5a", "--scale", "mini", "--out", tmp_path / "who"]
     answer = call(*words, "--only", "data=digits")
     assert answer.exit_code == 0, answer.stderr
-    assert classes == [*map(str, range(10)), "Figure 5a: digits, scale mini"]
+    assert classes == [*map(str, range(10)), "Figure 5a: Who holds what\ndigits, α = 0.1, scale mini"]
     answer = call(*words, "--only", "data=svhn")
     assert answer.exit_code == 2
     assert "leaves nothing of fig5a; it has data=cifar10,alpha=0.1" in answer.stderr
-    assert "leaves nothing of fig5a" in call(*words, "--only", "row=ProxyFL").stderr
+    assert "fig5a has no row 'ProxyFL'" in call(*words, "--only", "row=ProxyFL").stderr
     answer = call("paper", "show", "table7", "--only", "alpha=1")
+    assert "table7 has no alpha '1'; none are known" in answer.stderr
+    answer = call("paper", "show", "table7", "--only", "data=svhn")
     assert "leaves nothing of table7; it has no parts" in answer.stderr
 
 
@@ -194,10 +196,11 @@ def test_every_data_set_that_has_runs_is_drawn_by_itself(
         tmp_path / "map-svhn", tmp_path / "map-digits",
     ]  # fmt: skip
     figures.draw(item("fig2a"), size, cases[:2], columns[:2], [1], folder, tmp_path / "map")
+    head = "Figure 2a: Client proxies in round 1"
     assert drawn == [
-        ("Figure 2a: SVHN, scale mini", [names[1]], "map-svhn"),
-        ("Figure 2a: digits, scale mini", [names[2]], "map-digits"),
-        ("Figure 2a: SVHN, scale mini", [names[1]], "map"),
+        (f"{head}\nSVHN, α = 0.1, scale mini", [names[1]], "map-svhn"),
+        (f"{head}\ndigits, α = 0.1, scale mini", [names[2]], "map-digits"),
+        (f"{head}\nSVHN, α = 0.1, scale mini", [names[1]], "map"),
     ]
 
 
@@ -268,7 +271,14 @@ def test_an_unfinished_run_is_not_shown(call: Call, quick: Path, tmp_path: Path)
     [
         (["show", "table10"], "the paper has no 'table10'"),
         (["run", "fig4"], "drawing without data"),
-        (["run", "table1", "--only", "data=cifar10,method=proto"], "leaves nothing of table1"),
+        (["run", "table1", "--only", "method=proxyfl,method=proxifl"], "no method 'proxifl'; did you mean"),
+        (["run", "table1", "--only", "alpha=0.3"], "table1 has no alpha '0.3'; it has 0.1, 0.5, 1"),
+        (["show", "table2", "--only", "row=GTP"], "table2 has no row 'GTP'; did you mean 'GPT'?"),
+        (
+            ["show", "table3", "--only", "data=svhn"],
+            "leaves nothing of table3; it has data=cifar100,alpha=0.1",
+        ),
+        (["export", "fig5a"], "fig5a is made without runs; 'proxyfl paper show fig5a --scale mini' shows it"),
         (["run", "table1", "--seeds", "x"], "how many"),
     ],
 )
@@ -286,3 +296,15 @@ def test_show_of_some_rows_has_those_rows_only(call: Call, quick: Path) -> None:
     assert "SAGE" not in text
     assert "not run yet" not in text
     assert "over the best other" not in text
+
+
+def test_a_table_without_runs_says_how_to_make_them(call: Call, tmp_path: Path) -> None:
+    answer = call("paper", "show", "table2", "--runs", tmp_path / "nothing", "--only", "data=svhn,alpha=0.1")
+    assert answer.exit_code == 0
+    assert "note: no finished run of these is in" in answer.stderr
+    assert "proxyfl paper run table2 --scale mini --only data=svhn,alpha=0.1 --runs" in answer.stderr
+
+
+def test_rows_can_be_chosen_by_name() -> None:
+    """Commas part what is chosen."""
+    assert not [row.label for each in ITEMS.values() for row in each.rows if "," in row.label]

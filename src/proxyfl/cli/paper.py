@@ -147,9 +147,8 @@ def run(
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
     missing = _note_absent(wanted, data_root)
-    jobs = plan.jobs(
-        [case for case in wanted if plan.data_of(case) not in missing], numbers, folder, data_root
-    )
+    there = [case for case in wanted if dry_run or plan.data_of(case) not in missing]
+    jobs = plan.jobs(there, numbers, folder, data_root)
     show = _again("show")
     if wanted and not jobs and not dry_run:
         raise RunError(f"{found.name} needs data that is not at hand; see the notes above")
@@ -202,9 +201,11 @@ def show(
         path = file or folder / "figures" / found.name
         for made in draw(found, size, wanted, columns, numbers, folder, path, data_root):
             err().print(f"figure     {made}", markup=False, soft_wrap=True)
-    missing = plan.absent(map(plan.data_of, wanted), data_root)
-    if missing and form is Format.terminal:
-        _note_absent(wanted, data_root)
+    if found.rows and not results:
+        err().print(
+            f"note: no finished run of these is in {folder}; make some with: {_again('run')}",
+            style="yellow", markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _tell(
@@ -250,6 +251,8 @@ def export(
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
+    if not found.rows:
+        raise ConfigError(f"{found.name} is made without runs; '{_again('show')}' shows it")
     results = gather(wanted, _reported(numbers), folder)
     if not results:
         raise RunError(f"{found.name} has no finished run in {folder}; make some with '{_again('run')}'")
@@ -274,13 +277,11 @@ def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[
     from proxyfl.paper import catalogue, plan
 
     found, choice = catalogue.item(name), plan.read_choice(only, size)
+    plan.check_choice(found, choice)
     wanted = plan.cases(found, size, choice, device)
-    if found.rows and not wanted:
-        hint = f"'proxyfl paper run {name} --dry-run' lists what there is"
-        raise ConfigError(f"--only {only} leaves nothing of {name}; {hint}")
-    if choice and not found.rows and ({"row", "method"} & {*choice} or not plan.columns(found, size, choice)):
-        there = ", ".join(f"data={each.data},alpha={each.alpha:g}" for each in found.columns)
-        hint = f"it has {there}" if there else "it has no parts"
+    if choice and not (wanted if found.rows else plan.columns(found, size, choice)):
+        there = dict.fromkeys(f"data={each.data},alpha={each.alpha:g}" for each in found.columns)
+        hint = f"it has {'; '.join(there)}" if there else "it has no parts"
         raise ConfigError(f"--only {only} leaves nothing of {name}; {hint}")
     return found, wanted
 

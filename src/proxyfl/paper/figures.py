@@ -10,9 +10,9 @@ from pathlib import Path
 from proxyfl.core.errors import RunError
 from proxyfl.paper.captions import name_of
 from proxyfl.paper.catalogue import PROXYFL, UNTUNED, Column, Item
-from proxyfl.paper.plan import Case
-from proxyfl.paper.scales import TITLES, Scale
-from proxyfl.report import figures
+from proxyfl.paper.plan import Case, column_title
+from proxyfl.paper.scales import Scale
+from proxyfl.report import figures, style
 from proxyfl.report.bubbles import partition_bubbles
 from proxyfl.report.curves import accuracy_curves
 from proxyfl.runs.run import Run
@@ -41,11 +41,13 @@ class Picture:
         """The first, where a figure has but one."""
         return self.columns[0]
 
-    def title(self) -> str:
-        """Short, so that a legend has room beside it: which figure, of which data, at which scale."""
-        data = self.size.protocols[self.column.data].preset
-        scale = "" if self.size.comparable else f", scale {self.size.name}"
-        return f"{name_of(self.item)}: {TITLES[data]}{scale}"
+    def title(self, *more: str) -> str:
+        """Two lines, so that a legend has room beside them: which figure, and what it is drawn from."""
+        alphas = {column.alpha for column in self.columns}
+        words = [column_title(self.column.data, self.size)]
+        words += [f"α = {alpha:g}" for alpha in alphas if len(alphas) == 1]
+        words += [*more, *([] if self.size.comparable else [f"scale {self.size.name}"])]
+        return f"{name_of(self.item)}: {self.item.title}\n{', '.join(words)}"
 
     def row(self, label: str, column: Column) -> Sequence[Run]:
         return self.runs.get((label, column.key), ())
@@ -112,9 +114,10 @@ def _oracle(picture: Picture) -> Sequence[Path]:
 
 
 def _convergence(picture: Picture) -> Sequence[Path]:
-    found = picture.by_row()
-    runs = {row.method: found[row.label] for row in picture.item.rows if row.label in found}
-    return accuracy_curves(runs, picture.path, picture.title(), every=_every(runs))
+    runs, methods = picture.by_row(), {row.label: row.method for row in picture.item.rows}
+    known = style.looks(methods.values())
+    looks = {label: known[methods[label]] for label in runs}
+    return accuracy_curves(runs, picture.path, picture.title(), every=_every(runs), looks=looks)
 
 
 def _every(runs: Mapping[str, Sequence[Run]]) -> int:
@@ -125,7 +128,9 @@ def _every(runs: Mapping[str, Sequence[Run]]) -> int:
 
 def _proxies(picture: Picture, *, tuned: bool = False) -> Sequence[Path]:
     run = picture.row(PROXYFL.label, picture.column)[0]
-    return figures.proxy_map(run, picture.path, round=1, tuned=tuned, title=picture.title())
+    return figures.proxy_map(
+        run, picture.path, round=1, tuned=tuned, title=picture.title(f"seed {run.config.seed}")
+    )
 
 
 def _tuned_proxies(picture: Picture) -> Sequence[Path]:

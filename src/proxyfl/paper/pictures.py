@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ def draw_results(
         figure = _ranking(cells, title, [row.label for row in item.rows if row.bound])
     else:
         curves = {label: _curves(cell) for label, cell in cells.items()}
-        figure = draw_curves(curves, title, legend="", looks=_looks(cells))
+        figure = draw_curves(curves, title, legend="", looks=_told_apart(_looks(cells)))
     return style.save(figure, folder / picture_name(kind, item, size, column))
 
 
@@ -55,6 +56,16 @@ def _looks(cells: Cells) -> dict[str, style.Look]:
         named[label] = method if method not in named.values() else f"{method}+{label}"
     looks = style.looks(named.values())
     return {label: looks[name] for label, name in named.items()}
+
+
+def _told_apart(looks: Mapping[str, style.Look]) -> dict[str, style.Look]:
+    """A colour of its own for each as long as there is one: bands that overlap have no other mark."""
+    found: dict[str, style.Look] = {}
+    for label in sorted(looks, key=lambda label: looks[label].line != style.SOLID):
+        taken = {look.colour for look in found.values()}
+        spare = [colour for colour in (looks[label].colour, *style.COLOURS) if colour not in taken]
+        found[label] = dataclasses.replace(looks[label], colour=[*spare, looks[label].colour][0])
+    return {label: found[label] for label in looks}
 
 
 def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
@@ -77,7 +88,8 @@ def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
     axes.set_xlim(0, 1.08 * max(max(values) for values in reached.values()))
     rounds = next(iter(cells.values()))[0].last_rounds
     style.dress(axes, title=title, x=f"test accuracy (%), mean of the last {rounds} rounds", grid="x")
-    seeds = max(map(len, cells.values()))
-    told = f"Line and number: mean of {seeds} seeds. Dots: each of them." if seeds > 1 else "One seed."
+    fewest, most = min(map(len, cells.values())), max(map(len, cells.values()))
+    seeds = str(most) if fewest == most else f"{fewest} to {most}"
+    told = f"Line and number: mean of {seeds} seeds. Dots: each of them." if most > 1 else "One seed."
     style.note(figure, f"{told} Hollow: every label is known.")
     return figure

@@ -96,6 +96,21 @@ def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cp
     ]
 
 
+def check_choice(item: Item, only: Choice) -> None:
+    """Refuse rows, methods and alphas that an item does not have; data sets are the scale's."""
+    there = {
+        "row": [row.label for row in item.rows],
+        "method": [row.method for row in item.rows],
+        "alpha": [f"{column.alpha:g}" for column in item.columns],
+    }
+    for key, known in there.items():
+        for value in only.get(key, ()):
+            if value not in known:
+                names = list(dict.fromkeys(known))
+                cure = f"it has {', '.join(names)}" if key == "alpha" and names else nearest(value, names)
+                raise ConfigError(f"{item.name} has no {key} '{value}'; {cure}")
+
+
 def part(item: Item, chosen: Iterable[Case]) -> Item:
     """An item with no other rows than those of the cases."""
     labels = {case.row.label for case in chosen}

@@ -79,7 +79,7 @@ LOOKS = {
     "icpl-uniform": Look(VERMILLION, LONG_DASH, ">"),
 }
 _LINES: tuple[Line, ...] = (LONG_DASH, DASH_DOT_DOT, DASH_DOT, DASHED, DOTTED, SOLID)
-_COLOURS = (GREEN, PURPLE, ORANGE, BLUE, BLACK, SKY, VERMILLION)
+COLOURS = (GREEN, PURPLE, ORANGE, BLUE, BLACK, SKY, VERMILLION)
 _MARKERS = "vsPhdX^oDp<>"
 
 
@@ -96,7 +96,7 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
 
 def _spare(method: str, taken: Sequence[Look]) -> Look:
     parent = max((name for name in LOOKS if method.startswith(f"{name}+")), key=len, default="")
-    spare = [Look(colour, line, marker) for line, marker, colour in product(_LINES, _MARKERS, _COLOURS)]
+    spare = [Look(colour, line, marker) for line, marker, colour in product(_LINES, _MARKERS, COLOURS)]
     if parent:
         spare.sort(key=lambda look: look.colour != LOOKS[parent].colour)
     return min(spare, key=lambda look: max(_likeness(look, other) for other in taken))

@@ -213,7 +213,7 @@ def _legend(
         for kind in dict.fromkeys(kinds)
     ]
     if few:
-        handles.append(mark("", 0, "white", ""))
+        handles += [mark("", 0, "white", ""), mark("", 0, "white", "of class")]
         handles += [
             mark("o", 9, colours[k], f"{k}" if name == str(k) else f"{k}  {name}", "white")
             for k, name in enumerate(names)
