@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from itertools import product
 
 import pytest
 from rich.console import Console
 
+from proxyfl.core.config import nested
 from proxyfl.report.compare import compare
 from proxyfl.report.formats import each_run_to_csv, to_csv, to_latex, to_markdown, to_rich
+from proxyfl.report.keys import leaves
 from proxyfl.report.panels import Column, Field, Panel, panels, question
+from proxyfl.runs.settings import resolve
 from written_runs import write_run
 
 LEVELS = {"fedavg": 0.50, "fixmatch-gpl": 0.60, "proxyfl": 0.70}
@@ -271,6 +275,9 @@ def test_csv_with_a_row_per_run(grid):
     assert float(rows[0]["last"]) == 0.5
     assert (rows[0]["rounds_to_target"], rows[0]["best_round"], rows[0]["last_rounds"]) == ("", "3", "3")
     assert (float(rows[0]["seconds"]), float(rows[0]["megabytes"])) == (6.0, 3.0)
+    assert rows[0]["preset"] == "digits"
+    again = resolve(rows[0]["preset"], nested({"method.name": "fedavg", **json.loads(rows[0]["changed"])}))
+    assert leaves(again.to_tree()) == next(iter(grid.cells.values())).outcomes[0].settings
 
 
 def test_what_a_reader_has_to_know_is_said(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +15,10 @@ from typing import Any
 from proxyfl.core.errors import ConfigError
 from proxyfl.paper.plan import Case
 from proxyfl.paper.scales import TUNING_SEEDS
-from proxyfl.report.keys import leaves, plain
+from proxyfl.report.keys import changed, leaves, plain
 from proxyfl.runs.batch import Job
 from proxyfl.runs.run import Run
-from proxyfl.runs.settings import identity, resolve
+from proxyfl.runs.settings import identity
 
 METRICS = ("mean-last", "last", "best")
 
@@ -101,7 +100,7 @@ def _result(case: Case, job: Job) -> Result:
         curve=tuple(line["accuracy"] for line in lines),
         pseudo_accuracy=_mean(pseudo, "accuracy"), excluded_visits=_mean(pseudo, "excluded_visits"),
         seconds=summary.seconds, megabytes=summary.megabytes, dtype=config.compute.dtype,
-        preset=config.preset, settings=_changed(job), identity=identity(config),
+        preset=config.preset, settings=changed(leaves(job.config.to_tree())), identity=identity(config),
         commit=str(run.environment.get("commit", "")),
     )  # fmt: skip
 
@@ -109,14 +108,6 @@ def _result(case: Case, job: Job) -> Result:
 def _mean(records: Sequence[Mapping[str, float]], key: str) -> float | None:
     values = [record[key] for record in records if key in record]
     return statistics.fmean(values) if values else None
-
-
-def _changed(job: Job) -> str:
-    """Settings that are not the preset's, as JSON."""
-    config = job.config
-    usual = leaves(resolve(config.preset, {"method": {"name": config.method.name}}).to_tree())
-    own = leaves(config.to_tree())
-    return json.dumps({key: value for key, value in own.items() if usual.get(key) != value})
 
 
 NUMBERS = {"alpha": float, "ratio": float, "seed": int, "rounds": int, "last_rounds": int}

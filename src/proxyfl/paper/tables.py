@@ -166,8 +166,10 @@ def _gain_row(
         theirs = {name: value for name, value in known.items() if value is not None}
         mine, paper = _lead(gain, ours), _lead(gain, theirs)
         fields += [Field(NONE if value is None else _signed(value, what).text) for value in (mine, paper)]
-        apart = mine is not None and paper is not None and compared
-        fields.append(_signed(mine - paper, what) if apart else Field(NONE))
+        if compared and mine is not None and paper is not None:
+            fields.append(_signed(mine - paper, what))
+        else:
+            fields.append(Field(NONE))
     return tuple(fields)
 
 

@@ -40,7 +40,7 @@ Group = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run, read: its settings, and its accuracy after each round (``curve``)."""
+    """One run, read: its settings, its accuracy after each round (``curve``), the program's ``commit``."""
 
     name: str
     finished: bool
@@ -49,6 +49,7 @@ class Outcome:
     tail: int
     curve: tuple[float, ...]
     summary: Summary
+    commit: str
 
     @property
     def method(self) -> str:
@@ -270,6 +271,10 @@ def _read_all(runs: Iterable[tuple[Run, Settings]], *, partial: bool) -> tuple[l
 def _read(run: Run, settings: Settings, *, finished: bool) -> Outcome:
     """A run with at least one finished round."""
     summary = run.summary
+    try:
+        commit = str(run.environment.get("commit", ""))
+    except RunError:
+        commit = ""
     return Outcome(
         name=str(run.path),
         finished=finished,
@@ -278,6 +283,7 @@ def _read(run: Run, settings: Settings, *, finished: bool) -> Outcome:
         tail=min(settings["keep.last_rounds"], summary.rounds),
         curve=tuple(line["accuracy"] for line in run.metrics),
         summary=summary,
+        commit=commit,
     )
 
 

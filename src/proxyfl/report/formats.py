@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxyfl.report.compare import METRICS, Cell, Comparison
-from proxyfl.report.keys import plain
+from proxyfl.report.keys import changed, plain
 from proxyfl.report.panels import Field, Panel, Question, speed_up
 
 GAP = 2
@@ -221,7 +221,7 @@ def each_run_to_csv(comparison: Comparison, asked: Question) -> str:
     keys = [*own, *comparison.settings]
     header = [
         "run", "method", *keys, "seed", "finished", "rounds", "mean_last", "last_rounds", "last", "best",
-        "best_round", "target", "rounds_to_target", "seconds", "megabytes",
+        "best_round", "target", "rounds_to_target", "seconds", "megabytes", "preset", "changed", "commit",
     ]  # fmt: skip
     rows: list[list[Any]] = []
     for cell in (cell for group in comparison.groups for cell in comparison.in_group(group)):
@@ -233,6 +233,7 @@ def each_run_to_csv(comparison: Comparison, asked: Question) -> str:
                 outcome.seed, plain(outcome.finished), found.rounds, found.mean_last, outcome.tail,
                 found.last, found.best, found.best_round, aim,
                 outcome.rounds_to(aim), found.seconds, found.megabytes,
+                outcome.settings["preset"], changed(outcome.settings), outcome.commit,
             ])  # fmt: skip
     return _csv(header, rows)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from proxyfl.core.errors import ProxyFLError
+from proxyfl.runs.settings import resolve
 
 Settings = Mapping[str, Any]
 """Every setting of a run by its dotted key."""
@@ -18,6 +22,15 @@ def leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         else:
             flat[f"{above}{key}"] = hashable(value)
     return flat
+
+
+def changed(own: Settings) -> str:
+    """Settings that are not the preset's for that method, as JSON: with the preset they make the run."""
+    try:
+        usual = leaves(resolve(own["preset"], {"method": {"name": own["method.name"]}}).to_tree())
+    except ProxyFLError:  # a method that this program does not know
+        usual = {}
+    return json.dumps({key: value for key, value in own.items() if key not in usual or usual[key] != value})
 
 
 def telling(
