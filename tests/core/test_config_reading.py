@@ -15,14 +15,12 @@ from proxyfl.core.config import (
     FederationSettings,
     TrainSettings,
     describe,
-    merge,
-    nested,
-    parse_assignment,
     read_config,
     read_section,
     setting,
 )
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.trees import merge, nested, parse_assignment
 
 
 def refusal(table: dict[str, object], fidelity: str = "clean") -> str:

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from rich.console import Console
 
-from proxyfl.core.config import nested
+from proxyfl.core.trees import nested
 from proxyfl.report.compare import compare
 from proxyfl.report.formats import each_run_to_csv, to_csv, to_latex, to_markdown, to_rich
 from proxyfl.report.keys import leaves

@@ -25,8 +25,8 @@ import torch
 from PIL import Image
 from run_readers import RUN_READERS
 
-from proxyfl.core.config import parse_assignment
 from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.trees import parse_assignment
 from proxyfl.data.archives import unpack
 from proxyfl.data.images import decode, is_grey
 from proxyfl.data.sources import load

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from proxyfl.core.config import Config, Tree
+    from proxyfl.core.config import Config
+    from proxyfl.core.trees import Tree
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -180,16 +181,6 @@ def _close_runs(place: Path) -> list[Path]:
     return [place.parent / name for name in difflib.get_close_matches(place.name, names, n=1, cutoff=0.5)]
 
 
-def environment(run: Path) -> dict[str, Any]:
-    """What a run noted about its machine and data; empty where that is damaged."""
-    from proxyfl.runs.directory import RunDirectory
-
-    try:
-        return RunDirectory(run).noted()
-    except RunError:
-        return {}
-
-
 def recorded_root(noted: Mapping[str, Any]) -> Path | None:
     """Where the data was, as a run noted it."""
     found = noted.get("data_root")
@@ -210,7 +201,7 @@ def load_settings(
 
 def overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
     """Flags and assignments as nested tables. A setting that is given twice is an error, whichever way."""
-    from proxyfl.core.config import merge, parse_assignment
+    from proxyfl.core.trees import dotted, merge, parse_assignment
     from proxyfl.runs.settings import COMMON, from_short
 
     given = {
@@ -223,21 +214,13 @@ def overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequenc
     layers = [from_short(flags)]
     for text in assignments:
         layers.append(parse_assignment(text))
-        for key in _leaves(layers[-1]):
+        for key in dotted(layers[-1]):
             if key == "preset":
                 raise ConfigError("preset cannot be set; name it as the first argument: proxyfl run PRESET")
             if key in given:
                 raise ConfigError(f"'{key}' is given twice: {given[key]} and --set {text}; keep one")
             given[key] = f"--set {text}"
     return merge(*layers)
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> list[str]:
-    keys: list[str] = []
-    for key, value in tree.items():
-        nested = isinstance(value, Mapping) and value
-        keys += _leaves(value, f"{above}{key}.") if nested else [f"{above}{key}"]
-    return keys
 
 
 def _note_other_method(path: Path, method: str | None) -> None:

@@ -10,7 +10,6 @@ import typer
 from proxyfl.cli.common import (
     DataRoot,
     RunName,
-    environment,
     examples,
     find_run,
     out,
@@ -51,7 +50,7 @@ def evaluate(run: RunName, model: Model = Which.last, data_root: DataRoot = None
     from proxyfl.runs.simulation import prepare
 
     found = Run(find_run(run))
-    config, noted = found.config, environment(found.path)
+    config, noted = found.config, found.directory.hints()
     require_device(config)
     root = data_root or recorded_root(noted)
     trained = found.model(model, config.compute.device)

@@ -82,8 +82,8 @@ def compare(
 
     Runs what is missing, skips what is done. `proxyfl table` shows the result.
     """
-    from proxyfl.core.config import merge, nested, parse_assignment
-    from proxyfl.runs.sweep import Grid, leaves, read_seeds, require_distinct
+    from proxyfl.core.trees import dotted, merge, nested, parse_assignment
+    from proxyfl.runs.sweep import Grid, read_seeds, require_distinct
 
     flags = (("partition.alpha", "--alpha", alpha), ("labels.ratio", "--label-ratio", label_ratio))
     said = [(key, f"{flag} {values}") for key, flag, values in flags if values]
@@ -95,7 +95,7 @@ def compare(
         said.append((key.strip(), f"--vary {assignment}"))
         varied[key.strip()] = _listed(values)
     common = merge(*(parse_assignment(text) for text in set_ or []))
-    said += [(key, f"--set {text}") for text in set_ or [] for key, _ in leaves(parse_assignment(text))]
+    said += [(key, f"--set {text}") for text in set_ or [] for key in dotted(parse_assignment(text))]
     if rounds:
         common = merge(common, nested({"federation.rounds": rounds}))
         said.append(("federation.rounds", f"--rounds {rounds}"))
@@ -152,6 +152,6 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _listed(text: str) -> list[Any]:
     """The values of a setting, as TOML reads them; bare words are text."""
-    from proxyfl.core.config import parse_assignment
+    from proxyfl.core.trees import parse_assignment
 
     return [parse_assignment(f"value={word}")["value"] for word in _words(text)]

@@ -162,7 +162,7 @@ def _below(folder: Path, depth: int) -> Iterable[Path]:
 
 
 def _conditions(texts: Iterable[str]) -> list[tuple[str, Any]]:
-    from proxyfl.core.config import parse_assignment
+    from proxyfl.core.trees import parse_assignment
     from proxyfl.report.keys import leaves
 
     return [pair for text in texts for pair in leaves(parse_assignment(text)).items()]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -16,13 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.trees import Tree
 
-Tree = dict[str, Any]
 T = TypeVar("T")
 
 FIDELITIES = ("clean", "code", "paper")
-DEEPEST = 10
-"""Tables inside each other; no setting is as deep."""
 
 LARGEST = 10**18
 """What no whole number of a config reaches, so that it fits wherever it is used."""
@@ -352,48 +349,3 @@ def describe(cls: type[Any]) -> Iterator[tuple[str, Any, str, str]]:
             span = ", ".join(filter(None, (low, high)))
         other = "; ".join(f"{name}: {value}" for name, value in meta["fidelity"].items())
         yield spec.name, spec.default, span, meta["meaning"] + (f" ({other})" if other else "")
-
-
-def merge(*layers: Mapping[str, Any]) -> Tree:
-    """Nested tables laid over each other; later layers win."""
-    result: Tree = {}
-    for layer in layers:
-        for key, value in layer.items():
-            if isinstance(value, Mapping):
-                below = result.get(key)
-                result[key] = merge(below if isinstance(below, Mapping) else {}, value)
-            else:
-                result[key] = value
-    return result
-
-
-def nested(dotted: Mapping[str, Any]) -> Tree:
-    """``{"method.tau": 0.9}`` as ``{"method": {"tau": 0.9}}``."""
-    tree: Tree = {}
-    for key, value in dotted.items():
-        *path, last = key.split(".")
-        if len(path) > DEEPEST:
-            raise ConfigError(f"'{key}' is not a setting; write it like method.tau")
-        if not all((*path, last)):
-            raise ConfigError(f"'{key}' is not a setting; write it like method.tau")
-        place = tree
-        for name in path:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"'{key}' goes below '{name}', which is set to a value")
-        place[last] = value
-    return tree
-
-
-def parse_assignment(text: str) -> Tree:
-    """``method.tau=0.9`` as nested tables. The value is TOML; bare words are text."""
-    key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"'{text}' is not a setting; write it like method.tau=0.9")
-    try:
-        value = tomllib.loads(f"value = {raw.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = raw.strip()
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the value of '{key.strip()}' cannot be read: {error}") from None
-    return nested({key.strip(): value})

@@ -15,9 +15,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from proxyfl.core.config import Config, Tree, merge
+from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
+from proxyfl.core.trees import Tree, merge
 from proxyfl.data import sources
 from proxyfl.deploy import pki
 from proxyfl.deploy.app_template import write_app

@@ -17,9 +17,10 @@ from typing import Any, Self, TypeVar
 
 import tomli_w
 
-from proxyfl.core.config import Config, Tree, read_section, setting
+from proxyfl.core.config import Config, read_section, setting
 from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.core.files import write_bytes
+from proxyfl.core.trees import Tree
 from proxyfl.deploy import refusals
 from proxyfl.runs.settings import load_toml, resolve
 

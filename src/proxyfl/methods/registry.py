@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxyfl.core.config import Tree, merge, read_section
+from proxyfl.core.config import read_section
 from proxyfl.core.errors import ConfigError, MethodError, nearest
+from proxyfl.core.trees import Tree, merge
 from proxyfl.methods.base import Addon, Method
 
 

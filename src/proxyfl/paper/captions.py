@@ -9,6 +9,7 @@ from proxyfl.paper.plan import column_title
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.report.panels import NONE
+from proxyfl.report.tables import span
 
 METRIC_WORDS = {"last": "last round", "best": "best round, chosen on the test data"}
 
@@ -33,9 +34,8 @@ def rounds_of(results: Results, columns: Sequence[Column], metric: str) -> str:
     """Which rounds an accuracy is of."""
     if metric in METRIC_WORDS:
         return METRIC_WORDS[metric]
-    tails = sorted({each.last_rounds for cell in cells_of(results, columns) for each in cell})
-    over = f"{tails[0]}" if len(tails) == 1 else f"{tails[0]} to {tails[-1]}" if tails else ""
-    return " ".join(filter(None, ["mean of the last", over, "rounds"]))
+    tails = span(each.last_rounds for cell in cells_of(results, columns) for each in cell)
+    return " ".join(filter(None, ["mean of the last", tails, "rounds"]))
 
 
 def cells_of(results: Results, columns: Sequence[Column]) -> list[Sequence[Result]]:
@@ -50,9 +50,8 @@ def counted(
     cells = cells_of(results, columns)
     missing = len(item.rows) * len(columns) - len(cells)
     lines = []
-    if counts := sorted({len(cell) for cell in cells}):
-        over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        lines.append("One seed." if counts == [1] else f"{kind} over {over} seeds.")
+    if counts := {len(cell) for cell in cells}:
+        lines.append("One seed." if counts == {1} else f"{kind} over {span(counts)} seeds.")
     return [*lines, f"{NONE}: not run yet ({missing} cells)."] if missing else lines
 
 

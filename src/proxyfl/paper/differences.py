@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from proxyfl.paper.captions import name_of, place_of, rounds_of
@@ -15,6 +15,12 @@ from proxyfl.report.panels import Field, Panel, difference_caption, difference_c
 
 Pair = tuple[str, str, str]
 """What a difference is called, of which row it is and from which."""
+
+WORDS: dict[str, Callable[[Column], str]] = {
+    "data": lambda column: TITLES[column.data],
+    "α": lambda column: f"{column.alpha:g}",
+}
+"""A column in words, of which those are said that vary."""
 
 
 def differences(
@@ -50,14 +56,9 @@ def _panel(
     }
     if not any(difference.pairs >= FEWEST for difference in found.values()):
         return None
-    keys = {"data": [TITLES[each.data] for each in columns], "α": [f"{each.alpha:g}" for each in columns]}
-    varying = {name: values for name, values in keys.items() if len(set(values)) > 1}
+    varying = {name: word for name, word in WORDS.items() if len({word(column) for column in columns}) > 1}
     rows = [
-        (
-            Field(label),
-            *(Field(values[columns.index(column)]) for values in varying.values()),
-            *difference_fields(difference),
-        )
+        (Field(label), *(Field(word(column)) for word in varying.values()), *difference_fields(difference))
         for (label, column), difference in found.items()
     ]
     heads = [panels.Column(name, left=True) for name in ("method", *varying)]

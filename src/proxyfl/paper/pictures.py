@@ -16,6 +16,7 @@ from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.report import style
 from proxyfl.report.curves import draw_curves
+from proxyfl.report.tables import span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,8 +89,8 @@ def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
     axes.set_xlim(0, 1.08 * max(max(values) for values in reached.values()))
     rounds = next(iter(cells.values()))[0].last_rounds
     style.dress(axes, title=title, x=f"test accuracy (%), mean of the last {rounds} rounds", grid="x")
-    fewest, most = min(map(len, cells.values())), max(map(len, cells.values()))
-    seeds = str(most) if fewest == most else f"{fewest} to {most}"
-    told = f"Line and number: mean of {seeds} seeds. Dots: each of them." if most > 1 else "One seed."
+    counts = {*map(len, cells.values())}
+    many = f"Line and number: mean of {span(counts)} seeds. Dots: each of them."
+    told = "One seed." if counts == {1} else many
     style.note(figure, f"{told} Hollow: every label is known.")
     return figure

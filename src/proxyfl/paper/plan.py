@@ -10,8 +10,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from proxyfl.core.config import Config, merge, nested
+from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
+from proxyfl.core.trees import merge, nested
 from proxyfl.data import sources
 from proxyfl.data.files import data_root
 from proxyfl.paper.catalogue import Column, Item, Row

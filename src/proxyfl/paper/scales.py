@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
-from proxyfl.core.config import Tree
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.trees import Tree
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "cinic10": "CINIC-10"}
 """The paper's data sets, in its order."""

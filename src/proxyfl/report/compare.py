@@ -7,7 +7,6 @@ paired by seed.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,17 @@ from typing import Any
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
 from proxyfl.methods import registry
-from proxyfl.report.keys import Settings, hashable, leaves, order, plain, short_names, telling
+from proxyfl.report.keys import (
+    BESIDE,
+    Settings,
+    hashable,
+    leaves,
+    order,
+    plain,
+    short_names,
+    telling,
+    told_by,
+)
 from proxyfl.report.paired import Difference, paired_difference
 from proxyfl.report.style import LOOKS
 from proxyfl.report.tables import Spread
@@ -28,9 +37,6 @@ METHOD = "method.name"
 BASELINES = ("fixmatch-lpl", "fedavg")
 TARGET_SHARE = 0.9
 """Rounds are counted to this share of a group's best mean of last rounds, where no target is given."""
-
-BESIDE = re.compile(r"keep\..*|preset|seed|compute\.device")
-"""Settings by which runs are not told apart."""
 
 _FIRST = ("data.name", "labels.ratio", "partition.alpha", "fidelity")
 """Settings that name a group before others do."""
@@ -57,8 +63,7 @@ class Outcome:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        told = ((key, value) for key, value in self.settings.items() if not BESIDE.fullmatch(key))
-        return (self.seed, *sorted(told))
+        return (self.seed, *told_by(self.settings))
 
     def value(self, metric: str) -> float:
         return float(getattr(self.summary, metric.replace("-", "_")))
@@ -271,10 +276,6 @@ def _read_all(runs: Iterable[tuple[Run, Settings]], *, partial: bool) -> tuple[l
 def _read(run: Run, settings: Settings, *, finished: bool) -> Outcome:
     """A run with at least one finished round."""
     summary = run.summary
-    try:
-        commit = str(run.environment.get("commit", ""))
-    except RunError:
-        commit = ""
     return Outcome(
         name=str(run.path),
         finished=finished,
@@ -283,7 +284,7 @@ def _read(run: Run, settings: Settings, *, finished: bool) -> Outcome:
         tail=min(settings["keep.last_rounds"], summary.rounds),
         curve=tuple(line["accuracy"] for line in run.metrics),
         summary=summary,
-        commit=commit,
+        commit=str(run.directory.hints().get("commit", "")),
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.report import style
+from proxyfl.report.tables import span
 from proxyfl.runs.run import Run
 
 if TYPE_CHECKING:
@@ -115,8 +116,9 @@ def draw_curves(
         loc="outside right upper", fontsize=style.TEXT, frameon=False, handlelength=3.2,
         title=legend, title_fontsize=style.TEXT, alignment="left",
     )  # fmt: skip
-    fewest, most = min(map(len, curves.values())), max(map(len, curves.values()))
-    if most > 1:
-        count = str(most) if fewest == most else f"{fewest} to {most}"
-        style.note(figure, f"Line: mean of {count} runs with different seeds. Band: lowest to highest.")
+    counts = {*map(len, curves.values())}
+    if counts != {1}:
+        style.note(
+            figure, f"Line: mean of {span(counts)} runs with different seeds. Band: lowest to highest."
+        )
     return figure

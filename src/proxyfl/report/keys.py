@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.trees import dotted
 from proxyfl.runs.settings import resolve
 
 Settings = Mapping[str, Any]
 """Every setting of a run by its dotted key."""
 
 
-def leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+Told = tuple[tuple[str, Any], ...]
+"""The settings by which a run is told from others."""
+
+BESIDE = re.compile(r"keep\..*|preset|seed|compute\.device")
+"""Those by which runs are not told apart."""
+
+
+def told_by(settings: Settings) -> Told:
+    """The same for runs that differ in nothing but the seed, where they were computed and what they keep."""
+    return tuple(sorted(pair for pair in settings.items() if not BESIDE.fullmatch(pair[0])))
+
+
+def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Nested tables as dotted keys, in order; lists become tuples."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= leaves(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = hashable(value)
-    return flat
+    return {key: hashable(value) for key, value in dotted(tree).items()}
 
 
 def changed(own: Settings) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from proxyfl.report.compare import METRICS, TARGET_SHARE, Cell, Comparison, Contender, Group
 from proxyfl.report.keys import plain
 from proxyfl.report.paired import LEVEL, Difference, warning
-from proxyfl.report.tables import Spread
+from proxyfl.report.tables import Spread, span
 
 NONE, MINUS = "–", "−"
 RANKS = 2
@@ -272,12 +272,8 @@ def difference_caption(metric: str, found: Iterable[Difference | None]) -> list[
 
 
 def _accuracy_caption(comparison: Comparison, metric: str) -> str:
-    counts = sorted({len(cell.seeds) for cell in comparison.cells.values()})
-    if counts == [1]:
-        spread = "one seed"
-    else:
-        over = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        spread = f"mean ± standard deviation over {over} seeds"
+    counts = {len(cell.seeds) for cell in comparison.cells.values()}
+    spread = "one seed" if counts == {1} else f"mean ± standard deviation over {span(counts)} seeds"
     return f"{metric.capitalize()}; {spread}." if metric else f"{spread.capitalize()}."
 
 

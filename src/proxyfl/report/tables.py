@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -110,8 +110,15 @@ def caption(rows: Sequence[Row]) -> str:
     counts = {row.runs for row in rows}
     if counts == {1}:
         return "Test accuracy in %, one seed; MB: megabytes sent up and down."
-    seeds = str(counts.pop()) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    return f"Test accuracy in %, mean ± standard deviation over {seeds} seeds; time and MB sent per run."
+    return (
+        f"Test accuracy in %, mean ± standard deviation over {span(counts)} seeds; time and MB sent per run."
+    )
+
+
+def span(counts: Iterable[int]) -> str:
+    """``3``, or ``1 to 3`` where they differ."""
+    known = {*counts}
+    return "" if not known else f"{min(known)}" if len(known) == 1 else f"{min(known)} to {max(known)}"
 
 
 def duration(seconds: float) -> str:

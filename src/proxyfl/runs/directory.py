@@ -142,8 +142,18 @@ class RunDirectory:
         try:
             found = json.loads(read_bounded(self.environment, JSON_SWELLS))
         except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{self.environment} cannot be read ({error})") from error
+            raise RunError(
+                f"{self.environment} cannot be read ({error}); training goes on without it, to see it put it "
+                "back from a copy"
+            ) from error
         return found if isinstance(found, dict) else {}
+
+    def hints(self) -> dict[str, Any]:
+        """What the run noted, for those who can do without: empty where it cannot be read."""
+        try:
+            return self.noted()
+        except RunError:
+            return {}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

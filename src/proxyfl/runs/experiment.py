@@ -192,13 +192,6 @@ def _describe(config: Config, simulation: Simulation, root: Path | None) -> dict
     }
 
 
-def _environment(run: RunDirectory) -> dict[str, Any]:
-    try:
-        return run.noted()
-    except RunError:
-        return {}
-
-
 def _recorded_root(run: RunDirectory) -> Path | None:
-    recorded = _environment(run).get("data_root")
+    recorded = run.hints().get("data_root")
     return Path(recorded) if recorded and isinstance(recorded, str) else None

@@ -16,12 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, missing_extra, nearest
 from proxyfl.core.state import Failure, Update
 from proxyfl.core.text import told
+from proxyfl.core.trees import dotted
 from proxyfl.federation.loop import RoundReport
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import to_toml
@@ -139,7 +140,7 @@ class MLflow(Logger):
             experiment, tags={"proxyfl.run": identity(self.run)}, run_name=self.run.name
         )
         self.id = made.info.run_id
-        for name, value in _flat(self.config.to_tree()):
+        for name, value in dotted(self.config.to_tree()).items():
             self.client.log_param(self.id, name, value)
 
     def tell(self, round: int, values: dict[str, float]) -> None:
@@ -204,10 +205,3 @@ def scalars(report: RoundReport) -> dict[str, float]:
 
 def _in_words(error: Exception) -> str:
     return told(f"{type(error).__name__}: {error}", LONGEST_REASON)
-
-
-def _flat(tree: dict[str, Any], where: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        pairs += _flat(value, f"{where}{key}.") if isinstance(value, dict) else [(f"{where}{key}", value)]
-    return pairs

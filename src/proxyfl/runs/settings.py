@@ -15,17 +15,9 @@ import tomli_w
 import torch
 
 from proxyfl import models
-from proxyfl.core.config import (
-    DEEPEST,
-    FIDELITIES,
-    Config,
-    MethodSettings,
-    Tree,
-    merge,
-    nested,
-    read_config,
-)
+from proxyfl.core.config import FIDELITIES, Config, MethodSettings, read_config
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.trees import DEEPEST, Tree, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import SCHEMES
 from proxyfl.federation.pipeline import require_sound

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxyfl.core.config import Tree, merge, nested
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.trees import Tree, dotted, merge, nested
 from proxyfl.runs.batch import Job
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import COMMON, default_name, load_toml
@@ -54,14 +54,14 @@ def read_grid(path: Path) -> Grid:
             raise ConfigError(f"{path}: unknown key '{key}'; {nearest(key, KEYS)}")
     if "methods" not in table:
         raise ConfigError(f'{path}: methods is missing; write methods = ["fedavg", "proxyfl"]')
-    parts = {part: list(leaves(_table(table, part))) for part in ("vary", "set")}
-    require_distinct((key, f"{part}.{key}") for part, settings in parts.items() for key, _ in settings)
+    parts = {part: dotted(_table(table, part)) for part in ("vary", "set")}
+    require_distinct((key, f"{part}.{key}") for part, settings in parts.items() for key in settings)
     return Grid(
         methods=_names(table["methods"], "methods"),
         data=_names(table.get("data", "digits"), "data"),
         seeds=_seeds(table.get("seeds", 1)),
-        vary={key: _values(key, values) for key, values in parts["vary"]},
-        common=nested({COMMON.get(key, key): value for key, value in parts["set"]}),
+        vary={key: _values(key, values) for key, values in parts["vary"].items()},
+        common=nested({COMMON.get(key, key): value for key, value in parts["set"].items()}),
     )
 
 
@@ -110,15 +110,6 @@ def read_seeds(text: str) -> tuple[int, ...]:
     if not numbers[0]:
         raise ConfigError(f"--seeds {text} makes no run; say how many, or which: '0,' is seed 0 alone")
     return tuple(range(1, numbers[0] + 1))
-
-
-def leaves(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted keys with their values."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}", value
 
 
 def _table(tree: Tree, key: str) -> Mapping[str, Any]:

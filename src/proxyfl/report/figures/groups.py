@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxyfl.core.errors import RunError
-from proxyfl.report.tables import Spread
+from proxyfl.report.tables import Spread, span
 from proxyfl.runs.run import Run
 
 COLUMNS = ("seed", "value", "mean", "std", "run")
@@ -83,8 +83,7 @@ def tail(groups: Iterable[Group]) -> str:
 
 def seeds(groups: Iterable[Group], mark: str) -> str:
     """How many runs there are for a value, and what ``mark`` shows of them; empty where there is one each."""
-    counts = sorted({len(group.runs) for group in groups})
-    if counts == [1]:
+    counts = {len(group.runs) for group in groups}
+    if counts == {1}:
         return ""
-    count = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"Mean of {count} seeds; {mark}: ± one standard deviation."
+    return f"Mean of {span(counts)} seeds; {mark}: ± one standard deviation."

@@ -12,11 +12,10 @@ from proxyfl import __version__
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.report import style
-from proxyfl.report.compare import BESIDE
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces
 from proxyfl.report.html.records import Records
-from proxyfl.report.keys import Settings, leaves, order, plain, short_names, telling
+from proxyfl.report.keys import Settings, Told, leaves, order, plain, short_names, telling, told_by
 from proxyfl.runs.run import Run
 
 COLOURS = {
@@ -33,9 +32,6 @@ MARKERS = "o^sDvP*Xph<>d"
 METHOD, DATA = "method.name", "data.name"
 FIRST = (DATA, "labels.ratio", "partition.alpha", "fidelity")
 """Settings that tell groups apart before others do."""
-
-Told = tuple[tuple[str, Any], ...]
-"""The settings by which a run is told from others."""
 
 
 def gather(runs: Sequence[Run], title: str = "", labels: Labels | None = None) -> dict[str, Any]:
@@ -112,7 +108,7 @@ def groups(configs: Sequence[Config], copies: Container[int] = ()) -> list[dict[
     members: dict[Told, list[int]] = {}
     for position, config in enumerate(configs):
         if position not in copies:
-            members.setdefault(_told(config), []).append(position)
+            members.setdefault(told_by(leaves(config.to_tree())), []).append(position)
     tables = [dict(key) for key in members]
     tell = _telling(tables)
     methods = list(dict.fromkeys(table[METHOD] for table in tables))
@@ -128,11 +124,6 @@ def groups(configs: Sequence[Config], copies: Container[int] = ()) -> list[dict[
     ]
 
 
-def _told(config: Config) -> Told:
-    """A run's settings without those by which tables do not tell runs apart either."""
-    return tuple(pair for pair in leaves(config.to_tree()).items() if not BESIDE.fullmatch(pair[0]))
-
-
 def _copies(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> dict[int, int]:
     """The places of runs that are there twice, each with the place of the one that counts, which is further.
 
@@ -142,7 +133,7 @@ def _copies(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> dict[int, int]:
     copies: dict[int, int] = {}
     for place in sorted(range(len(runs)), key=lambda place: runs[place][1]["done"], reverse=True):
         config = runs[place][0].config
-        first = counted.setdefault((config.seed, _told(config)), place)
+        first = counted.setdefault((config.seed, told_by(leaves(config.to_tree()))), place)
         if first == place:
             continue
         both = [runs[first][1], runs[place][1]]
