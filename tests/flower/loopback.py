@@ -233,7 +233,7 @@ def named(started: Started, program: str) -> int:
         for pid in descendants(started.process.pid):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if any(Path(os.fsdecode(word)).name == program for word in words[:2]):
+                if any(Path(os.fsdecode(word)).name == program for word in words[:5]):
                     return pid
         return None
 

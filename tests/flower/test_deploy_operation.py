@@ -20,7 +20,7 @@ from loopback import deployment, experiment, free_port, wait_for
 import proxyfl.cli.deploy
 from calling import invoke
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
-from proxyfl.deploy import kit, operate, pki, programs, status
+from proxyfl.deploy import kit, launch, operate, pki, programs, status
 from proxyfl.deploy.live import LiveLog, LiveReader
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
 from proxyfl.deploy.site_data import write_npz
@@ -96,7 +96,7 @@ time.sleep(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 @pytest.mark.parametrize("stubborn", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
 def test_a_program_ends_with_all_that_it_started(tmp_path, monkeypatch, stubborn):
-    monkeypatch.setattr(programs, "find_program", lambda name: sys.executable)
+    monkeypatch.setattr(launch, "command", lambda words: [sys.executable, *words[1:]])
     monkeypatch.setattr(programs, "PATIENCE", 0.5)
     heard = []
     with Program(["any", "-c", CHILD % stubborn], os.environ, tmp_path / "a.log", heard.append) as program:
@@ -109,7 +109,7 @@ def test_a_program_ends_with_all_that_it_started(tmp_path, monkeypatch, stubborn
 
 
 def test_trouble_is_that_of_this_start_and_a_closed_terminal_does_not_stop_the_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(programs, "find_program", lambda name: sys.executable)
+    monkeypatch.setattr(launch, "command", lambda words: [sys.executable, *words[1:]])
 
     def closed(line):
         raise BrokenPipeError
@@ -320,7 +320,7 @@ def test_notes_on_keys_do_not_outlive_the_database(made, tmp_path, monkeypatch, 
     if database:
         (here.state / "superlink.db").touch()
     monkeypatch.setattr(operate, "answers", lambda *words: False)
-    monkeypatch.setattr(programs, "find_program", lambda name: sys.executable)
+    monkeypatch.setattr(launch, "command", lambda words: [sys.executable, "-c", "pass"])
     with pytest.raises(RunError, match="the SuperLink did not start"), operate.server(here, print):
         pass
     assert note.exists() == database

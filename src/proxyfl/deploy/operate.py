@@ -123,6 +123,7 @@ def server(deployment: Deployment, say: Say) -> Iterator[Program]:
         ready = wait_until(lambda: program.ended is not None or answers(deployment), START)
         if not ready or program.ended is not None:
             raise RunError(f"the SuperLink did not start: {program.trouble()}; see {log}")
+        _require_guard(program, port)
         if not deployment.insecure:
             register(deployment, env)
         yield program
@@ -176,7 +177,8 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     split_address(address)
     _private(settings.state)
     words = ["flower-supernode", "--superlink", address, "--isolation", "subprocess"]
-    words += ["--host", "127.0.0.1", "--port", str(free_port())]
+    port = free_port()
+    words += ["--host", "127.0.0.1", "--port", str(port)]
     if settings.insecure:
         words.append("--insecure")
     else:
@@ -189,7 +191,24 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
     env = environment(settings.state / "flower", extra)
     with Program(words, env, settings.state / "supernode.log", say) as program:
+        wait_until(lambda: program.ended is not None or _listens(port), START)
+        if program.ended is None:
+            _require_guard(program, port)
         yield program
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _require_guard(program: Program, port: int) -> None:
+    """Nothing runs open: a Flower that listens in another way than it used to is not started."""
+    if not program.guards(port) and program.ended is None:
+        raise RunError(
+            "the guard of Flower's local port does not work with this version of Flower, and other accounts "
+            "of this machine could use the port; install a version that proxyfl[flower] asks for"
+        )
 
 
 def look(settings: Site, data: Path, say: Say) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import Any, Self
 
 from proxyfl.core import plugins
 from proxyfl.core.errors import ProxyFLError, RunError, missing_extra
+from proxyfl.deploy import launch, peers
 from proxyfl.engines.pool import tuned_environment
 
 LOG_BYTES, LOG_FILES = 5_000_000, 2
@@ -49,6 +51,8 @@ def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # these listen past the guard
+        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "PYTHONUNBUFFERED": "1",
         **extra,
     }
@@ -64,7 +68,10 @@ def find_program(name: str) -> str:
 
 
 class Program:
-    """A child process whose output goes to a log; what this package prints in it is handed to ``hear``."""
+    """A child process whose output goes to a log; what this package prints in it is handed to ``hear``.
+
+    It is on a leash: it and all that it started end with this process, whatever ends this one.
+    """
 
     def __init__(
         self,
@@ -76,14 +83,18 @@ class Program:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log, self.hear = log, hear
         self.said: deque[str] = deque(maxlen=LINES)
+        peers.require()
+        self.leash, theirs = socket.socketpair()
         self.process = subprocess.Popen(
-            [find_program(words[0]), *words[1:]],
-            env=dict(env),
+            launch.command(list(words)),
+            env={**env, launch.LEASH: str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in a terminal is for this program, which ends its children
         )
+        theirs.close()
         self._pump = threading.Thread(target=self._listen, daemon=True)
         self._pump.start()
 
@@ -109,6 +120,23 @@ class Program:
             return self.process.wait(seconds)
         return None
 
+    def guards(self, port: int, seconds: float = 5.0) -> bool:
+        """Whether the program looks at who connects to its port: it must tell of this very connection."""
+        with contextlib.suppress(OSError):
+            self.leash.settimeout(0)
+            while self.leash.recv(65536):
+                pass
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), seconds) as probe:
+            mine, told = f"{probe.getsockname()[1]}".encode(), b""
+            self.leash.settimeout(seconds)
+            while mine not in told.split(b"\n")[:-1]:
+                more = self.leash.recv(65536)
+                if not more:
+                    return False
+                told += more
+            return True
+        return False
+
     def trouble(self, lines: int = 4) -> str:
         """What it said last that was an error, else its last lines: for an error message."""
         self._pump.join(timeout=2)
@@ -126,6 +154,7 @@ class Program:
                 self.process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.leash.close()
         self._pump.join(timeout=2)
 
     def __enter__(self) -> Self:
