@@ -22,9 +22,6 @@ from proxyfl.deploy import peers
 LEASH, TOKEN = "PROXYFL_LEASH", "PROXYFL_TASK_TOKEN"
 """Environment: the leash's file number, and a task's secret, which others could read on a command line."""
 
-OURS = {"gate": "proxyfl.deploy.gate"}
-"""Programs of this package; they listen to whom they choose."""
-
 
 def command(words: list[str]) -> list[str]:
     """How a program is started; the current folder is no place for its modules."""
@@ -67,11 +64,6 @@ def main() -> None:
     name, *words = sys.argv[1:]
     leash = socket.socket(fileno=int(os.environ[LEASH]))
     hold(leash)
-    if name in OURS:
-        from importlib import import_module
-
-        import_module(OURS[name]).main(words)
-        return
 
     def seen(port: int) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
