@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.config import Config
-from proxyfl.deploy import pki
+from proxyfl.deploy import pki, signing
 from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.live import LIVE_FILE, LiveReader
 from proxyfl.deploy.settings import Deployment
@@ -105,12 +105,16 @@ def deployment(
     pki.create_authority(made.ca_certificate, made.ca_key, "test")
     authority = (made.ca_certificate, made.ca_key)
     pki.issue_server(made.server_certificate, made.server_key, authority, hosts)
+    signing.create_operator(made)
+    signing.sign_app(made)
     for name in made.sites:
         site = made.site(name)
         site.path.mkdir()
         site.write()
         pki.create_site_keys(site.private_key, site.public_key, name)
+        pki.issue_site(site.certificate, site.public_key, authority, name)
         site.ca_certificate.write_bytes(made.ca_certificate.read_bytes())
+        site.trusted.write_bytes(made.trusted.read_bytes())
     site_data(folder, simulation)
     return made
 

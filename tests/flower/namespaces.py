@@ -13,7 +13,8 @@ from pathlib import Path
 
 from loopback import loopback, start, wait_for
 
-from proxyfl.deploy.settings import Deployment, split_address
+from proxyfl.deploy.addresses import split_address
+from proxyfl.deploy.settings import Deployment
 
 
 def server_address(client: int) -> str:

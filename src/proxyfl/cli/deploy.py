@@ -36,22 +36,23 @@ app.command(epilog=deploy_kit.CHECK_EXAMPLES)(deploy_kit.check)
 
 @app.command(epilog=examples("proxyfl deploy server DIR"))
 def server(folder: Folder) -> None:
-    """Run the federation's server: Flower's SuperLink, with every site's key registered.
+    """Run the federation's server: Flower's SuperLink, and before it the gate that lets sites in.
 
     It stays until Ctrl-C. After a crash start it again: sites come back by themselves.
     """
     _require_flower()
     from proxyfl.deploy import operate
+    from proxyfl.deploy.programs import first_ended
     from proxyfl.deploy.settings import Deployment
 
     deployment = Deployment.read(folder)
     _warn_insecure(deployment)
     _end_on_signals()
-    with operate.server(deployment, _tell) as program:
-        _tell_open(deployment)
+    with operate.server(deployment, _tell) as started:
         _tell(f"server ready at {deployment.address}; start the run with: {command('deploy', 'run', folder)}")
-        code = program.process.wait()
-        raise RunError(f"the SuperLink ended by itself (exit code {code}): {program.trouble()}")
+        program = first_ended(started)
+        name = "SuperLink" if program is started[0] else "gate"
+        raise RunError(f"the {name} ended by itself (exit code {program.ended}): {program.trouble()}")
 
 
 @app.command(
@@ -202,18 +203,6 @@ def _end_on_signals() -> None:
 
 def _tell(text: str) -> None:
     err().print(text, markup=False, soft_wrap=True)
-
-
-def _tell_open(deployment: Deployment) -> None:
-    """Flower authenticates sites alone: who reaches the whole port can have code run."""
-    from proxyfl.deploy.settings import is_loopback
-
-    if not deployment.insecure and not is_loopback(deployment.bind[0]):
-        place = deployment.path / "server" / "nginx.conf"
-        _tell(
-            f"note: whoever reaches port {deployment.bind[1]} reaches Flower's control interface and can "
-            f"have code run here; let only sites in with a firewall, or with {place}"
-        )
 
 
 def _warn_insecure(settings: Deployment | Site) -> None:

@@ -67,7 +67,7 @@ def init(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="What the server binds where that differs, as behind a proxy.",
+            help="What the gate binds where that differs, as behind a forwarded port.",
             show_default=False,
             rich_help_panel=SERVER,
         ),
@@ -158,7 +158,9 @@ def init(
     renew: Annotated[
         bool,
         typer.Option(
-            "--renew", help="A new server certificate, with --host for more names.", rich_help_panel=EXISTING
+            "--renew",
+            help="A new server certificate, with --host for more names; what is missing is made.",
+            rich_help_panel=EXISTING,
         ),
     ] = False,
 ) -> None:
@@ -227,7 +229,9 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
         done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
     elif new_key:
         site = kit.new_key(folder, new_key)
-        done = f"{new_key} has a new key; hand it {site.private_key} and {site.public_key}"
+        done = (
+            f"{new_key} has a new key; hand it {site.private_key}, {site.public_key} and {site.certificate}"
+        )
     else:
         done = f"the server's certificate is new and lasts {kit.renew(folder, more_hosts or ())} days"
     typer.echo(f"{done}; restart the server if it runs")
@@ -347,4 +351,8 @@ def check(
     console.print(f"unlabelled: {counts.unlabelled:,}")
     for note in found.notes:
         console.print(f"note: {note}", markup=False)
+    if not told.insecure and told.trusted.is_file():
+        from proxyfl.deploy.signing import told_of
+
+        console.print(f"{told.name} {told_of(told)}", markup=False, soft_wrap=True)
     console.print("nothing was sent")

@@ -20,9 +20,10 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.trees import Tree, merge
 from proxyfl.data import sources
-from proxyfl.deploy import pki
+from proxyfl.deploy import pki, signing
+from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
-from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites, split_address
+from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import load_preset, load_toml
@@ -39,7 +40,7 @@ OWN_DATA = "folder:sites"
 
 
 class _Text(Template):
-    delimiter = "~"  # shell, systemd and nginx have other plans for the dollar
+    delimiter = "~"  # shell and systemd have other plans for the dollar
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,26 @@ def add_site(folder: str | Path, name: str) -> Deployment:
 
 
 def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
-    """A new server certificate and key for the same names and more; sites need nothing. Returns its days."""
+    """A new server certificate and key for the same names and more, and what else is missing. Its days.
+
+    Sites need nothing, unless they had no certificate yet. The app is that of this version, signed anew.
+    """
     deployment = Deployment.read(folder)
     if deployment.insecure:
         raise ConfigError(f"{deployment.file} says insecure = true: there is no certificate to renew")
     authority = deployment.ca_certificate, deployment.ca_key
     hosts = _with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
     pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
+    if not (deployment.operator_key.is_file() and deployment.trusted.is_file()):
+        deployment.operator_key.unlink(missing_ok=True)
+        signing.create_operator(deployment)
+    for name in deployment.sites:
+        site = deployment.site(name)
+        if not site.certificate.is_file():
+            _certify(deployment, site)
+        write_bytes(site.trusted, deployment.trusted.read_bytes())
+    write_app(deployment.app)
+    signing.sign_app(deployment)
     return pki.days_left(deployment.server_certificate)
 
 
@@ -143,7 +157,13 @@ def new_key(folder: str | Path, name: str) -> Site:
         raise ConfigError(f"{deployment.file} says insecure = true: sites have no keys")
     site = deployment.site(name)
     pki.create_site_keys(site.private_key, site.public_key, name, renew=True)
+    _certify(deployment, site)
     return site
+
+
+def _certify(deployment: Deployment, site: Site) -> None:
+    authority = deployment.ca_certificate, deployment.ca_key
+    pki.issue_site(site.certificate, site.public_key, authority, site.name)
 
 
 def _require_free(path: Path) -> None:
@@ -252,15 +272,16 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
         authority = deployment.ca_certificate, deployment.ca_key
         hosts = _with_listen(plan.hosts, plan.listen)
         pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts)
+        signing.create_operator(deployment)
     deployment.write()
     for name in deployment.sites:
         _write_site(deployment, name)
     write_app(deployment.app)
+    if not deployment.insecure:
+        signing.sign_app(deployment)
     words = _words(deployment, final)
     _write(server / "start.sh", "start-server.sh", words, mode=0o755)
     _write(server / "proxyfl-server.service", "server.service", words)
-    if not deployment.insecure:
-        _write(server / "nginx.conf", "nginx.conf", words)
     _write_readme(deployment, final)
     if simulation:
         _write_sample(here / "sample", deployment, simulation)
@@ -280,6 +301,8 @@ def _write_site(deployment: Deployment, name: str) -> None:
     if not deployment.insecure:
         pki.create_site_keys(site.private_key, site.public_key, name)
         write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
+        write_bytes(site.trusted, deployment.trusted.read_bytes())
+        _certify(deployment, site)
     words = _site_words(deployment, site)
     _write(site.path / "start.sh", "start-site.sh", words, mode=0o755)
     _write(site.path / "proxyfl-site.service", "site.service", words)
@@ -323,7 +346,6 @@ def _words(deployment: Deployment, final: Path) -> dict[str, object]:
         "shell_path": shlex.quote(str(final)),
         "host": host,
         "port": port,
-        "inner_port": deployment.bind[1] if deployment.listen else port + 1 if port < 65535 else port - 1,
         "user": _user(),
         "program": shutil.which("proxyfl") or "proxyfl",
         "server_days": pki.SERVER_DAYS,

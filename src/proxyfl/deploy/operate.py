@@ -19,13 +19,15 @@ import tomli_w
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import write_bytes
-from proxyfl.deploy import pki
+from proxyfl.deploy import entrance, signing
+from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.client_app import SITE, SITE_DATA
+from proxyfl.deploy.connector import Trouble
 from proxyfl.deploy.live import LIVE_FILE, LiveReader
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
 from proxyfl.deploy.roster import site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
-from proxyfl.deploy.settings import Deployment, Site, split_address
+from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site
 from proxyfl.runs.directory import RunDirectory
 
@@ -53,9 +55,6 @@ QUIET = 60.0
 PROBES = 3
 """A server that does not answer so many times in a row is gone."""
 
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-"""Hosts that stand for every interface, and how the same machine reaches them."""
-
 NOTES = "registered"
 """Folder below the deployment's state: which key of each site the SuperLink's database has."""
 
@@ -64,8 +63,7 @@ Say = Callable[[str], None]
 
 def local_address(deployment: Deployment) -> str:
     """How programs on the server's machine reach the SuperLink; its certificate is for this name, too."""
-    host, port = deployment.bind
-    return f"{EVERYWHERE.get(host) or (f'[{host}]' if ':' in host else host)}:{port}"
+    return f"127.0.0.1:{entrance.inner_port(deployment) or deployment.bind[1]}"
 
 
 def flower_home(deployment: Deployment) -> dict[str, str]:
@@ -94,39 +92,39 @@ def answers(deployment: Deployment, seconds: float = 2.0) -> bool:
 
 
 @contextmanager
-def server(deployment: Deployment, say: Say) -> Iterator[Program]:
-    """The SuperLink, up and with every site's key registered, for as long as the context lasts."""
-    host, port = deployment.bind
-    words = ["flower-superlink", "--host", host, "--port", str(port)]
-    words += ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
+def server(deployment: Deployment, say: Say) -> Iterator[tuple[Program, ...]]:
+    """SuperLink and gate, up and with every site's key registered, for as long as the context lasts.
+
+    The SuperLink is bound to the loopback device, whatever the federation's address: two of its three
+    interfaces ask nobody who they are. Sites reach the gate.
+    """
+    words = ["flower-superlink", "--isolation", "subprocess", "--disable-runtime-dependency-installation"]
     database = deployment.state / "superlink.db"
     words += ["--database", str(database)]
     if deployment.insecure:
         words.append("--insecure")
     else:
-        files = (deployment.ca_certificate, deployment.server_certificate, deployment.server_key)
-        for file in files:
-            if not file.is_file():
-                raise ConfigError(f"{file} is missing; make it with 'proxyfl deploy init', or bring it back")
-        pki.check_server(deployment.server_certificate, deployment.ca_certificate)
-        pki.check_key(deployment.server_key, deployment.server_certificate)
-        site_keys(deployment)
-        words += ["--ssl-ca-certfile", str(files[0]), "--ssl-certfile", str(files[1])]
-        words += ["--ssl-keyfile", str(files[2]), "--enable-supernode-auth"]
-    if answers(deployment):
-        raise RunError(f"something answers at port {port} already; is 'proxyfl deploy server' running?")
+        entrance.check_server_files(deployment)
+        words += ["--ssl-ca-certfile", str(deployment.ca_certificate), "--enable-supernode-auth"]
+        words += ["--ssl-certfile", str(deployment.server_certificate)]
+        words += ["--ssl-keyfile", str(deployment.server_key)]
+    entrance.require_free(deployment)
     if not database.exists():
         shutil.rmtree(deployment.state / NOTES, ignore_errors=True)
+    port = entrance.choose_port(deployment)
     env = flower_home(deployment)
     log = deployment.state / "superlink.log"
-    with Program(words, env, log, say) as program:
+    with Program([*words, "--host", "127.0.0.1", "--port", str(port)], env, log, say) as program:
         ready = wait_until(lambda: program.ended is not None or answers(deployment), START)
         if not ready or program.ended is not None:
             raise RunError(f"the SuperLink did not start: {program.trouble()}; see {log}")
         _require_guard(program, port)
-        if not deployment.insecure:
-            register(deployment, env)
-        yield program
+        if deployment.insecure:
+            yield (program,)
+            return
+        register(deployment, env)
+        with entrance.open_gate(deployment, port, env, say) as gate:
+            yield program, gate
 
 
 def register(deployment: Deployment, env: dict[str, str]) -> None:
@@ -176,30 +174,21 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     address = address or settings.server
     split_address(address)
     _private(settings.state)
-    words = ["flower-supernode", "--superlink", address, "--isolation", "subprocess"]
-    port = free_port()
-    words += ["--host", "127.0.0.1", "--port", str(port)]
-    if settings.insecure:
-        words.append("--insecure")
-    else:
-        for file in (settings.ca_certificate, settings.private_key):
-            if not file.is_file():
-                raise ConfigError(f"{file} is missing; ask the federation's operator for the folder again")
-        pki.check_site_keys(settings.private_key, settings.public_key)
-        words += ["--root-certificates", str(settings.ca_certificate)]
-        words += ["--auth-supernode-private-key", str(settings.private_key)]
+
+    def changed(trouble: Trouble | None) -> None:
+        say(f"{settings.name} waits: {trouble.text}" if trouble else f"{settings.name} is connected")
+
     extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
     env = environment(settings.state / "flower", extra)
-    with Program(words, env, settings.state / "supernode.log", say) as program:
-        wait_until(lambda: program.ended is not None or _listens(port), START)
-        if program.ended is None:
-            _require_guard(program, port)
-        yield program
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    port = entrance.free_port()
+    with entrance.line(settings, address, changed) as (_, words):
+        words = ["flower-supernode", *words, "--isolation", "subprocess"]
+        words += ["--host", "127.0.0.1", "--port", str(port)]
+        with Program(words, env, settings.state / "supernode.log", say) as program:
+            wait_until(lambda: program.ended is not None or entrance.listens(port), START)
+            if program.ended is None:
+                _require_guard(program, port)
+            yield program
 
 
 def _require_guard(program: Program, port: int) -> None:
@@ -227,6 +216,8 @@ def look(settings: Site, data: Path, say: Say) -> None:
     )
     for note in found.notes:
         say(f"note: {note}")
+    if not settings.insecure and settings.trusted.is_file():
+        say(f"{settings.name} {signing.told_of(settings)}")
 
 
 def _private(folder: Path) -> Path:
@@ -255,12 +246,6 @@ def take_part(settings: Site, data: Path, say: Say, address: str = "") -> None:
         time.sleep(AGAIN)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def require_server(deployment: Deployment) -> None:
     if not answers(deployment):
         raise RunError(
@@ -272,6 +257,8 @@ def require_server(deployment: Deployment) -> None:
 def submit(deployment: Deployment) -> str:
     """Start the run or go on with it; Flower's number of it. Its SuperLink must be up."""
     require_server(deployment)
+    if not deployment.insecure:
+        signing.signature_of(deployment)
     (deployment.state / LIVE_FILE).unlink(missing_ok=True)
     answer = ask_flwr(["run", str(deployment.app), LINK], flower_home(deployment))
     return str(answer["run-id"])

@@ -1,7 +1,7 @@
-"""A federation's keys: a certificate authority, the server's certificate, one key pair per site.
+"""A federation's keys: an authority, the server's certificate, a key pair and a certificate per site.
 
-All are ECDSA on P-384. The authority vouches for the server alone; a site is known by its public key, which
-the operator registers. Private keys are readable by their owner only and never overwritten silently.
+All are ECDSA on P-384. A site's certificate and the key by which Flower knows its node are of the same pair.
+Private keys are readable by their owner only and never overwritten silently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import ConfigError, RunError, missing_extra
 from proxyfl.core.files import sync_folder, write_bytes
-from proxyfl.deploy.settings import is_host, is_ip
+from proxyfl.deploy.addresses import is_host, is_ip
 
 try:
     from cryptography import x509
@@ -72,19 +72,52 @@ def issue_server(
     """A server certificate for host names and IP addresses, signed by ``authority`` (certificate, key)."""
     check_key(authority[1], authority[0])
     issuer, signer = read_certificate(authority[0]), _read_key(authority[1])
-    names = list(dict.fromkeys((*hosts, *ALWAYS)))
     private = ec.generate_private_key(ec.SECP384R1())
-    alternatives = x509.SubjectAlternativeName([_general_name(host) for host in names])
-    builder = (
-        _certificate(_name(names[0]), issuer.subject, private.public_key(), signer.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(alternatives, critical=False)
-    )
+    names = list(dict.fromkeys((*hosts, *ALWAYS)))
+    builder = _server(names, issuer.subject, private.public_key(), signer.public_key(), days)
     signed = builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
     write_private(key, _pem(private), replace=renew)
     write_bytes(certificate, signed) if renew else _write_new(certificate, signed)
+
+
+def issue_site(certificate: Path, public_file: Path, authority: tuple[Path, Path], name: str) -> None:
+    """A certificate for a site's key, for as long as the authority lasts; one that exists is replaced.
+
+    It need not end earlier: a site is locked out by its key, see the gate.
+    """
+    check_key(authority[1], authority[0])
+    issuer, signer = read_certificate(authority[0]), _read_key(authority[1])
+    public = _read_public(public_file)
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{public_file} is not an elliptic-curve key; make another with --new-key {name}")
+    builder = (
+        _certificate(_name(name), issuer.subject, public, signer.public_key(), days_left(authority[0]))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    )
+    write_bytes(certificate, builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM))
+
+
+def create_local(folder: Path) -> tuple[Path, Path, Path]:
+    """(authority, certificate, key) for the loopback device of this machine, new at every start.
+
+    Programs of one user know by it that they speak to each other. The authority's own key is thrown away.
+    """
+    signer, private = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    subject, days = _name("this machine"), 3650
+    root = (
+        _certificate(subject, subject, signer.public_key(), signer.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+    )
+    leaf = _server(ALWAYS, subject, private.public_key(), signer.public_key(), days)
+    files = folder / "local-ca.crt", folder / "local.crt", folder / "local.key"
+    for file, builder in zip(files, (root, leaf), strict=False):
+        write_bytes(file, builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM))
+    write_private(files[2], _pem(private), replace=True)
+    return files
 
 
 def create_site_keys(private_file: Path, public_file: Path, name: str, *, renew: bool = False) -> None:
@@ -147,17 +180,34 @@ def check_key(key: Path, certificate: Path) -> None:
 
 def check_site_keys(private_file: Path, public_file: Path) -> None:
     """Raise where a site's two key files are unreadable or no pair."""
-    try:
-        private = load_ssh_private_key(private_file.read_bytes(), None)
-        public = load_ssh_public_key(public_file.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be read: {error.strerror or error}") from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(
-            f"{private_file} or {public_file} is no OpenSSH key; ask for a new folder"
-        ) from None
-    if private.public_key() != public:
+    if _read_private(private_file).public_key() != _read_public(public_file):
         raise ConfigError(f"{private_file} and {public_file} are no pair; ask for a new folder")
+
+
+def check_site(certificate: Path, public_file: Path, authority: Path) -> None:
+    """Raise where a site's certificate is not of its key or of its federation, with the cure."""
+    issued = read_certificate(certificate)
+    if issued.public_key() != _read_public(public_file):
+        raise ConfigError(
+            f"{certificate} is not for the key {public_file}; ask the federation's operator for both again"
+        )
+    try:
+        issued.verify_directly_issued_by(read_certificate(authority))
+    except (InvalidSignature, ValueError, TypeError):
+        raise ConfigError(
+            f"{certificate} is not signed by {authority}; ask the federation's operator for both again"
+        ) from None
+
+
+def site_key_pem(private_file: Path) -> bytes:
+    """A site's private key in the form that TLS wants."""
+    return _read_private(private_file).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def key_of(certificate: bytes) -> bytes:
+    """The public key of a certificate in DER form, in the form in which equal keys are equal bytes."""
+    public = x509.load_der_x509_certificate(certificate).public_key()
+    return public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def write_private(file: Path, content: bytes, *, replace: bool = False) -> None:
@@ -203,6 +253,23 @@ def _certificate(
     )
 
 
+def _server(
+    names: Sequence[str],
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePublicKey,
+    days: int,
+) -> x509.CertificateBuilder:
+    alternatives = x509.SubjectAlternativeName([_general_name(host) for host in names])
+    return (
+        _certificate(_name(names[0]), issuer, public, signer, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(alternatives, critical=False)
+    )
+
+
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
@@ -233,6 +300,28 @@ def _key_usage(
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _read_private(file: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private key, as Flower's programs read it."""
+    try:
+        key = load_ssh_private_key(file.read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"{file} is no OpenSSH key; ask for a new folder") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{file} is not an elliptic-curve key; ask for a new folder")
+    return key
+
+
+def _read_public(file: Path) -> object:
+    try:
+        return load_ssh_public_key(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"{file} is no OpenSSH key; ask for a new folder") from None
 
 
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:

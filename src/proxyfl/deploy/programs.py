@@ -164,6 +164,15 @@ class Program:
         self.close()
 
 
+def first_ended(programs: Sequence[Program], pause: float = 0.2) -> Program:
+    """Wait until one of the programs has ended."""
+    while True:
+        for program in programs:
+            if program.ended is not None:
+                return program
+        time.sleep(pause)
+
+
 def ask_flwr(words: Sequence[str], env: Mapping[str, str], seconds: float = 120.0) -> dict[str, Any]:
     """A command of ``flwr`` that answers in JSON."""
     line = [find_program("flwr"), *words, "--format", "json"]

@@ -20,7 +20,7 @@ def _key_bytes(key: PublicKeyTypes) -> bytes:
     return key.public_bytes(serialization.Encoding.DER, form)
 
 
-def _node_key(pem: bytes) -> bytes:
+def node_key(pem: bytes) -> bytes:
     """A node's key as Flower keeps it; empty where it is none."""
     try:
         return _key_bytes(serialization.load_pem_public_key(pem))
@@ -55,9 +55,7 @@ class SiteRoster:
     def online(self) -> Mapping[int, int]:
         """The node of each client that is connected now."""
         if not self.insecure:
-            nodes = {
-                self.keys.get(_node_key(node.public_key)): node.node_id for node in self.grid.get_nodes()
-            }
+            nodes = {self.keys.get(node_key(node.public_key)): node.node_id for node in self.grid.get_nodes()}
             return {client: node for client, node in nodes.items() if client is not None}
         present = set(self.grid.get_node_ids())
         self.claims = {client: node for client, node in self.claims.items() if node in present}

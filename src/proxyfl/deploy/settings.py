@@ -6,7 +6,6 @@ Everything a deployment writes lies below its folder; :class:`Deployment` and :c
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import math
 import re
 from collections.abc import Sequence
@@ -22,19 +21,19 @@ from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.trees import Tree
 from proxyfl.deploy import refusals
+from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
 from proxyfl.runs.settings import load_toml, resolve
 
 FORMAT = 1
-FEDERATION_FILE, SITE_FILE = "federation.toml", "site.toml"
+FEDERATION_FILE, SITE_FILE, TRUSTED_FILE = "federation.toml", "site.toml", "trusted.yaml"
 RESERVED = frozenset({"app", "ca", "deploy", "keys", "run", "sample", "server", "state"})
 """Names of a deployment's own folders, which no site can have."""
 
 UNSAFE = frozenset("\"'\\$%`{};#@")
-"""What cannot stand in service units and nginx files as it is."""
+"""What cannot stand in service units as it is."""
 
 MIN_SIZE = 8
 _SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
-_HOST_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 S = TypeVar("S", bound="ImageForm")
 
 
@@ -80,6 +79,8 @@ class DeploymentSettings(ImageForm):
     quorum: int = setting(1, "sites that must answer for a round to count", low=1)
     deadline: float = setting(600.0, "seconds that a round waits for its sites", low=1)
     patience: float = setting(3600.0, "seconds to wait for enough sites before stopping", low=0)
+    max_request_mb: int = setting(16, "largest request of a site; Flower cuts models into 5 MB pieces", low=1)
+    max_site_mb: int = setting(0, "megabytes a site may send in a minute; 0: 8 models and 64", low=0)
     max_images: int = setting(1_000_000, "most images a site may claim; its weight follows its claim", low=1)
     secure_aggregation: bool = setting(False, "not offered: setting it explains why")
     experiment: Tree = field(default_factory=dict)
@@ -90,6 +91,10 @@ class DeploymentSettings(ImageForm):
         split_address(self.address)
         if self.listen:
             split_address(self.listen)
+        if self.insecure and not is_loopback(split_address(self.listen or self.address)[0]):
+            raise ConfigError(
+                "insecure = true is for one machine; use localhost as the address, or insecure = false"
+            )
         check_sites(self.sites)
         if not self.name.strip() or not self.name.isprintable() or UNSAFE & set(self.name):
             raise ConfigError(f"name '{self.name}' must be plain words, without quotes and other signs")
@@ -203,6 +208,20 @@ class Deployment(DeploymentSettings):
         return self.path / "server" / "server.key"
 
     @property
+    def operator_key(self) -> Path:
+        """What signs the app."""
+        return self.path / "ca" / "operator.key"
+
+    @property
+    def trusted(self) -> Path:
+        """The operator's public key; every site has a copy."""
+        return self.path / "server" / TRUSTED_FILE
+
+    @property
+    def app_signature(self) -> Path:
+        return self.path / "server" / "app.sig"
+
+    @property
     def app(self) -> Path:
         """The Flower app that ``deploy run`` submits."""
         return self.path / "app"
@@ -269,45 +288,19 @@ class Site(SiteSettings):
         return self.path / "site.pub"
 
     @property
+    def certificate(self) -> Path:
+        """What lets the site in at the server's gate."""
+        return self.path / "site.crt"
+
+    @property
+    def trusted(self) -> Path:
+        """The key of the operator whose apps this site runs."""
+        return self.path / TRUSTED_FILE
+
+    @property
     def state(self) -> Path:
         """What the site keeps between rounds."""
         return self.path / "state"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of ``HOST:PORT``; an IPv6 host stands in brackets."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdecimal()):
-        raise ConfigError(f"address '{address}' must be HOST:PORT, as in fl.example.org:8000")
-    if not 1 <= int(port[:6]) <= 65535:
-        raise ConfigError(f"address '{address}': a port is a number from 1 to 65535")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-        if not is_ip(host, version=6):
-            raise ConfigError(f"address '{address}': what stands in brackets must be an IPv6 address")
-    elif not is_host(host):
-        raise ConfigError(f"address '{address}': '{host}' is not a host name or IP address")
-    return host, int(port)
-
-
-def is_ip(text: str, version: int | None = None) -> bool:
-    try:
-        return ipaddress.ip_address(text).version == (version or ipaddress.ip_address(text).version)
-    except ValueError:
-        return False
-
-
-def is_loopback(host: str) -> bool:
-    """Whether it is an address that other machines cannot reach."""
-    return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def is_host(text: str) -> bool:
-    """Whether it is an IPv4 address or a host name."""
-    if is_ip(text, version=4):
-        return True
-    numeric = all(part.isdecimal() for part in text.split("."))
-    return len(text) < 254 and not numeric and all(map(_HOST_LABEL.fullmatch, text.split(".")))
 
 
 def check_sites(names: Sequence[str]) -> None:

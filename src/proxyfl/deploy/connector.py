@@ -1,0 +1,207 @@
+"""A site's end of the line: Flower's SuperNode cannot show a certificate, so this does it in its place.
+
+It listens on the loopback device for the SuperNode of the same user, passes its requests on to the server's
+gate by mutual TLS, and knows why when the server cannot be reached.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import httpx
+
+from proxyfl.core.errors import RunError
+from proxyfl.deploy import forward, gate, pki
+from proxyfl.deploy.addresses import split_address
+from proxyfl.deploy.forward import Answer, Receive, Scope, Send
+from proxyfl.deploy.peers import OwnSocket
+from proxyfl.deploy.settings import Site
+
+AHEAD, BEHIND = 5.0, 300.0
+"""Seconds by which Flower lets a site's clock differ from the server's."""
+
+LIMIT = 1 << 30
+"""Bytes of a request from this site's own program; what the server takes is the gate's to say."""
+
+STRANGE = {10: "expired", 9: "clock", 62: "name", 64: "name"}
+"""OpenSSL's codes for what is wrong with the server's certificate; others: an authority of somebody else."""
+
+ALERTS = (
+    "CERTIFICATE_REQUIRED",
+    "CERTIFICATE_UNKNOWN",
+    "BAD_CERTIFICATE",
+    "UNKNOWN_CA",
+    "CERTIFICATE_EXPIRED",
+)
+"""What OpenSSL says when the server did not like this site's certificate."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why the server cannot be reached or does not let this site in.
+
+    ``kind`` is one of ``network`` (no connection), ``name`` (its certificate is for another name),
+    ``authority`` (its certificate is of another federation), ``expired`` (its certificate has ended),
+    ``clock``, ``certificate`` (the server does not accept this site's), ``key`` (this site's key is not, or
+    no longer, registered), ``busy`` and ``down`` (the gate is up, the server behind it is not).
+    """
+
+    kind: str
+    text: str
+    clock: float | None = None
+    """Seconds by which this machine's clock is ahead of the server's, where that is known."""
+
+
+class Connector:
+    """Passes requests on. ``changed`` is told of trouble when it begins or changes, and None at its end."""
+
+    def __init__(
+        self, site: Site, address: str, changed: Callable[[Trouble | None], None] = lambda trouble: None
+    ) -> None:
+        self.site, self.address, self.changed = site, address, changed
+        self.trouble: Trouble | None = None
+        self.clock: float | None = None
+        self.reached = False
+        self.client = forward.new_client(f"https://{address}", client_tls(site), gate.CONNECTIONS // 4)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = forward.kind_of(scope)
+        body = await forward.read_body(scope, receive, LIMIT) if kind else Answer(403)
+        answer = body if isinstance(body, Answer) else await self._pass_on(kind, scope, body)
+        await forward.respond(send, answer)
+
+    async def _pass_on(self, kind: str, scope: Scope, body: bytes) -> Answer:
+        """What the server answers. While it does not let this site in, Flower's program is to try again."""
+        try:
+            found = await forward.ask(self.client, kind, forward.headers_of(scope), body)
+        except httpx.HTTPError as error:
+            self._tell(why(error, self.address, self.site))
+            return Answer(503)
+        self._measure(found.headers.get("date", ""))
+        refused = found.headers.get(gate.REFUSED.decode(), "")
+        if refused or (kind == "activate-node" and found.status_code != 200):
+            self._tell(self._refused(refused, found))
+            return Answer(503)
+        self.reached = True
+        self._tell(None)
+        return forward.of_response(found)
+
+    def _measure(self, date: str) -> None:
+        try:
+            self.clock = time.time() - parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            self.clock = None
+
+    def _refused(self, reason: str, found: httpx.Response) -> Trouble:
+        clock = self.clock
+        if reason in ("busy", "down"):
+            return Trouble(reason, found.text, clock)
+        if not reason and clock is not None and not -BEHIND < clock < AHEAD:
+            how = f"{abs(clock):.0f} s {'ahead of' if clock > 0 else 'behind'} the server's"
+            return Trouble("clock", f"this machine's clock is {how}; set it right, best by NTP", clock)
+        name = self.site.name
+        return Trouble(
+            "key",
+            f"the server does not know the key of {name} (yet); if this lasts, ask its operator whether the "
+            "key was replaced and the server restarted",
+            clock,
+        )
+
+    def _tell(self, trouble: Trouble | None) -> None:
+        before, self.trouble = self.trouble, trouble
+        if (before and before.kind) != (trouble and trouble.kind):
+            self.changed(trouble)
+
+
+def why(error: BaseException, address: str, site: Site) -> Trouble:
+    """What a failed request was about."""
+    host = split_address(address)[0]
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return _strange(STRANGE.get(cause.verify_code, "authority"), host, site)
+        if isinstance(cause, socket.gaierror):
+            return Trouble("network", f"the name {host} cannot be resolved; is it right, is the network up?")
+        if isinstance(cause, ConnectionRefusedError):
+            return Trouble("network", f"nothing listens at {address}; is 'proxyfl deploy server' running?")
+        if isinstance(cause, ssl.SSLError) and any(alert in str(cause).upper() for alert in ALERTS):
+            left = pki.days_left(site.certificate)
+            ended = f"ended {-left} days ago" if left < 0 else "is not accepted"
+            return Trouble(
+                "certificate",
+                f"{site.certificate} {ended} by the server; ask the federation's operator for a new one",
+            )
+    return Trouble(
+        "network", f"{address} does not answer ({type(error).__name__}); is the port open from here?"
+    )
+
+
+def _strange(kind: str, host: str, site: Site) -> Trouble:
+    if kind == "name":
+        text = (
+            f"the server's certificate is not for {host}; the operator adds a name with --renew --host {host}"
+        )
+    elif kind == "expired":
+        text = (
+            "the server's certificate has ended, or this machine's clock is far ahead; its operator renews it"
+        )
+    elif kind == "clock":
+        behind = pki.read_certificate(site.certificate).not_valid_before_utc.timestamp() - time.time()
+        by = f" by {behind / 3600:.1f} hours or more" if behind > 0 else ""
+        text = f"this machine's clock is behind{by}: the server's certificate is not valid yet; set it right"
+        return Trouble(kind, text, -behind if behind > 0 else None)
+    else:
+        text = f"the server at {host} is not of this federation: another authority signed its certificate"
+    return Trouble(kind, text)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            yield from (cause for one in error.exceptions for cause in _causes(one))
+        error = error.__cause__ or error.__context__
+
+
+def client_tls(site: Site) -> ssl.SSLContext:
+    """Trusts the federation's authority alone and shows the site's certificate."""
+    context = ssl.create_default_context(cafile=str(site.ca_certificate))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    memory = os.memfd_create("site key")  # TLS wants a file, and no copy of the key shall lie on a disk
+    try:
+        os.write(memory, pki.site_key_pem(site.private_key))
+        context.load_cert_chain(site.certificate, f"/proc/self/fd/{memory}")
+    finally:
+        os.close(memory)
+    return context
+
+
+@contextmanager
+def connected(connector: Connector, local: tuple[Path, Path, Path]) -> Iterator[int]:
+    """The connector at work, at a port of the loopback device that this user's programs alone reach."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(local[1], local[2])
+    listening = OwnSocket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.bind(("127.0.0.1", 0))
+    listening.setblocking(False)
+    listener = forward.Listener(connector, listening, context)
+    thread = threading.Thread(target=listener.run, name="connector", daemon=True)
+    thread.start()
+    until = time.monotonic() + 30
+    while not listener.started:
+        if not thread.is_alive() or time.monotonic() > until:
+            raise RunError("the site's connector did not start; its program's output says why")
+        time.sleep(0.02)
+    try:
+        yield int(listening.getsockname()[1])
+    finally:
+        listener.should_exit = True
+        thread.join(5)

@@ -1,0 +1,153 @@
+"""Where server and sites meet: the gate and the port behind it, and a site's line to it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import write_bytes
+from proxyfl.core.state import size_in_bytes
+from proxyfl.deploy import pki, refusals, signing
+from proxyfl.deploy.connector import Connector, Trouble, connected
+from proxyfl.deploy.programs import Program, wait_until
+from proxyfl.deploy.roster import site_keys
+from proxyfl.deploy.settings import Deployment, Site
+from proxyfl.models import build
+
+PORT_FILE = "superlink.port"
+"""Below the deployment's state: the port of the loopback device at which the SuperLink was started."""
+
+START = 60.0
+"""Seconds that the gate has for opening."""
+
+MODELS, MORE = 8, 64 << 20
+"""A site may send so many models in a minute, and so many bytes more."""
+
+RENEW = "make what is missing with: proxyfl deploy init {} --renew"
+
+
+def inner_port(deployment: Deployment) -> int | None:
+    """The SuperLink's port, as its last start wrote it down; without a gate it is the federation's own."""
+    if deployment.insecure:
+        return deployment.bind[1]
+    with contextlib.suppress(OSError, ValueError):
+        return int((deployment.state / PORT_FILE).read_text(encoding="ascii"))
+    return None
+
+
+def choose_port(deployment: Deployment) -> int:
+    """A port of the loopback device for the SuperLink, written down for the operator's other commands."""
+    if deployment.insecure:
+        return deployment.bind[1]
+    port = free_port()
+    deployment.state.mkdir(mode=0o700, exist_ok=True)
+    write_bytes(deployment.state / PORT_FILE, f"{port}\n".encode())
+    return port
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free(deployment: Deployment) -> None:
+    """Raise where another program has the federation's port."""
+    host, port = deployment.bind
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise RunError(
+                f"port {port} cannot be used ({error.strerror}); is 'proxyfl deploy server' running already?"
+            ) from None
+
+
+def check_server_files(deployment: Deployment) -> None:
+    """Raise where something that the gate needs is missing or does not fit, with the cure."""
+    for file in (deployment.ca_certificate, deployment.server_certificate, deployment.server_key):
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing; make it with 'proxyfl deploy init', or bring it back")
+    pki.check_server(deployment.server_certificate, deployment.ca_certificate)
+    pki.check_key(deployment.server_key, deployment.server_certificate)
+    site_keys(deployment)
+    for file in (deployment.trusted, deployment.app_signature):
+        if not file.is_file():
+            raise ConfigError(
+                f"{file} is missing: this deployment was made by an earlier version; "
+                f"{RENEW.format(deployment.path)}, then hand each site its new site.crt and trusted.yaml"
+            )
+    signing.signature_of(deployment)
+
+
+@contextmanager
+def open_gate(
+    deployment: Deployment, port: int, env: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[Program]:
+    """The gate before the SuperLink at ``port``, for as long as the context lasts."""
+    host, public = deployment.bind
+    log = deployment.state / "gate.log"
+    words = ["gate", str(deployment.path), str(port), str(volume(deployment))]
+    with Program(words, env, log, say) as program:
+        wait_until(lambda: program.ended is not None or listens(public, host), START)
+        if program.ended is not None or not listens(public, host):
+            raise RunError(f"the gate did not open: {program.trouble()}; see {log}")
+        yield program
+
+
+def listens(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether something takes connections there."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        with socket.create_connection((here, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def volume(deployment: Deployment) -> int:
+    """Bytes that a site may send in a minute."""
+    if deployment.max_site_mb:
+        return deployment.max_site_mb << 20
+    config = deployment.config
+    heads = refusals.method_of(config).needs_heads
+    network = build(
+        config.model.name, len(deployment.classes), deployment.channels, config.model.width, heads=heads
+    )
+    return MODELS * size_in_bytes(network.state_dict()) + MORE
+
+
+def check_site_files(site: Site) -> None:
+    """Raise where something that a site needs to be let in is missing or does not fit."""
+    for file in (site.ca_certificate, site.private_key, site.certificate, site.trusted):
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing; ask the federation's operator for the folder again")
+    pki.check_site_keys(site.private_key, site.public_key)
+    pki.check_site(site.certificate, site.public_key, site.ca_certificate)
+    signing.read_trusted(site.trusted)
+
+
+@contextmanager
+def line(
+    site: Site, address: str, changed: Callable[[Trouble | None], None]
+) -> Iterator[tuple[Connector | None, list[str]]]:
+    """A site's line to the server: the connector, and how its SuperNode is told to use it.
+
+    Everything that the site's programs say to each other is encrypted, too, by a certificate of this start.
+    """
+    if site.insecure:
+        yield None, ["--superlink", address, "--insecure"]
+        return
+    check_site_files(site)
+    local = pki.create_local(site.state)
+    connector = Connector(site, address, changed)
+    with connected(connector, local) as port:
+        words = ["--superlink", f"127.0.0.1:{port}", "--root-certificates", str(local[0])]
+        words += ["--auth-supernode-private-key", str(site.private_key)]
+        words += ["--trusted-entities", str(site.trusted)]
+        words += ["--ssl-ca-certfile", str(local[0]), "--ssl-certfile", str(local[1])]
+        yield connector, [*words, "--ssl-keyfile", str(local[2])]

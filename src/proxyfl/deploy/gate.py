@@ -1,0 +1,261 @@
+"""The server's gate: what sites reach, and all that they reach.
+
+Flower's SuperLink listens on the loopback device alone: only one of its three interfaces asks who calls. The
+gate demands a certificate that the federation's authority issued to a present site, lets a site speak for
+itself only, and passes on the requests of a site's node and no others, in bounded size, number and volume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import socket
+import ssl
+import struct
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from proxyfl.core.errors import ProxyFLError
+from proxyfl.deploy import forward, pki, signing
+from proxyfl.deploy.forward import Answer, Receive, Scope, Send
+from proxyfl.deploy.roster import node_key, site_keys
+from proxyfl.deploy.settings import Deployment
+
+CONNECTIONS = 32
+"""Open connections of one site; its own program uses a quarter of them."""
+
+FROM_ADDRESS, ALL = 128, 1024
+"""Open connections from one address, and altogether, before anybody has said who they are."""
+
+RATE, BURST = 200.0, 2000.0
+"""Requests of a site: in a second, and at once after a pause."""
+
+WAIT = 10.0
+"""Seconds that a request is held back for a site's limits; then it is told to come again."""
+
+LOOK = 1.0
+"""Seconds for which what is known of the sites is not read again."""
+
+REFUSED = b"x-proxyfl-refused"
+"""The header that says why the gate refused; the connector reads it."""
+
+KEY_HEADER = b"flwr-public-key"
+
+
+class Door(socket.socket):
+    """A listening socket that keeps count: nobody can hold all the connections there are."""
+
+    opened: dict[str, list[tuple[socket.socket, Any]]]
+    greeted: set[Any]
+
+    @classmethod
+    def at(cls, host: str, port: int) -> Door:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        door = cls(family, socket.SOCK_STREAM)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        door.bind((host, port))
+        door.setblocking(False)
+        door.opened, door.greeted = {}, set()
+        return door
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        if len(self.opened.get(address[0], ())) >= FROM_ADDRESS or sum(map(len, self.opened.values())) >= ALL:
+            self.sweep()
+        if len(self.opened.get(address[0], ())) >= FROM_ADDRESS or sum(map(len, self.opened.values())) >= ALL:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            raise ConnectionAbortedError("too many connections")
+        self.opened.setdefault(address[0], []).append((connection, address))
+        return connection, address
+
+    def sweep(self) -> None:
+        """Forget what is closed, and tell of those that never showed a certificate."""
+        for host, held in list(self.opened.items()):
+            self.opened[host] = [one for one in held if one[0].fileno() >= 0]
+            for _, address in (one for one in held if one[0].fileno() < 0):
+                if address in self.greeted:
+                    self.greeted.discard(address)
+                else:
+                    log("stranger", host, "no-certificate", 0)
+            if not self.opened[host]:
+                del self.opened[host]
+
+
+class Sites:
+    """Which site a key belongs to, as the deployment's files say now."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: dict[bytes, str] = {}
+        self.until = 0.0
+
+    def name(self, key: bytes) -> str | None:
+        if time.monotonic() > self.until:
+            self.names = {}
+            try:
+                deployment = Deployment.read(self.folder)
+                self.names = {key: deployment.sites[n] for key, n in site_keys(deployment).items()}
+            except ProxyFLError as error:
+                log("gate", "-", "sites-unreadable", 0, note=str(error))
+            self.until = time.monotonic() + LOOK
+        return self.names.get(key)
+
+
+class Allowance:
+    """So much at once, and so much more with every second."""
+
+    def __init__(self, rate: float, most: float) -> None:
+        self.rate, self.most, self.left, self.at = rate, most, most, time.monotonic()
+
+    def wait(self, amount: float) -> float:
+        """Take an amount; the seconds until it is there."""
+        now = time.monotonic()
+        self.left = min(self.most, self.left + (now - self.at) * self.rate) - amount
+        self.at = now
+        return max(0.0, -self.left / self.rate)
+
+    def give_back(self, amount: float) -> None:
+        self.left += amount
+
+
+class Gate:
+    """The app behind the gate's TLS."""
+
+    def __init__(self, deployment: Deployment, port: int, volume: int) -> None:
+        self.sites, self.limit = Sites(deployment.path), deployment.max_request_mb << 20
+        self.signature = signing.signature_of(deployment)
+        self.requests = defaultdict[str, Allowance](lambda: Allowance(RATE, BURST))
+        self.volume = defaultdict[str, Allowance](lambda: Allowance(volume / 60, volume))
+        self.connections = defaultdict[str, int](int)
+        trust = ssl.create_default_context(cafile=str(deployment.ca_certificate))
+        self.client = forward.new_client(f"https://127.0.0.1:{port}", trust, ALL)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, key, host = time.monotonic(), scope["proxyfl.key"], scope["client"][0]
+        kind, site = forward.kind_of(scope), self.sites.name(key)
+        body: bytes | Answer = b""
+        if site is None:
+            answer = _refuse(403, "key", "this key is no site's any more")
+        elif not kind:
+            answer = _refuse(403, "path", "only a site's requests are passed on")
+        elif self._speaks_for(scope) != key:
+            answer = _refuse(403, "node", "a site speaks for its own node only")
+        else:
+            body = await forward.read_body(scope, receive, self.limit)
+            answer = body if isinstance(body, Answer) else await self._pass_on(site, kind, scope, body)
+        sizes = f"in={len(body) if isinstance(body, bytes) else 0} out={len(answer.body)}"
+        what = kind or ascii(f"{scope['method']} {scope['raw_path'].decode('latin1')}"[:100])
+        took = f"{(time.monotonic() - began) * 1000:.0f}ms"
+        log(site or "stranger", host, what, answer.status, note=f"{sizes} {took}")
+        await forward.respond(send, answer)
+
+    def _speaks_for(self, scope: Scope) -> bytes:
+        """The key of the node in whose name the request comes; it must be the certificate's."""
+        claims = [value for name, value in scope["headers"] if name == KEY_HEADER]
+        try:
+            return node_key(base64.b64decode(claims[0], validate=True)) if len(claims) == 1 else b""
+        except ValueError:
+            return b""
+
+    async def _pass_on(self, site: str, kind: str, scope: Scope, body: bytes) -> Answer:
+        wait = max(self.requests[site].wait(1), self.volume[site].wait(len(body)))
+        if wait > WAIT:
+            self.requests[site].give_back(1)
+            self.volume[site].give_back(len(body))
+            return _refuse(503, "busy", "more than this site's share; come again later")
+        await asyncio.sleep(wait)
+        try:
+            found = await forward.ask(self.client, kind, forward.headers_of(scope), body)
+        except httpx.HTTPError as error:
+            return _refuse(
+                503, "down", f"the server behind the gate does not answer ({type(error).__name__})"
+            )
+        answer = forward.of_response(found)
+        return self._signed(answer) if kind == "get-fab" and answer.status == 200 else answer
+
+    def _signed(self, answer: Answer) -> Answer:
+        """The app with the operator's signature, if it is the app that was signed."""
+        from flwr.proto.fab_pb2 import GetFabResponse
+
+        told = GetFabResponse()
+        told.ParseFromString(answer.body)
+        told.fab.verifications.clear()
+        if hashlib.sha256(told.fab.content).hexdigest() == self.signature["app"]:
+            told.fab.verifications.update(signing.verifications(self.signature))
+        return Answer(answer.status, told.SerializeToString(), answer.headers)
+
+
+class GateProtocol(forward.PatientProtocol):
+    """A connection of a site, known by the key of its certificate."""
+
+    gate: Gate
+    door: Door
+    site = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.door.greeted.add(transport.get_extra_info("peername"))
+        self.key = pki.key_of(transport.get_extra_info("ssl_object").getpeercert(True))
+        self.site = self.gate.sites.name(self.key) or "stranger"
+        self.gate.connections[self.site] += 1
+        if self.gate.connections[self.site] > CONNECTIONS:
+            log(self.site, self.client[0] if self.client else "-", "too-many-connections", 0)
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gate.connections[self.site] -= 1
+        super().connection_lost(exc)
+
+    async def called(self, inner: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        await inner({**scope, "proxyfl.key": self.key}, receive, send)
+
+
+def log(who: str, host: str, what: str, status: int, note: str = "") -> None:
+    """A line for ``state/gate.log``."""
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    print(f"{at} {who} {host} {what} {status or '-'} {note}".rstrip(), flush=True)
+
+
+def tls(deployment: Deployment) -> ssl.SSLContext:
+    """Both ends show a certificate of the federation's authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(deployment.server_certificate, deployment.server_key)
+    context.load_verify_locations(deployment.ca_certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def main(words: list[str]) -> None:
+    """``gate DIR PORT VOLUME``: the SuperLink's port, and the bytes that a site may send in a minute."""
+    folder, port, volume = words
+    deployment = Deployment.read(folder)
+    gate, door = Gate(deployment, int(port), int(volume)), Door.at(*deployment.bind)
+
+    class Protocol(GateProtocol):
+        pass
+
+    Protocol.gate, Protocol.door = gate, door
+
+    async def sweep() -> None:
+        door.sweep()
+
+    listener = forward.Listener(
+        gate, door, tls(deployment), Protocol, callback_notify=sweep, timeout_notify=1
+    )
+    log("gate", json.dumps(deployment.bind), "open", 0)
+    listener.run()
+
+
+def _refuse(status: int, reason: str, text: str) -> Answer:
+    return Answer(status, text.encode(), ((REFUSED, reason.encode()), (b"content-type", b"text/plain")))
