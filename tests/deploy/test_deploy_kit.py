@@ -19,7 +19,10 @@ from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site, open_test
 from proxyfl.runs.simulation import prepare
 
-SITE_FILES = {"README.md", "ca.crt", "proxyfl-site.service", "site.key", "site.pub", "site.toml", "start.sh"}
+SITE_FILES = {
+    *("README.md", "ca.crt", "proxyfl-site.service", "site.crt", "site.key", "site.pub", "site.toml"),
+    *("start.sh", "trusted.yaml"),
+}
 OWN: dict[str, Any] = {"classes": ("healthy", "ill"), "channels": 3, "image_size": 16}
 
 
@@ -31,7 +34,9 @@ def test_everything_of_a_deployment_is_there(trial: Path) -> None:
     names = {path.name for path in trial.iterdir()}
     sites = {"site-01", "site-02", "site-03"}
     assert names == {"README.md", "app", "ca", "federation.toml", "sample", "server", *sites}
-    server = {"nginx.conf", "proxyfl-server.service", "server.crt", "server.key", "start.sh"}
+    server = {
+        *("app.sig", "proxyfl-server.service", "server.crt", "server.key", "start.sh", "trusted.yaml"),
+    }
     assert {path.name for path in (trial / "server").iterdir()} == server
     deployment = Deployment.read(trial)
     assert deployment.address == "fl.example.org:8000"
@@ -44,7 +49,7 @@ def test_everything_of_a_deployment_is_there(trial: Path) -> None:
 
 def test_a_site_gets_its_own_folder_and_nothing_else(trial: Path) -> None:
     secrets = [path.read_bytes() for path in trial.rglob("*.key")]
-    assert len(secrets) == len(set(secrets)) == 5
+    assert len(secrets) == len(set(secrets)) == 6
     for name in ("site-01", "site-02", "site-03"):
         folder = trial / name
         assert {path.name for path in folder.iterdir()} == SITE_FILES
@@ -56,6 +61,8 @@ def test_a_site_gets_its_own_folder_and_nothing_else(trial: Path) -> None:
         assert (site.name, site.server) == (name, "fl.example.org:8000")
         pki.check_site_keys(site.private_key, site.public_key)
         assert site.ca_certificate.read_bytes() == (trial / "ca/ca.crt").read_bytes()
+        pki.check_site(site.certificate, site.public_key, site.ca_certificate)
+        assert site.trusted.read_bytes() == (trial / "server/trusted.yaml").read_bytes()
 
 
 def test_private_files_and_folders_are_the_owners_alone(trial: Path) -> None:
@@ -218,7 +225,7 @@ def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     assert kit.renew(own_trial) == pki.SERVER_DAYS - 1
     changed = {path.name for path, content in before.items() if path.read_bytes() != content}
-    assert changed == {"server.crt", "server.key"}
+    assert changed <= {"server.crt", "server.key", "app.sig"}
     deployment = Deployment.read(own_trial)
     pki.check_server(deployment.server_certificate, deployment.ca_certificate)
     assert "fl.example.org" in pki.hosts_of(deployment.server_certificate)
@@ -231,7 +238,8 @@ def test_a_stolen_key_is_replaced_and_nothing_else(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     site = kit.new_key(own_trial, "site-02")
     changed = {path for path, content in before.items() if path.read_bytes() != content}
-    assert changed == {own_trial / "site-02/site.key", own_trial / "site-02/site.pub"}
+    assert changed == {own_trial / "site-02" / f"site.{end}" for end in ("key", "pub", "crt")}
+    pki.check_site(site.certificate, site.public_key, site.ca_certificate)
     pki.check_site_keys(site.private_key, site.public_key)
     assert stat.S_IMODE(site.private_key.stat().st_mode) == 0o600
     with pytest.raises(ConfigError, match="there is no site 'lyon'"):
@@ -284,27 +292,65 @@ def test_service_units_are_understood_by_systemd(trial: Path, tmp_path: Path) ->
         assert told == []
 
 
-def test_service_and_proxy_files_name_this_deployment(trial: Path) -> None:
+def test_service_files_name_this_deployment(trial: Path) -> None:
     unit = (trial / "server/proxyfl-server.service").read_text()
     assert f'ExecStart="{trial}/server/start.sh"' in unit
-    proxy = (trial / "server/nginx.conf").read_text()
-    assert "location /v1/fleet/ {" in proxy
-    assert "return 403;" in proxy
-    assert "listen 8000 ssl;" in proxy
-    assert "proxy_pass https://127.0.0.1:8001;" in proxy
     for path in trial.rglob("*"):
-        if path.suffix in (".md", ".conf", ".service", ".sh"):
+        if path.suffix in (".md", ".service", ".sh"):
             assert "~{" not in path.read_text()
 
 
-def test_behind_a_proxy_the_server_listens_on_this_machine_alone(tmp_path: Path) -> None:
-    found = kit.create(tmp_path / "d", plan(port=443, listen="127.0.0.1:9000"))
-    assert (found.address, found.bind) == ("localhost:443", ("127.0.0.1", 9000))
-    proxy = (found.path / "server/nginx.conf").read_text()
-    assert "listen 443 ssl;" in proxy
-    assert "proxy_pass https://127.0.0.1:9000;" in proxy
+def test_behind_a_forwarded_port_the_gate_binds_another(tmp_path: Path) -> None:
+    found = kit.create(tmp_path / "d", plan(port=443, listen="10.0.0.5:9000"))
+    assert (found.address, found.bind) == ("localhost:443", ("10.0.0.5", 9000))
     with pytest.raises(ConfigError, match="must be HOST:PORT"):
         kit.create(tmp_path / "e", plan(listen="9000"))
+
+
+def test_an_insecure_federation_stays_on_its_machine(tmp_path: Path) -> None:
+    for other in ({"hosts": ("fl.example.org",)}, {"listen": "0.0.0.0:8000"}):
+        with pytest.raises(ConfigError, match="insecure = true is for one machine"):
+            kit.create(tmp_path / "d", plan(insecure=True, **other))
+
+
+def test_a_deployment_of_an_earlier_version_is_told_what_is_missing(own_trial: Path) -> None:
+    from proxyfl.deploy import entrance, signing
+
+    deployment = Deployment.read(own_trial)
+    entrance.check_server_files(deployment)
+    for pattern in ("site.crt", "trusted.yaml", "app.sig", "operator.key"):
+        for file in own_trial.rglob(pattern):
+            file.unlink()
+    with pytest.raises(ConfigError, match=r"trusted\.yaml is missing.*proxyfl deploy init .* --renew"):
+        entrance.check_server_files(deployment)
+    with pytest.raises(ConfigError, match=r"site\.crt is missing; ask the federation's operator"):
+        entrance.check_site_files(deployment.site("site-01"))
+    kit.renew(own_trial)
+    entrance.check_server_files(deployment)
+    for name in deployment.sites:
+        entrance.check_site_files(deployment.site(name))
+        assert signing.fingerprint(deployment.site(name).trusted) == signing.fingerprint(deployment.trusted)
+
+
+def test_an_app_that_the_operator_did_not_sign_is_found(own_trial: Path) -> None:
+    from proxyfl.deploy import signing
+
+    deployment = Deployment.read(own_trial)
+    assert signing.signature_of(deployment)["app"]
+    text = deployment.app_signature.read_text()
+    deployment.app_signature.write_text(text.replace('"app": "', '"app": "00'))
+    with pytest.raises(ConfigError, match=r"app\.sig is no signature by the operator's key"):
+        signing.signature_of(deployment)
+    deployment.app_signature.write_text(text)
+    part = deployment.app / "proxyfl_federation" / "client_app.py"
+    part.write_text(part.read_text() + "print('more')\n")
+    with pytest.raises(
+        ConfigError, match=r"app is not what the operator signed; make it again with: .*--renew"
+    ):
+        signing.signature_of(deployment)
+    kit.renew(own_trial)
+    assert signing.signature_of(deployment)
+    assert "more" not in part.read_text()
 
 
 def test_the_certificate_is_also_for_the_host_that_the_server_binds(tmp_path: Path) -> None:

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyfl.core.errors import ConfigError
+from proxyfl.deploy.addresses import is_host, split_address
 from proxyfl.deploy.settings import (
     RESERVED,
     Deployment,
     Site,
     check_sites,
     inside,
-    is_host,
-    split_address,
 )
 
 UNIFORM = {"federation": {"per_round": 2, "weighting": "uniform"}}

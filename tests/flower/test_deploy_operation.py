@@ -20,7 +20,7 @@ from loopback import deployment, experiment, free_port, wait_for
 import proxyfl.cli.deploy
 from calling import invoke
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
-from proxyfl.deploy import kit, launch, operate, pki, programs, status
+from proxyfl.deploy import entrance, kit, launch, operate, pki, programs, status
 from proxyfl.deploy.live import LiveLog, LiveReader
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
 from proxyfl.deploy.site_data import write_npz
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken_is_named(made):
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(taken.address.rpartition(":")[2])))
         other.listen()
-        with pytest.raises(RunError, match="something answers at port"), operate.server(taken, print):
+        with pytest.raises(RunError, match="running already"), operate.server(taken, print):
             pass
 
 
@@ -287,6 +287,8 @@ def asked(made, tmp_path, monkeypatch):
         site = here.site(name)
         site.path.mkdir()
         pki.create_site_keys(site.private_key, site.public_key, name)
+    here.ca_certificate.parent.mkdir()
+    pki.create_authority(here.ca_certificate, here.ca_key, "test")
     here.write()
 
     def answer(question, env):
@@ -326,14 +328,14 @@ def test_notes_on_keys_do_not_outlive_the_database(made, tmp_path, monkeypatch, 
     assert note.exists() == database
 
 
-def test_the_servers_own_machine_reaches_it_whatever_it_binds(made):
-    for listen, expected in (
-        ("0.0.0.0:8000", "127.0.0.1:8000"),
-        ("[::]:8000", "[::1]:8000"),
-        ("[::1]:8000", "[::1]:8000"),
-        ("10.0.0.5:8000", "10.0.0.5:8000"),
-    ):
-        assert operate.local_address(dataclasses.replace(made, listen=listen)) == expected
+def test_the_superlink_is_reached_on_its_own_machine_whatever_the_gate_binds(made, tmp_path):
+    for listen in ("0.0.0.0:8000", "[::]:8000", "10.0.0.5:8000"):
+        here = dataclasses.replace(made, path=tmp_path, listen=listen)
+        port = entrance.choose_port(here)
+        assert port != 8000
+        assert operate.local_address(here) == f"127.0.0.1:{port}"
+    alone = dataclasses.replace(made, address="localhost:8123", insecure=True)
+    assert operate.local_address(alone) == "127.0.0.1:8123"
 
 
 def test_status_goes_on_where_flower_gives_no_answer(made, monkeypatch):
@@ -372,12 +374,3 @@ def test_a_run_that_flower_does_not_know_is_over_and_a_failed_question_is_put_ag
     assert [operate._over(made, "1") for _ in range(3)] == ["", "", ""]
     answers.extend(over)
     assert all("Flower says 'unknown" in operate._over(made, "1") for _ in range(3))
-
-
-def test_an_open_port_is_told(made, capsys):
-    proxyfl.cli.deploy._tell_open(made)
-    assert capsys.readouterr().err == ""
-    proxyfl.cli.deploy._tell_open(dataclasses.replace(made, address="fl.example.org:8000"))
-    told = " ".join(capsys.readouterr().err.split())
-    assert "whoever reaches port 8000 reaches Flower's control interface" in told
-    assert "nginx.conf" in told

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 from loopback import descendants, free_port, wait_for
 
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import launch, operate, peers
+from proxyfl.deploy import entrance, launch, operate, peers
 from proxyfl.deploy.programs import Program, environment
 from toybox import gone
 
@@ -57,7 +57,7 @@ def node(tmp_path_factory):
     home, port = tmp_path_factory.mktemp("node"), free_port()
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(home), str(port)], stdout=subprocess.PIPE)
     try:
-        wait_for(lambda: operate._listens(port), "its port")
+        wait_for(lambda: entrance.listens(port), "its port")
         yield holder, port
     finally:
         holder.kill()
@@ -79,7 +79,7 @@ def test_everything_ends_with_who_started_it(node):
     os.kill(holder.pid, signal.SIGKILL)
     wait_for(lambda: all(map(gone, below)), "a program was left behind", WITHIN)
     assert time.monotonic() - began < WITHIN
-    wait_for(lambda: not operate._listens(port), "the port is still open", WITHIN)
+    wait_for(lambda: not entrance.listens(port), "the port is still open", WITHIN)
 
 
 def test_a_port_without_the_guard_is_found(tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_a_port_without_the_guard_is_found(tmp_path, monkeypatch):
     words = ["any", "-m", "http.server", "--bind", "127.0.0.1", str(port)]
     monkeypatch.setattr(launch, "command", lambda words: [sys.executable, *words[1:]])
     with Program(words, environment(tmp_path, {}), tmp_path / "a.log") as program:
-        wait_for(lambda: operate._listens(port), "its port")
+        wait_for(lambda: entrance.listens(port), "its port")
         assert not program.guards(port, 0.3)
         monkeypatch.setattr(program, "guards", lambda port: False)
         with pytest.raises(RunError, match="the guard of Flower's local port does not work"):

@@ -62,13 +62,14 @@ class Trouble:
 
 
 class Connector:
-    """Passes requests on. ``changed`` is told of trouble when it begins or changes, and None at its end."""
+    """Passes requests on. ``changed`` is told of trouble when it begins or changes, None once all is well."""
 
     def __init__(
         self, site: Site, address: str, changed: Callable[[Trouble | None], None] = lambda trouble: None
     ) -> None:
         self.site, self.address, self.changed = site, address, changed
         self.trouble: Trouble | None = None
+        self.told = "nothing yet"
         self.clock: float | None = None
         self.reached = False
         self.client = forward.new_client(f"https://{address}", client_tls(site), gate.CONNECTIONS // 4)
@@ -117,8 +118,9 @@ class Connector:
         )
 
     def _tell(self, trouble: Trouble | None) -> None:
-        before, self.trouble = self.trouble, trouble
-        if (before and before.kind) != (trouble and trouble.kind):
+        kind, self.trouble = trouble.kind if trouble else "", trouble
+        if kind != self.told:
+            self.told = kind
             self.changed(trouble)
 
 

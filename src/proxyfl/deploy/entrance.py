@@ -12,6 +12,7 @@ from proxyfl.core.files import write_bytes
 from proxyfl.core.state import size_in_bytes
 from proxyfl.deploy import pki, refusals, signing
 from proxyfl.deploy.connector import Connector, Trouble, connected
+from proxyfl.deploy.gate import is_open
 from proxyfl.deploy.programs import Program, wait_until
 from proxyfl.deploy.roster import site_keys
 from proxyfl.deploy.settings import Deployment, Site
@@ -89,24 +90,19 @@ def open_gate(
     deployment: Deployment, port: int, env: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[Program]:
     """The gate before the SuperLink at ``port``, for as long as the context lasts."""
-    host, public = deployment.bind
     log = deployment.state / "gate.log"
     words = ["gate", str(deployment.path), str(port), str(volume(deployment))]
     with Program(words, env, log, say) as program:
-        wait_until(lambda: program.ended is not None or listens(public, host), START)
-        if program.ended is not None or not listens(public, host):
+        ready = wait_until(lambda: program.ended is not None or any(map(is_open, list(program.said))), START)
+        if not ready or program.ended is not None:
             raise RunError(f"the gate did not open: {program.trouble()}; see {log}")
         yield program
 
 
-def listens(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether something takes connections there."""
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    try:
-        with socket.create_connection((here, port), timeout=2):
-            return True
-    except OSError:
-        return False
+def listens(port: int) -> bool:
+    """Whether something takes connections at a port of the loopback device."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def volume(deployment: Deployment) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import json
 import socket
 import ssl
 import struct
@@ -34,6 +33,8 @@ CONNECTIONS = 32
 FROM_ADDRESS, ALL = 128, 1024
 """Open connections from one address, and altogether, before anybody has said who they are."""
 
+BACKLOG = 256
+OPEN = "open"
 RATE, BURST = 200.0, 2000.0
 """Requests of a site: in a second, and at once after a pause."""
 
@@ -63,6 +64,7 @@ class Door(socket.socket):
         if family == socket.AF_INET6:
             door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         door.bind((host, port))
+        door.listen(BACKLOG)
         door.setblocking(False)
         door.opened, door.greeted = {}, set()
         return door
@@ -226,6 +228,11 @@ def log(who: str, host: str, what: str, status: int, note: str = "") -> None:
     print(f"{at} {who} {host} {what} {status or '-'} {note}".rstrip(), flush=True)
 
 
+def is_open(line: str) -> bool:
+    """Whether a line of the log says that the gate takes connections."""
+    return line.split()[3:4] == [OPEN]
+
+
 def tls(deployment: Deployment) -> ssl.SSLContext:
     """Both ends show a certificate of the federation's authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -253,7 +260,7 @@ def main(words: list[str]) -> None:
     listener = forward.Listener(
         gate, door, tls(deployment), Protocol, callback_notify=sweep, timeout_notify=1
     )
-    log("gate", json.dumps(deployment.bind), "open", 0)
+    log("gate", f"port-{deployment.bind[1]}", OPEN, 0)
     listener.run()
 
 

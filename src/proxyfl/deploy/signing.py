@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ def app_bytes(deployment: Deployment) -> bytes:
     """The app as ``flwr run`` packs it: the same files make the same bytes."""
     from flwr.cli.build import build_fab_from_disk
 
-    return build_fab_from_disk(deployment.app)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+        return build_fab_from_disk(deployment.app)
 
 
 def sign_app(deployment: Deployment) -> None:
