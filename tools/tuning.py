@@ -1,7 +1,7 @@
 """Choose the length of the common start of a mini protocol, by the rule of docs/paper.md and nothing else.
 
-python tools/tuning.py svhn --data-root DATA --runs RUNS            runs, judges, writes results/mini-tuning.csv
-python tools/tuning.py svhn --data-root DATA --set labels.ten_percent=1000 …   with other settings
+python tools/tuning.py svhn --data-root DATA --runs RUNS     runs, judges, writes results/mini-tuning.csv
+python tools/tuning.py svhn --data-root DATA --set labels.ten_percent=1000     with other settings
 
 Runs FedAvg-SL, FedAvg and FixMatch-GPL on the tuning seeds for one length after the other and stops at the
 first that keeps the rule. Who wins among the methods is never looked at.

@@ -103,8 +103,8 @@ def test_gains_over_one_row_are_paired_too(cells: Cells) -> None:
 def test_references_are_rows_of_their_items() -> None:
     named = {each.name: each.references for each in ITEMS.values() if each.references}
     assert named == {
-        "table1": ("ProxyFL",), "table2": (SAME_MASK, "GPT + ICPL"), "table4": ("ICPL-P",),
-        "table5": ("ICPL-P",), "table6": ("ProxyFL",),
+        "comparison": ("ProxyFL",), "table1": ("ProxyFL",), "table2": (SAME_MASK, "GPT + ICPL"),
+        "table4": ("ICPL-P",), "table5": ("ICPL-P",), "table6": ("ProxyFL",),
     }  # fmt: skip
     for name, references in named.items():
         assert {*references} <= {row.label for row in ITEMS[name].rows}

@@ -25,7 +25,7 @@ def test_results_come_from_the_file_of_scale_and_item(made: Callable[..., Result
     text = refreshed(block("measured table2 mini"), tmp_path)
     assert text.startswith("before\n\n<!-- measured table2 mini -->\n")
     assert text.endswith("\n<!-- /measured -->\n\nafter\n")
-    assert "| GPT | 60.00 ± 14.14 | 94.29 | −34.29 |" in text
+    assert "| GPT | 60.00 ± 14.14 | – | −0.80 |" in text
     assert "Scale mini: not comparable with the published column." in text
     assert "CIFAR" not in text
     assert refreshed(text, tmp_path) == text
@@ -57,7 +57,9 @@ def test_items_and_scales_are_tables_of_what_the_code_has(tmp_path: Path) -> Non
     assert "| `table1` | Test accuracy with 10 % labels |" in items()
     assert "| `fig3` | Overview of ProxyFL | a diagram | drawing |" in items()
     shown = scales()
-    assert "| mini | CIFAR-10 | cifar10 | 5,000 | 16 | 1 | 32 + 64 | 2 | 8 of 20 | 20 | 5 rounds |" in shown
+    assert (
+        "| mini | SVHN (untried) | svhn | 10,000 | 16 | 1 | 32 + 64 | 2 | 8 of 20 | 40 | 5 rounds |" in shown
+    )
     assert (
         "| full | CINIC-10 | cinic10 | all | native | 4 | 128 + 256 | 5 | 8 of 20 | 400 | 10 rounds |"
         in shown
@@ -68,7 +70,7 @@ def test_items_and_scales_are_tables_of_what_the_code_has(tmp_path: Path) -> Non
 
 def test_the_page_has_every_part() -> None:
     kinds = [found[1] for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
-    assert kinds == ["items", "scales", "measured", "curves", "measured", "ranking"]
+    assert kinds == ["items", "scales", "curves", "measured", "measured", "ranking", "measured", "measured"]
 
 
 def test_pictures_are_drawn_of_every_column_that_has_results(

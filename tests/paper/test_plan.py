@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
 from proxyfl.paper import plan
-from proxyfl.paper.catalogue import ITEMS, item
+from proxyfl.paper.catalogue import ITEMS, Column, Row, item
 from proxyfl.paper.cost import ALIKE, ESTIMATED, MEASURED, Experience, core_seconds, estimate, protocol
 from proxyfl.paper.plan import Case
+from proxyfl.paper.results import Result, gather, recorded, to_csv
 from proxyfl.paper.scales import NAMES, TUNING_SEEDS, scale
 from proxyfl.runs.batch import BY_WORKERS
 from proxyfl.runs.settings import identity, resolve
@@ -48,7 +50,7 @@ def test_numbers_of_runs() -> None:
     assert counts == {
         "table1": 168, "table2": 60, "table3": 7, "table4": 32, "table5": 16, "table6": 168, "table8": 14,
         "table9": 24, "fig1b": 9, "fig2a": 1, "fig2b": 3, "fig2c": 4, "fig5b": 6, "fig5c": 1, "fig6": 1,
-        "fig7": 20,
+        "fig7": 20, "comparison": 20, "warm": 0,
     }  # fmt: skip
 
 
@@ -91,13 +93,11 @@ def test_rounds_to_an_accuracy_need_longer_runs_at_full_scale_only() -> None:
 
 def test_mini_protocols_are_the_documented_ones() -> None:
     cifar = one("table1", "mini", "FedAvg", "cifar10@0.5").config
-    assert (cifar.data.subset, cifar.data.image_size, cifar.model.width) == (5_000, 16, 1)
-    assert (cifar.train.batch, cifar.train.mu, cifar.train.epochs, cifar.federation.rounds) == (32, 2, 2, 20)
+    assert (cifar.data.subset, cifar.data.image_size, cifar.model.width) == (10_000, 0, 1)
+    assert (cifar.train.batch, cifar.train.mu, cifar.train.epochs, cifar.federation.rounds) == (32, 2, 2, 40)
     svhn = one("table1", "mini", "FedAvg", "svhn@0.1").config
-    assert (svhn.data.subset, svhn.data.image_size, svhn.model.width, svhn.train.lr) == (16_384, 16, 1, 0.03)
-    assert (svhn.train.batch, svhn.train.mu, svhn.train.epochs, svhn.federation.rounds) == (16, 2, 1, 20)
-    untried = [name for name, each in scale("mini").protocols.items() if not each.tried]
-    assert untried == ["cifar100", "cinic10"]
+    assert (svhn.data.subset, svhn.data.image_size, svhn.model.width, svhn.train.lr) == (10_000, 16, 1, 0.1)
+    assert (svhn.train.batch, svhn.train.mu, svhn.train.epochs, svhn.federation.rounds) == (32, 2, 2, 40)
     assert not set(TUNING_SEEDS) & set(range(1, scale("mini").seeds + 1))
 
 
@@ -192,3 +192,65 @@ def test_the_formula_grows_with_the_work() -> None:
     small, large = (one("table1", size, "ProxyFL", "cifar10@0.1").config for size in ("mini", "full"))
     labelled = one("table1", "mini", "FedAvg", "cifar10@0.1").config
     assert estimate(labelled) < estimate(small) < estimate(large) / 100
+
+
+def test_a_seed_of_a_reduced_protocol_draws_its_own_labels_and_partition() -> None:
+    mini, full = (
+        one("table1", size, "ProxyFL", "svhn@0.1").job(3, FOLDER).config for size in ("mini", "full")
+    )
+    assert (mini.seed, mini.labels.seed, mini.partition.seed) == (3, 3, 3)
+    assert (full.seed, full.labels.seed, full.partition.seed) == (3, 7, 0)
+
+
+def test_every_method_of_a_seed_starts_from_one_run_that_repeats_nothing() -> None:
+    cases = [one("table1", "mini", row, "svhn@0.1") for row in ("FedAvg", "ProxyFL", "FedAvg-SL")]
+    jobs = plan.jobs(cases, [1, 2], FOLDER)
+    assert {job.config.model.weights_hash for job in jobs} == {plan.UNKNOWN}
+    starts = plan.starts(cases, jobs, FOLDER, None)
+    assert [job.config.seed for job in starts] == [1001, 1002]
+    for start in starts:
+        assert start.config.method.name == "fedavg"
+        assert (start.config.labels.seed, start.config.partition.seed) == (start.config.seed - 1000,) * 2
+        assert (start.config.train.epochs, start.config.federation.rounds) == (5, 25)
+        assert start.config.data == jobs[0].config.data
+        assert start.config.model.weights_hash == ""
+    assert {job.config.model.weights for job in jobs} == {str(job.path.resolve()) for job in starts}
+    other = one("table1", "mini", "FedAvg", "svhn@0.5").job(1, FOLDER).config.model.weights
+    assert other not in {str(job.path.resolve()) for job in starts}, "another partition, another start"
+
+
+def test_labels_per_class_follow_the_ratio(tmp_path: Path) -> None:
+    for ratio, wanted in ((0.1, 100), (0.2, 200)):
+        labels = resolve("svhn", scale("mini").protocols["svhn"].settings).labels
+        assert max(1, round(labels.ten_percent * ratio / 0.1 * 10_000 / 73_257)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("data", "paper"), [("svhn", 150), ("cifar10", 300), ("fashion-mnist", 150), ("digits", 300)]
+)
+def test_ramps_in_rounds_are_shortened_like_the_runs(data: str, paper: int) -> None:
+    case = Case(item("table1"), scale("mini"), Row("FedLoKe", "fedloke"), Column(data, 0.1))
+    rounds = case.config.federation.rounds
+    assert case.config.method.parameters["ramp"] == round(200 * rounds / paper)
+
+
+def test_runs_on_record_count_as_done_and_bring_their_start(
+    made: Callable[..., Result], tmp_path: Path
+) -> None:
+    case = one("table1", "mini", "ProxyFL", "svhn@0.1")
+    assert case.start is not None
+    start = case.start.job(1, FOLDER)
+    known = {
+        identity(start.config): made("Common start", "svhn@0.1", 1, [0.5], final_hash="a" * 64, identity="1")
+    }
+    job = case.job(1, FOLDER, known=known)
+    assert job.config.model.weights_hash == "a" * 64
+    assert not job.finished
+    known[identity(job.config)] = made("ProxyFL", "svhn@0.1", 1, [0.5], identity="2")
+    assert case.job(1, FOLDER, known=known).finished
+    assert not one("table1", "mini", "SAGE", "svhn@0.1").job(1, FOLDER, known=known).finished
+    (tmp_path / "mini-x.csv").write_text(to_csv({("r", "c"): [*known.values()]}), encoding="utf-8")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert {each.final_hash for each in recorded(tmp_path).values()} == {"a" * 64, ""}
+    found = gather([case], [1], FOLDER, known)
+    assert [each.row for each in found[case.key]] == ["ProxyFL"]

@@ -13,6 +13,7 @@ from proxyfl.report.paired import (
     EVERY_FLIP,
     Difference,
     bootstrap_interval,
+    holm,
     paired_difference,
     sign_flip_chance,
     warning,
@@ -168,3 +169,13 @@ def test_the_warning_does_not_exaggerate(pairs):
         low, high = bootstrap_interval(rng.normal(size=pairs).tolist(), resamples=400)
         missed += not low <= 0 <= high
     assert missed / 400 > 2.0 ** (1 - pairs) - 0.05
+
+
+def test_holm_corrects_a_family_step_by_step() -> None:
+    found = [Difference(0.1, 8, 0.05, 0.2, chance) for chance in (0.03, 0.01, 0.04, 0.005)]
+    corrected = holm(found)
+    assert [each.chance for each in corrected] == pytest.approx([0.06, 0.03, 0.06, 0.02])
+    assert {each.family for each in corrected} == {4}
+    assert [each.verdict for each in corrected] == ["noise", "better", "noise", "better"]
+    assert holm([]) == []
+    assert holm([Difference(0.1, 8, 0.05, 0.2, 0.9), Difference(0.1, 8, 0.05, 0.2, 0.8)])[0].chance == 1.0

@@ -47,6 +47,11 @@ def check_experiment(config: Config) -> None:
             f"method '{method.name}' is given the true labels of unlabelled images, which no site has; "
             "choose another method"
         )
+    if config.model.weights_hash:
+        raise ConfigError(
+            "model.weights: a real federation cannot start from weights yet; take the setting out, or train "
+            "them in a simulation"
+        )
     if config.train.leak_momentum:
         raise ConfigError(
             "train.leak_momentum hands one site's momentum to the next, which real sites do not; set it to "

@@ -57,7 +57,8 @@ class Item:
     if it has any.
 
     ``settings`` hold for every run, ``full`` at full scale only. ``references`` are rows from which the
-    differences of the others are taken.
+    differences of the others are taken. Where those are ``corrected``, they were named before any run: they
+    are tested together, by Holm's rule.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Item:
     measures: tuple[str, ...] = ("accuracy",)
     gains: tuple[Gain, ...] = ()
     references: tuple[str, ...] = ()
+    corrected: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -154,6 +156,22 @@ _ITEMS = (
         rows=(COMMON_START,),
         columns=EVERY,
         notes=("Not in the paper, whose runs start from scratch.",),
+    ),
+    Item(
+        "comparison",
+        "The four comparisons named beforehand",
+        "ProxyFL against FedAvg, FixMatch-GPL, FixMatch-GPL with ProxyFL's mask, and SAGE",
+        rows=(
+            Row("FedAvg", "fedavg"),
+            Row("FixMatch-GPL", "fixmatch-gpl"),
+            Row(SAME_MASK, "fixmatch-gpl", {"method.mask": "either"}),
+            Row("SAGE", "sage"),
+            PROXYFL,
+        ),
+        columns=WORST,
+        references=("ProxyFL",),
+        corrected=True,
+        notes=("Not in the paper: rows of its tables 1 and 2, on more seeds.",),
     ),
     Item(
         "table1",

@@ -10,7 +10,7 @@ from proxyfl.paper.catalogue import Column, Item
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.report import panels
-from proxyfl.report.paired import FEWEST, Difference, paired_difference
+from proxyfl.report.paired import FEWEST, Difference, holm, paired_difference
 from proxyfl.report.panels import Field, Panel, difference_caption, difference_columns, difference_fields
 
 Pair = tuple[str, str, str]
@@ -56,9 +56,17 @@ def _panel(
     }
     if not any(difference.pairs >= FEWEST for difference in found.values()):
         return None
+    if item.corrected:
+        for column in columns:
+            family = [key for key in found if key[1] == column]
+            found |= dict(zip(family, holm([found[key] for key in family]), strict=True))
     varying = {name: word for name, word in WORDS.items() if len({word(column) for column in columns}) > 1}
     rows = [
-        (Field(label), *(Field(word(column)) for word in varying.values()), *difference_fields(difference))
+        (
+            Field(label),
+            *(Field(word(column)) for word in varying.values()),
+            *difference_fields(difference, chance=item.corrected),
+        )
         for (label, column), difference in found.items()
     ]
     heads = [panels.Column(name, left=True) for name in ("method", *varying)]
@@ -66,7 +74,7 @@ def _panel(
     return Panel(
         name=f"{item.name}-differences",
         title=", ".join([f"{name_of(item)}: {about} (points)", *place_of(size, columns)]),
-        columns=(*heads, *difference_columns("difference")),
+        columns=(*heads, *difference_columns("difference", chance=item.corrected)),
         keys=len(heads),
         rows=tuple(rows),
         caption=tuple(difference_caption(rounds_of(results, columns, metric), found.values())),

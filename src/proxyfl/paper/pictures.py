@@ -39,14 +39,19 @@ def draw_results(
     if kind == "ranking":
         figure = _ranking(cells, title, [row.label for row in item.rows if row.bound])
     else:
-        curves = {label: _curves(cell) for label, cell in cells.items()}
-        figure = draw_curves(curves, title, legend="", looks=_told_apart(_looks(cells)))
+        warm = all(result.start_accuracy is not None for cell in cells.values() for result in cell)
+        curves = {label: _curves(cell, warm=warm) for label, cell in cells.items()}
+        looks = _told_apart(_looks(cells))
+        figure = draw_curves(curves, title, legend="", looks=looks, first=0 if warm else 1)
     return style.save(figure, folder / picture_name(kind, item, size, column))
 
 
-def _curves(cell: Sequence[Result]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def _curves(cell: Sequence[Result], *, warm: bool) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """With the accuracy of the common start as round 0, where there is one."""
     common = min(len(result.curve) for result in cell)
-    return 100 * np.array([result.curve[:common] for result in cell])
+    starts = [[result.start_accuracy] if warm else [] for result in cell]
+    curves = [[*start, *result.curve[:common]] for start, result in zip(starts, cell, strict=True)]
+    return 100 * np.array(curves, dtype=np.float64)
 
 
 def _looks(cells: Cells) -> dict[str, style.Look]:

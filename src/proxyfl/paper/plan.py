@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxyfl.core.config import Config
-from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
+from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
 from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import content_hash
 from proxyfl.core.trees import dotted, merge, nested
@@ -117,15 +117,18 @@ def _from(config: Config, start: Job, known: Known) -> Config:
     if found := known.get(identity(start.config)):
         digest = found.final_hash
     elif start.finished:
-        digest = weights_hash(start.path)
+        digest = weights_hash(start.path) or UNKNOWN
     model = dataclasses.replace(config.model, weights=str(start.path.resolve()), weights_hash=digest)
     return dataclasses.replace(config, model=model)
 
 
 @cache
 def weights_hash(run: Path) -> str:
-    """The hash of a finished run's last weights."""
-    return content_hash(read_sealed(run / "models" / "last.safetensors")[0])
+    """The hash of a finished run's last weights; empty where they are lost."""
+    try:
+        return content_hash(read_sealed(run / "models" / "last.safetensors")[0])
+    except (OSError, RunError):
+        return ""
 
 
 @cache
@@ -153,6 +156,7 @@ def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cp
         Case(item, size, row, column, device, warming=item.name == "warm")
         for column in columns(item, size, only)
         for row in item.rows
+        if item.name != "warm" or size.protocols[column.data].warm
         if row.label in only.get("row", [row.label]) and row.method in only.get("method", [row.method])
     ]
 

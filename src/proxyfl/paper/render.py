@@ -12,7 +12,7 @@ from proxyfl.report import formats
 from proxyfl.report.panels import MINUS, NONE, Panel
 
 FILE_WIDTH = 100
-SHORT = ("paper", "diff.")
+SHORT = ("paper", "diff.", "gap", "paper's gap")
 """Headings that need their neighbour's to be understood."""
 
 GREEK = {"α": "alpha", "Θ": "Theta", "ψ": "psi"}

@@ -95,21 +95,24 @@ def _accuracies(
     for column in columns:
         name = f"α={column.alpha:g}" if one_set else TITLES[column.data]
         heads.append(panels.Column(f"{name}: ours"))
-        heads += (
-            [panels.Column("paper", follows=True), panels.Column("diff.", follows=True)]
-            if printed.values
-            else []
-        )
+        heads += [panels.Column(each, follows=True) for each in _beside(item, size, printed)]
     ranks = [_ranks(item, results, column, what, metric) for column in columns]
     rows: list[tuple[Field, ...]] = []
+    base = None if _absolute(item, size) else reference(item, printed, columns)
+
+    def pair(label: str, column: Column) -> tuple[float | None, float | None]:
+        ours = what.spread(results.get((label, column.key), ()), metric)
+        return ours.mean * what.factor if ours else None, printed.get(label, column.key + what.suffix)
+
     for row in item.rows:
         fields: list[Field] = [Field(row.label)]
         for column, rank in zip(columns, ranks, strict=True):
-            ours = what.spread(results.get((row.label, column.key), ()), metric)
-            theirs = printed.get(row.label, column.key + what.suffix)
-            fields.append(Field(what.text(ours) if ours else NONE, rank.get(row.label, 0)))
-            if printed.values:
-                fields += _compared(ours.mean * what.factor if ours else None, theirs, what)
+            spread = what.spread(results.get((row.label, column.key), ()), metric)
+            fields.append(Field(what.text(spread) if spread else NONE, rank.get(row.label, 0)))
+            if printed.values and base is None:
+                fields += _compared(*pair(row.label, column), what)
+            elif base is not None:
+                fields += _gaps(row.label, base, pair(row.label, column), pair(base, column), what)
         rows.append(tuple(fields))
     labels = {row.label for row in item.rows}
     gains = [
@@ -121,10 +124,45 @@ def _accuracies(
     said = [*_spread_caption(item, results, columns, metric), *bounds(item)]
     if gains:
         said.append("Below the rows: differences of means; what of them is noise is told by pairs of seeds.")
+    if base is not None:
+        said.append(f"Gap: points from {base}, beside it the gap between the published numbers.")
     caption = [*said, *remarks(item, size, columns)]
     name = (f"{item.name}-{columns[0].data}" if one_set else item.name) + what.suffix.replace(":", "-")
     title = _title(item, size, columns, what)
     return Panel(name, title, tuple(heads), 1, (*rows, *gains), tuple(caption), breaks)
+
+
+def _absolute(item: Item, size: Scale) -> bool:
+    """Whether published numbers stand beside ours as they are; elsewhere their gaps do."""
+    return size.comparable or item.picture
+
+
+def _beside(item: Item, size: Scale, printed: Published) -> tuple[str, ...]:
+    """The headings that follow ours."""
+    if not printed.values:
+        return ()
+    return ("paper", "diff.") if _absolute(item, size) else ("gap", "paper's gap")
+
+
+def reference(item: Item, printed: Published, columns: Sequence[Column]) -> str | None:
+    """The row from which gaps are taken: the first one of weight that the paper has numbers of."""
+    names = [*item.references, *(row.label for row in item.rows)]
+    known = [name for name in names if any(printed.get(name, each.key) is not None for each in columns)]
+    return known[0] if known else None
+
+
+def _gaps(
+    label: str,
+    base: str,
+    row: tuple[float | None, float | None],
+    other: tuple[float | None, float | None],
+    what: Measure,
+) -> list[Field]:
+    """How far a row is from the reference, ours and the paper's."""
+    if label == base:
+        return [Field(NONE), Field(NONE)]
+    pairs = zip(row, other, strict=True)
+    return [Field(NONE) if a is None or b is None else _signed(a - b, what) for a, b in pairs]
 
 
 def _title(item: Item, size: Scale, columns: Sequence[Column], what: Measure) -> str:
@@ -165,11 +203,13 @@ def _gain_row(
         known = {name: printed.get(name, column.key + what.suffix) for name in labels}
         theirs = {name: value for name, value in known.items() if value is not None}
         mine, paper = _lead(gain, ours), _lead(gain, theirs)
-        fields += [Field(NONE if value is None else _signed(value, what).text) for value in (mine, paper)]
-        if compared and mine is not None and paper is not None:
-            fields.append(_signed(mine - paper, what))
+        leads = [Field(NONE if value is None else _signed(value, what).text) for value in (mine, paper)]
+        if not compared:
+            fields += [Field(NONE), *leads]
+        elif mine is not None and paper is not None:
+            fields += [*leads, _signed(mine - paper, what)]
         else:
-            fields.append(Field(NONE))
+            fields += [*leads, Field(NONE)]
     return tuple(fields)
 
 

@@ -71,9 +71,9 @@ def _accuracies(method: str, runs: Sequence[Run]) -> NDArray[np.float64]:
     return 100 * np.array([line[:common] for line in lines])
 
 
-def drawn_rounds(rounds: int, every: int) -> NDArray[np.int64]:
+def drawn_rounds(rounds: int, every: int, first: int = 1) -> NDArray[np.int64]:
     """Those that ``every`` divides, and the last."""
-    return np.array([k for k in range(1, rounds + 1) if k % every == 0 or k == rounds], dtype=np.int64)
+    return np.array([k for k in range(first, rounds + 1) if k % every == 0 or k == rounds], dtype=np.int64)
 
 
 def draw_curves(
@@ -82,8 +82,11 @@ def draw_curves(
     every: int = 1,
     legend: str = "method",
     looks: Mapping[str, style.Look] | None = None,
+    first: int = 1,
 ) -> Figure:
-    """Lines of accuracies; :func:`accuracy_curves` explains the rest."""
+    """Lines of accuracies; :func:`accuracy_curves` explains the rest. ``first`` is the round they begin with:
+    0 where the common start is among them.
+    """
     if not curves:
         raise RunError("there is no run to draw; start one with 'proxyfl run'")
     if every < 1:
@@ -92,13 +95,13 @@ def draw_curves(
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.add_subplot()
-    rounds = max(values.shape[1] for values in curves.values())
+    rounds = max(values.shape[1] for values in curves.values()) + first - 1
     looks = style.looks(curves) | dict(looks or {})
     apart = max(1, rounds // MARKERS) if every == 1 else 1
     by_last = sorted(curves, key=lambda method: float(curves[method].mean(0)[-1]), reverse=True)
     for position, method in enumerate(by_last):
-        x, look = drawn_rounds(curves[method].shape[1], every), looks[method]
-        values = curves[method][:, x - 1]
+        x, look = drawn_rounds(curves[method].shape[1] + first - 1, every, first), looks[method]
+        values = curves[method][:, x - first]
         axes.plot(
             x, values.mean(0), label=method, color=look.colour, linestyle=look.line, linewidth=look.width,
             marker=look.marker, markersize=look.size, markevery=(position % apart, apart),
@@ -107,7 +110,7 @@ def draw_curves(
         if len(values) > 1:
             axes.fill_between(x, values.min(0), values.max(0), color=look.colour, alpha=0.16, linewidth=0)
     style.dress(axes, title=title, x="communication round", y="test accuracy (%)", grid="y")
-    axes.set_xlim(0.5, rounds + 0.5)
+    axes.set_xlim(first - 0.5, rounds + 0.5)
     if every > 1 and rounds // every <= MOST_TICKS:
         axes.set_xticks(drawn_rounds(rounds, every))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -41,6 +41,8 @@ class Difference:
     low: float | None = None
     high: float | None = None
     chance: float = 1.0
+    family: int = 1
+    """Comparisons that were named and tested together; ``chance`` is then corrected for them."""
 
     @property
     def verdict(self) -> str:
@@ -93,6 +95,18 @@ def sign_flip_chance(values: Sequence[float]) -> float:
         flips = np.concatenate([(np.asarray(values) > 0)[None], drawn])  # the pairs as they are count too
     means = np.where(flips, size, -size).mean(axis=1)
     return float(np.mean(np.abs(means) >= abs(statistics.fmean(values)) - 10.0**-PLACES))
+
+
+def holm(found: Sequence[Difference]) -> list[Difference]:
+    """The differences of one family, each chance corrected by Holm's step-down rule: the smallest times their
+    number, the next times one less, and so on, never falling and never above 1.
+    """
+    order = sorted(range(len(found)), key=lambda place: found[place].chance)
+    corrected, reached = list(found), 0.0
+    for step, place in enumerate(order):
+        reached = max(reached, min(1.0, (len(found) - step) * found[place].chance))
+        corrected[place] = replace(found[place], chance=reached, family=len(found))
+    return corrected
 
 
 def warning(pairs: int) -> str:

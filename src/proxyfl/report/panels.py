@@ -240,34 +240,42 @@ def _key_columns(comparison: Comparison) -> list[Column]:
     return [Column("method", left=True), *(Column(comparison.names[key]) for key in comparison.settings)]
 
 
-def difference_columns(what: str) -> list[Column]:
+def difference_columns(what: str, *, chance: bool = False) -> list[Column]:
     """The headings over :func:`difference_fields`."""
     return [
         Column(what),
         Column("bootstrap interval"),
         Column("pairs"),
+        *([Column("p, corrected")] if chance else []),
         Column("verdict", left=True),
     ]
 
 
-def difference_fields(found: Difference | None) -> list[Field]:
-    """A difference in points with its interval, pairs and verdict."""
+def difference_fields(found: Difference | None, *, chance: bool = False) -> list[Field]:
+    """A difference in points with its interval, pairs and verdict, and if asked for how likely by chance."""
     if found is None:
-        return [*map(Field, (NONE, NONE, "0", "no common seed"))]
+        return [*map(Field, (NONE, NONE, "0", *([NONE] if chance else []), "no common seed"))]
     bounds = NONE
     if found.low is not None and found.high is not None:
         bounds = f"{_points(found.low)} to {_points(found.high)}"
-    return [*map(Field, (_points(found.mean), bounds, str(found.pairs), found.verdict))]
+    likely = [f"{found.chance:.3f}" if found.low is not None else NONE] if chance else []
+    return [*map(Field, (_points(found.mean), bounds, str(found.pairs), *likely, found.verdict))]
 
 
 def difference_caption(metric: str, found: Iterable[Difference | None]) -> list[str]:
     """How differences of an accuracy, called ``metric`` in words, were taken and what they are worth."""
+    found = list(found)
     fewest = min((each.pairs for each in found if each and warning(each.pairs)), default=0)
+    family = max((each.family for each in found if each), default=1)
     lines = [
         f"{metric.capitalize()}, paired by seed; interval: percentile bootstrap over seeds at "
         f"{100 * LEVEL:.0f} %, for each row by itself; noise: it contains 0, or signs turned at random give "
         f"as much in over {100 - 100 * LEVEL:.0f} % of cases."
     ]
+    if family > 1:
+        lines.append(
+            f"p: exact sign-flip test, corrected by Holm's rule for {family} comparisons a data set."
+        )
     return [*lines, f"{warning(fewest)}."] if fewest else lines
 
 
