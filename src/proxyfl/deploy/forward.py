@@ -52,6 +52,13 @@ def kind_of(scope: Scope) -> str:
     return kind if good and scope["method"] == "POST" else ""
 
 
+def is_long(scope: Scope) -> bool:
+    """Whether a request's head is too large, if it came all at once."""
+    return (
+        len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES
+    )
+
+
 def headers_of(scope: Scope) -> list[tuple[bytes, bytes]]:
     """The headers that are passed on: Flower's own, and what the body is."""
     return [

@@ -148,6 +148,8 @@ class Gate:
         body: bytes | Answer = b""
         if site is None:
             answer = _refuse(403, "key", "this key is no site's any more")
+        elif forward.is_long(scope):
+            answer = _refuse(431, "head", "the request's head is too large")
         elif not kind:
             answer = _refuse(403, "path", "only a site's requests are passed on")
         elif self._speaks_for(scope) != key:

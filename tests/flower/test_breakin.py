@@ -1,0 +1,183 @@
+"""Attacks on a federation at work, with the real programs: by other accounts, by a site, by a foreign app.
+
+And what is left when the commands are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
+
+from loopback import deployment, descendants, experiment, loopback, wait_for
+from test_launch import WITHIN, as_root, attack
+
+from proxyfl.deploy import operate
+from proxyfl.deploy.programs import FlowerError, ask_flwr, environment
+from toybox import gone
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+]
+
+FOREIGN = """
+import os, pathlib
+from flwr.{side}app import {kind}
+from flwr.app import Message, RecordDict, MessageType
+from proxyfl.core.config import Config
+place = pathlib.Path({marks!r}) / f"{side}-{{os.getpid()}}"
+place.write_text("was here")
+app = {kind}()
+"""
+
+SERVES = """
+@app.main()
+def main(grid, context):
+    nodes = list(grid.get_node_ids())
+    asked = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
+    replies = list(grid.send_and_receive(asked, timeout=120))
+    told = [str(reply.error) if reply.has_error() else "RAN" for reply in replies]
+    (place.parent / "told").write_text("\\n".join([f"{len(nodes)} nodes", *told]))
+"""
+
+OBEYS = """
+@app.query()
+def query(message, context):
+    return Message(RecordDict(), reply_to=message)
+"""
+
+
+def foreign_app(folder: Path, marks: Path) -> Path:
+    """An app of somebody else, in the clothes of ours: it leaves a mark wherever it is loaded."""
+    from proxyfl.deploy.app_template import PACKAGE, write_app
+
+    write_app(folder)
+    for side, kind, rest in (("server", "ServerApp", SERVES), ("client", "ClientApp", OBEYS)):
+        text = FOREIGN.format(side=side, kind=kind, marks=str(marks)) + rest
+        (folder / PACKAGE / f"{side}_app.py").write_text(text)
+    return folder
+
+
+def listening(started) -> set[int]:
+    """The ports at which a verb's programs listen."""
+    inodes = set()
+    for pid in [started.process.pid, *descendants(started.process.pid)]:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                inodes.add(str(link.readlink()))
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        cells = line.split()
+        if cells[3] == "0A" and f"socket:[{cells[9]}]" in inodes:
+            found.add((cells[1].split(":")[0], int(cells[1].split(":")[1], 16)))
+    return found
+
+
+def secrets_on_command_lines() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            found += [w.decode() for w, before in zip(words[1:], words, strict=False) if before == b"--token"]
+    return found
+
+
+@as_root
+def test_other_accounts_and_sites_and_foreign_apps_get_nowhere(tmp_path):
+    config = experiment("fedavg", rounds=200, clients=2, per_round=2, subset=80, labels__per_class=4)
+    made = deployment(tmp_path / "federation", config, patience=600.0)
+    with loopback(made) as federation:
+        server = federation.server()
+        federation.sites()
+        run = federation.run()
+        federation.wait_event(lambda line: line["event"] == "finished round" and line["round"] == 1)
+
+        # All that listens is on the loopback device; the gate would be wherever the address says.
+        ports = {name: listening(started) for name, started in federation.started.items()}
+        assert {host for found in ports.values() for host, _ in found} == {"0100007F"}
+        inner = {port for _, port in ports["server"]} - {made.bind[1]}
+        assert len(inner) == 1
+        others = inner | {port for site in made.sites for _, port in ports[site]}
+        assert len(others) == 1 + 2 * len(made.sites)
+
+        # Another account is heard at none of them, with TLS or without, and disturbs nothing.
+        for port in sorted(others):
+            for authority in ("", str(made.ca_certificate)):
+                fared = attack(port, authority)
+                assert fared["other"] == {"refused"}
+        assert secrets_on_command_lines() == []
+        before = federation.checkpoint()
+        wait_for(lambda: federation.checkpoint() > before + 1, "the run stopped")
+        assert not [line for line in (made.run / "events.jsonl").read_text().splitlines() if "failed" in line]
+
+        # What an enrolled site has does not open Flower's control interface.
+        site = made.site("site-01")
+        home = tmp_path / "elsewhere"
+        env = environment(home, {})
+        address = f"127.0.0.1:{made.bind[1]}"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "it"\n[superlink.it]\naddress = "{address}"\n'
+            f'root-certificates = "{site.ca_certificate}"\n'
+        )
+        marks = tmp_path / "marks"
+        marks.mkdir()
+        app = foreign_app(tmp_path / "foreign", marks)
+        with pytest.raises(FlowerError):
+            ask_flwr(["run", str(app), "it"], env)
+        assert list(marks.iterdir()) == []
+
+        # The server itself may send a foreign app: no site loads it.
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(120)
+        ask_flwr(["run", str(app), operate.LINK], operate.flower_home(made))
+        wait_for(lambda: (marks / "told").is_file(), "the foreign app's end")
+        told = (marks / "told").read_text().splitlines()
+        assert told[0] == "2 nodes"
+        assert len(told) == 3
+        assert all("could not be verified" in line for line in told[1:])
+        assert not list(marks.glob("client-*"))
+        assert list(marks.glob("server-*"))
+
+        # The sites are none the worse for it.
+        federation.run()
+        at = federation.checkpoint()
+        wait_for(lambda: federation.checkpoint() > at, "the run does not go on")
+        killed(federation, "site-01")
+        killed(federation, "server")
+        assert server.process.poll() is not None
+
+
+def killed(federation, name):
+    """Kill a verb as the kernel would; all that it started is gone in time."""
+    started = federation.started[name]
+    below = descendants(started.process.pid)
+    assert len(below) >= 2
+    began = time.monotonic()
+    os.kill(started.process.pid, signal.SIGKILL)
+    started.process.wait()
+    wait_for(lambda: all(map(gone, below)), f"left behind by {name}", WITHIN)
+    assert time.monotonic() - began < WITHIN
+
+
+def test_a_killed_site_answers_no_more_rounds(tmp_path):
+    config = experiment("fedavg", rounds=200, clients=2, per_round=2, subset=80, labels__per_class=4)
+    made = deployment(tmp_path / "federation", config, quorum=1, deadline=60.0)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites()
+        federation.run()
+        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
+        killed(federation, "site-02")
+        log = made.state / "gate.log"
+        answered = [line for line in log.read_text().splitlines() if " site-02 " in line]
+        federation.wait_event(lambda line: line["event"] == "finished round" and line["round"] == 4)
+        assert [line for line in log.read_text().splitlines() if " site-02 " in line] == answered
