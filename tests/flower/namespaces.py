@@ -6,7 +6,6 @@ nothing else.
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,23 +44,34 @@ def unshared(holder: subprocess.Popen[bytes]) -> bool:
     return Path(f"/proc/{holder.pid}/ns/net").readlink() != ours
 
 
+def besiege(made: Deployment, client: int, inside: list[str]) -> None:
+    """From a site's own network, with all that the site has, the gate is reached and nothing behind it."""
+    words = [str(made.path), made.sites[client], server_address(client)]
+    script = Path(__file__).with_name("intruder.py")
+    done = subprocess.run([*inside, sys.executable, str(script), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+
+
 def main(folder: str) -> None:
     made = Deployment.read(folder)
     port = split_address(made.address)[1]
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    ways: list[list[str]] = []
     holders = [subprocess.Popen(["unshare", "-n", "sleep", "3600"]) for _ in made.sites]
     try:
         with loopback(made) as federation:
             for client, (name, holder) in enumerate(zip(made.sites, holders, strict=True)):
                 wait_for(lambda holder=holder: unshared(holder), "a network namespace")
                 inside = plug(client, holder.pid)
+                ways.append(inside)
                 words = ["deploy", "site", made.path / name, "--data", made.path / f"data-{client}.npz"]
                 words += ["--server", f"{server_address(client)}:{port}"]
                 federation.started[name] = start(made.path / f"{name}.out", *words, before=inside)
             federation.server()
             print(federation.finish(federation.run()))
-            with socket.socket() as probe:
-                assert probe.connect_ex((server_address(0), port)) == 0
+            for client, inside in enumerate(ways):
+                besiege(made, client, inside)
     finally:
         for holder in holders:
             holder.kill()

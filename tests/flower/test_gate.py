@@ -93,14 +93,14 @@ def node_header(made, name):
     return {"flwr-public-key": base64.b64encode(pem(made, name)).decode()}
 
 
-def connection(made, context):
-    host, port = made.bind
+def connection(made, context, server=None):
+    host, port = server or made.bind
     return http.client.HTTPSConnection(host, port, context=context, timeout=20)
 
 
-def post(made, path, body=b"x", *, site="site-01", node=None, method="POST", headers=None, context=None):
+def post(made, path, body=b"x", *, site="site-01", node=None, method="POST", headers=None, **how):
     """A request with a site's certificate, its path as it stands; status and why it was refused."""
-    line = connection(made, context or client_tls(made.site(site)))
+    line = connection(made, how.get("context") or client_tls(made.site(site)), how.get("server"))
     with contextlib.closing(line):
         line.putrequest(method, path, skip_host=False, skip_accept_encoding=True)
         given = {"content-length": str(len(body)), **node_header(made, node or site), **(headers or {})}
