@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from proxyfl.core.config import Config, FederationSettings
-from proxyfl.federation.sampling import Population, sample_clients
+from proxyfl.federation.sampling import Population, Redraw, sample_clients
 
 
 def config(sampling: str = "stream", per_round: int = 8, seed: int = 1) -> Config:
@@ -86,3 +86,20 @@ def test_the_legacy_stream_goes_on_where_it_was_and_back_where_it_is_asked_to() 
         [18, 7, 15, 14, 17, 3, 1, 10],
     ]
     assert sample_clients(config("legacy", per_round=3), 1, fresh) == [1, 17, 2]
+
+
+def test_a_redraw_is_a_pure_function_of_seed_round_attempt_and_who_is_online() -> None:
+    people = Population(np.array([1, 1, 1, 1, 1, 0]), np.array([3, 9, 3, 5, 0, 0]))
+    ours = config(per_round=3)
+    assert sample_clients(ours, 7, people, Redraw(2, (0, 2))) == [0, 2], "all that are there"
+    assert sample_clients(ours, 7, people, Redraw(2, (3, 1, 5))) == [1, 3], "largest first, holders only"
+    everyone = (0, 1, 2, 3, 4)
+    drawn = {k: sample_clients(ours, 7, people, Redraw(k, everyone)) for k in range(2, 30)}
+    assert drawn == {k: sample_clients(ours, 7, people, Redraw(k, everyone[::-1])) for k in drawn}
+    assert all(len(clients) == 3 for clients in drawn.values())
+    assert set().union(*drawn.values()) == set(everyone), "whoever fails, another attempt leaves it out"
+    other = config(per_round=3, seed=9)
+    assert [sample_clients(other, 7, people, Redraw(k, everyone)) for k in drawn] != [*drawn.values()]
+    assert (drawn[2], drawn[3]) == ([1, 0, 4], [0, 2, 4])
+    for sampling in ("poisson", "legacy"):
+        assert sample_clients(config(sampling, 3), 7, people, Redraw(2, everyone)) == drawn[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cryptography.hazmat.primitives import serialization
 from wireless import Clock, Node, WirelessGrid, handled_by, sides
 
-from proxyfl.deploy import enrolment, measure, server_run
+from proxyfl.deploy import draws, enrolment, measure, server_run
 from proxyfl.deploy.live import LiveReader
 from proxyfl.deploy.server_run import Server
 from proxyfl.deploy.site_data import open_test
@@ -21,6 +21,7 @@ def hurry(monkeypatch):
     for module in (enrolment, grid, measure, server_run):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(server_run, "RETRY", 0.01)
+    monkeypatch.setattr(draws, "AWAY", 0.05)
     monkeypatch.setattr(grid, "POLL_FIRST", 0.01)
     monkeypatch.setattr(server_run, "LOOK", 0.01)
     monkeypatch.setattr(enrolment, "LOOK", 0.01)

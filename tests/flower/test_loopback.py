@@ -215,6 +215,29 @@ def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
     assert sorted(metrics[lost["round"] - 1]["clients"]) == [0, 1]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_of_four_sites_are_killed_and_the_run_ends_with_the_other_two(tmp_path):
+    """Three a round, a quorum of two: in some rounds only one of the sites drawn is left."""
+    config = experiment("fedavg", rounds=6, per_round=3)
+    made = deployment(tmp_path / "federation", config, quorum=2, deadline=90.0)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites()
+        run = federation.run()
+        federation.wait_event(lambda line: line["event"] == "finished round")
+        for name in ("site-01", "site-02"):
+            federation.started[name].kill()
+        text = federation.finish(run)
+    lines = Run(made.run).metrics
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    replaced = [line for line in lines if "attempt" in line]
+    assert replaced, "this seed must lead into the dead end"
+    for line in replaced:
+        assert (sorted(line["clients"]), line["online"]) == ([2, 3], [2, 3])
+        assert f"round {line['round']}: too few of" in text
+
+
 HOSTILE = """
 import dataclasses, os
 from proxyfl.federation.client import ClientTrainer

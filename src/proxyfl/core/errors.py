@@ -31,7 +31,14 @@ class RunError(ProxyFLError):
 
 
 class BelowQuorum(RunError):
-    """A round with too few usable updates. Nothing of it was kept, so that it may be played again."""
+    """A round with too few usable updates. Nothing of it was kept, so that it may be played again.
+
+    ``failed`` are the clients that gave none.
+    """
+
+    def __init__(self, message: str = "", failed: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.failed = frozenset(failed)
 
 
 class MethodError(ProxyFLError):

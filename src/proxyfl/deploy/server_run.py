@@ -19,6 +19,7 @@ from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Split
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.data.stream import ViewSettings
+from proxyfl.deploy.draws import Draws
 from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
@@ -133,12 +134,15 @@ class Server:
     ) -> None:
         """The rounds that are left. One with too few answers is played again, up to the patience."""
         until, pause = 0.0, RETRY
+        draws = Draws(federation, self.directory, enrolment.sites, self.say, state.round + 1)
         while state.round < federation.config.federation.rounds:
             try:
-                self._await_quorum(federation, enrolment, state.round + 1)
-                state = play_round(federation, state, observers)
+                self._await_quorum(federation, enrolment, draws)
+                state = play_round(federation, state, observers, draws.redraw)
                 until, pause = 0.0, RETRY
+                draws.begin(state.round + 1)
             except BelowQuorum as error:
+                draws.failed(error.failed)
                 now = time.monotonic()
                 until = until or now + self.deployment.patience
                 if now + pause > until:
@@ -147,19 +151,19 @@ class Server:
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_LAST)
 
-    def _await_quorum(self, federation: Federation, enrolment: Enrolment, round: int) -> None:
-        """Wait quietly while too few sites that take part are connected for the round to count."""
-        settings = federation.config.federation
-        wanted = min(settings.quorum, settings.per_round)
-        until, told = time.monotonic() + self.deployment.patience, False
+    def _await_quorum(self, federation: Federation, enrolment: Enrolment, draws: Draws) -> None:
+        """Wait quietly while too few of the sites that the round asks are connected for it to count."""
+        patience = self.deployment.patience
+        until, told = time.monotonic() + patience, ""
         while True:
             self._admit(federation, enrolment)
-            there = len(self.roster.online().keys() & enrolment.counts.keys())
-            if there >= wanted:
+            online = self.roster.online().keys() & enrolment.counts.keys()
+            lack = draws.lacks(online, time.monotonic(), patience)
+            if not lack:
                 return
-            text = f"round {round}: {there} sites are connected, {wanted} are needed"
-            if not told:
-                told = True
+            text = f"round {draws.round}: {lack}"
+            if told != text:
+                told = text
                 self.live.tell("waiting", text=f"{text}; waiting")
             if time.monotonic() > until:
                 raise RunError(

@@ -19,7 +19,7 @@ from proxyfl.data.stream import ClientData
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.privacy import spent
-from proxyfl.federation.sampling import Population, sample_clients
+from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.traffic import Traffic
 from proxyfl.federation.watch import shares
 from proxyfl.methods.base import Method
@@ -107,11 +107,14 @@ def run_rounds(federation: Federation, state: ServerState, observers: Iterable[O
     return state
 
 
-def play_round(federation: Federation, state: ServerState, observers: tuple[Observer, ...]) -> ServerState:
+def play_round(
+    federation: Federation, state: ServerState, observers: tuple[Observer, ...], redraw: Redraw | None = None
+) -> ServerState:
+    """One round. ``redraw`` asks others than those it would ask by itself; its metrics then say so."""
     config, method = federation.config, federation.method
     started, round = time.perf_counter(), state.round + 1
     computed = _processor_time(federation.engine)
-    chosen = sample_clients(config, round, federation.population)
+    chosen = sample_clients(config, round, federation.population, redraw)
     clients = federation.able(chosen)
     for observer in observers:
         observer.round_started(round, clients)
@@ -137,15 +140,7 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
     trained = time.perf_counter()
 
     _require_quorum(config, fold, clients)
-    ctx.clients, ctx.samples = fold.clients, fold.samples
-    if fold.settles:
-        ctx.weights = fold.mean(ctx)
-        ctx.snapshots = fold.snapshots(ctx.weights)
-        ctx.extras = method.serve_all(ctx, fold.kept)
-    if counts := fold.counts():
-        ctx.metrics["counts"] = counts
-    if config.privacy.clip:
-        ctx.metrics["privacy"] = spent(config, round, federation.population)
+    _serve(federation, ctx, fold)
     versions = state.versions.after(fold.clients if method.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
@@ -155,6 +150,7 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
         "round": round,
         "accuracy": result.accuracy,
         "per_class": result.per_class,
+        **(redraw.record() if redraw else {}),
         "clients": fold.clients,
         "idle": [client for client in chosen if client not in clients],
         "failed": {str(client): reason for client, reason in fold.failed.items()},
@@ -177,11 +173,26 @@ def _processor_time(engine: Engine) -> float:
     return time.process_time() + elsewhere
 
 
+def _serve(federation: Federation, ctx: ServerContext, fold: Fold) -> None:
+    """What the server makes of a round's updates."""
+    config = federation.config
+    ctx.clients, ctx.samples = fold.clients, fold.samples
+    if fold.settles:
+        ctx.weights = fold.mean(ctx)
+        ctx.snapshots = fold.snapshots(ctx.weights)
+        ctx.extras = federation.method.serve_all(ctx, fold.kept)
+    if counts := fold.counts():
+        ctx.metrics["counts"] = counts
+    if config.privacy.clip:
+        ctx.metrics["privacy"] = spent(config, ctx.round, federation.population)
+
+
 def _require_quorum(config: Config, fold: Fold, clients: list[int]) -> None:
     wanted = min(config.federation.quorum, len(clients))
     if len(fold.clients) < wanted:
         reasons = "; ".join(f"client {k}: {reason}" for k, reason in list(fold.failed.items())[:3])
         raise BelowQuorum(
             f"round {fold.guard.round}: {len(fold.clients)} of {len(clients)} clients gave a usable update, "
-            f"{wanted} are needed ({reasons}); the last checkpoint is kept, resume when this is mended"
+            f"{wanted} are needed ({reasons}); the last checkpoint is kept, resume when this is mended",
+            fold.failed,
         )

@@ -1,4 +1,6 @@
-"""Which clients take part in a round: a pure function of the settings and the round."""
+"""Which clients take part in a round: a pure function of the settings and the round, and where its own
+clients cannot make the quorum, of the attempt and of who is online.
+"""
 
 from __future__ import annotations
 
@@ -59,19 +61,37 @@ class LegacyDraws:
         self.stream, self.round, self.count = np.random.RandomState(LEGACY_SEED), 0, count
 
 
-def sample_clients(config: Config, round: int, population: Population) -> list[int]:
+@dataclass(frozen=True)
+class Redraw:
+    """Another draw for a round, its second or a later one, among clients that are online (``online``)."""
+
+    attempt: int
+    online: tuple[int, ...]
+
+    def record(self) -> dict[str, int | list[int]]:
+        """What a round's metrics and a run's events say of it: all that is needed to repeat it."""
+        return {"attempt": self.attempt, "online": list(self.online)}
+
+
+def sample_clients(
+    config: Config, round: int, population: Population, redraw: Redraw | None = None
+) -> list[int]:
     """``per_round`` clients without replacement among those that hold images, in the order of their work.
 
     With poisson sampling each takes part by a coin of its own, so that only their mean number is that.
+    Whatever the sampling, a ``redraw`` takes ``per_round`` of its clients, or all of them.
     The order is part of the result: answers are folded in it. Largest clients come first, so that no worker
     idles at the end of a round; the legacy stream keeps its own order, in which momentum leaks.
     """
-    holders = population.holders
+    holders, sampling, purpose = population.holders, config.federation.sampling, "sample"
+    if redraw is not None:
+        holders, sampling = holders[np.isin(holders, redraw.online)], "stream"
+        purpose = f"sample {redraw.attempt}"
     count = min(config.federation.per_round, len(holders))
-    if config.federation.sampling == "legacy":
+    if sampling == "legacy":
         return population.legacy_draws.sample(round, count)
-    stream = numpy_rng(config.seed, round, SERVER, "sample")
-    if config.federation.sampling == "poisson":
+    stream = numpy_rng(config.seed, round, SERVER, purpose)
+    if sampling == "poisson":
         chosen = holders[stream.random(len(holders)) < count / max(1, len(holders))]
     else:
         chosen = stream.choice(holders, count, replace=False)

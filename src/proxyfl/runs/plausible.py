@@ -92,6 +92,8 @@ FORM: dict[str, Form] = {
     "losses": _NUMBERS,
     "pseudo": _NUMBERS,
     "clients": _CLIENTS,
+    "attempt": ("a whole number", _is_count),
+    "online": _CLIENTS,
     "idle": _CLIENTS,
     "rejected": _CLIENTS,
     "privacy": ("a table with epsilon and delta", _is_privacy),
