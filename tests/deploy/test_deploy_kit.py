@@ -221,6 +221,25 @@ def test_a_site_can_join_before_the_run(own_trial: Path) -> None:
         kit.add_site(own_trial, "nice")
 
 
+def test_sites_a_round_and_quorum_grow_as_init_would_have_chosen(own_trial: Path, tmp_path: Path) -> None:
+    for count in range(4, 11):
+        grown = kit.add_site(own_trial, f"more-{count}")
+        chosen = kit.create(tmp_path / str(count), kit.Plan(kit.site_names(str(count)), sample=True))
+        for one in (grown, chosen):
+            assert (one.quorum, one.config.federation.quorum) == (chosen.quorum, chosen.quorum)
+            assert one.config.federation.per_round == chosen.config.federation.per_round
+    assert (grown.config.federation.per_round, grown.quorum) == (8, 5)
+
+
+def test_sites_a_round_and_quorum_that_were_chosen_stay(tmp_path: Path) -> None:
+    overrides = {"federation": {"per_round": 2}}
+    kit.create(tmp_path / "few", kit.Plan(kit.site_names("3"), sample=True, overrides=overrides))
+    kit.create(tmp_path / "all", kit.Plan(kit.site_names("3"), sample=True, quorum=1))
+    few, every = (kit.add_site(tmp_path / name, "lyon") for name in ("few", "all"))
+    assert (few.config.federation.per_round, few.quorum) == (2, 2)
+    assert (every.config.federation.per_round, every.quorum) == (4, 1)
+
+
 def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     assert kit.renew(own_trial) == pki.SERVER_DAYS - 1

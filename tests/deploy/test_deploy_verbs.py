@@ -40,6 +40,9 @@ def test_a_site_is_added_and_the_certificate_renewed(own_trial: Path) -> None:
     done = invoke("deploy", "init", own_trial, "--add-site", "lyon")
     assert done.exit_code == 0, done.stderr
     assert f"lyon is site 4; hand it {own_trial / 'lyon'}" in done.stdout
+    assert (
+        "a round asks 4 of 4 sites and needs the answers of 3 (before: 2 of 3); to change that" in done.stdout
+    )
     done = invoke("deploy", "init", own_trial, "--renew")
     assert "lasts 824 days" in done.stdout
     done = invoke("deploy", "init", own_trial, "--renew", "--host", "10.0.0.77")

@@ -223,10 +223,12 @@ def _refuse_others(context: typer.Context, renew: bool) -> None:
 
 def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str] | None) -> None:
     from proxyfl.deploy import kit
+    from proxyfl.deploy.settings import Deployment
 
     if add_site:
-        grown = kit.add_site(folder, add_site)
+        before, grown = Deployment.read(folder), kit.add_site(folder, add_site)
         done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
+        typer.echo(_told_rounds(before, grown))
     elif new_key:
         site = kit.new_key(folder, new_key)
         done = (
@@ -235,6 +237,19 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
     else:
         done = f"the server's certificate is new and lasts {kit.renew(folder, more_hosts or ())} days"
     typer.echo(f"{done}; restart the server if it runs")
+
+
+def _told_rounds(before: Deployment, after: Deployment) -> str:
+    """How many sites a round asks and needs now, and where that is set."""
+    (asked, needed), (now_asked, now_needed) = (
+        (one.config.federation.per_round, one.quorum) for one in (before, after)
+    )
+    changed = (asked, needed) != (now_asked, now_needed)
+    was = f" (before: {needed} of {asked})" if changed else ", as before"
+    return (
+        f"a round asks {now_asked} of {len(after.sites)} sites and needs the answers of {now_needed}{was}; "
+        f"to change that, set per_round in [experiment.federation] and quorum in {after.file}"
+    )
 
 
 def _tell_created(deployment: Deployment, plan: Plan) -> None:

@@ -26,7 +26,7 @@ from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.runs.experiment import load_config
-from proxyfl.runs.settings import load_preset, load_toml
+from proxyfl.runs.settings import load_preset, load_toml, resolve
 from proxyfl.runs.simulation import Simulation, prepare
 
 PRIVATE = 0o700
@@ -103,7 +103,10 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
 
 
 def add_site(folder: str | Path, name: str) -> Deployment:
-    """Another site at the end of the list, before a run has begun."""
+    """Another site at the end of the list, before a run has begun.
+
+    Sites a round and quorum grow as :func:`create` would have chosen them, unless they were chosen otherwise.
+    """
     deployment = Deployment.read(folder)
     if deployment.run.exists():
         raise RunError(
@@ -114,16 +117,33 @@ def add_site(folder: str | Path, name: str) -> Deployment:
     check_sites((name,))
     if (deployment.path / name).exists():
         raise RunError(f"{deployment.path / name} exists and is not overwritten; move it away first")
-    partition = {**deployment.experiment.get("partition", {}), "clients": len(deployment.sites) + 1}
+    per_round, quorum = _grown_rounds(deployment)
+    ours = {
+        "partition": {"clients": len(deployment.sites) + 1},
+        "federation": {"per_round": per_round, "quorum": quorum},
+    }
     grown = dataclasses.replace(
         deployment,
         sites=(*deployment.sites, name),
-        experiment={**deployment.experiment, "partition": partition},
+        quorum=quorum,
+        experiment=merge(deployment.experiment, ours),
     )
     _write_site(grown, name)
     grown.write()
     _write_readme(grown, grown.path)
     return grown
+
+
+def _grown_rounds(deployment: Deployment) -> tuple[int, int]:
+    """(sites a round, quorum) with one site more."""
+    config, sites = deployment.config, len(deployment.sites)
+    usual = resolve(config.preset).federation.per_round
+    per_round, quorum = config.federation.per_round, deployment.quorum
+    if per_round == min(usual, sites):
+        per_round = min(usual, sites + 1)
+        if quorum == config.federation.per_round // 2 + 1:
+            quorum = per_round // 2 + 1
+    return per_round, quorum
 
 
 def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
