@@ -14,13 +14,18 @@ from hypothesis import strategies as st
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Update
 from proxyfl.federation.aggregate import WeightedMean
+from proxyfl.federation.effort import Effort
 from proxyfl.federation.guard import Guard, change_norm
 
 SENT = {"w": torch.zeros(2, 3), "steps": torch.tensor(0)}
 
 
+MOST = {7: Effort(10, steps=4, epochs=2, visits=32), 8: Effort(5, steps=2, epochs=2, visits=16)}
+"""What clients of 10 and of 5 images can do in two epochs."""
+
+
 def guard(**options: Any) -> Guard:
-    return Guard(4, SENT, {7: 10, 8: 5}, **options)
+    return Guard(4, SENT, MOST, **options)
 
 
 def update(**changes: Any) -> Update:
@@ -141,7 +146,7 @@ def test_variances_stay_above_zero_unless_noise_moved_them() -> None:
     def told(variances: list[float], seen: list[int], **options: Any) -> str:
         new = {"norm.running_var": torch.tensor(variances), "seen": torch.tensor(seen)}
         try:
-            Guard(4, sent, {7: 10}, **options).check(update(weights=new, extras={}))
+            Guard(4, sent, MOST, **options).check(update(weights=new, extras={}))
         except UpdateRefused as refused:
             return str(refused)
         return ""
@@ -287,3 +292,55 @@ def test_too_long_a_change() -> None:
     assert change_norm({"n": torch.tensor(4)}, {"n": torch.tensor(1)}) == 0.0
     # six ones: sqrt(6) = 2.449
     assert refusal(update(), max_norm=2.4) == "moves the weights by 2.45, more than 2.4"
+
+
+def test_class_counts_are_bounded_by_the_visits_of_an_epoch() -> None:
+    form: Any = {"extras": {"prior/counts": (3,)}, "counts": ("prior/counts",)}
+
+    def told(*counts: float) -> str:
+        try:
+            guard(**form).check(update(extras={"prior/counts": torch.tensor(counts)}))
+        except UpdateRefused as refused:
+            return str(refused)
+        return ""
+
+    assert told(32.0, 0.0, 0.0) == told(0.0, 0.0, 0.0) == told(10.0, 11.0, 11.0) == ""
+    wanted = "its class counts add up to {}; with 10 images it can have met 32"
+    assert told(33.0, 0.0, 0.0) == wanted.format("33")
+    assert told(20.0, 0.0, 20.0) == wanted.format("40")
+    assert told(9e14, 0.0, 0.0) == wanted.format("9e+14")
+    assert told(40.0, -39.0, 0.0) == "its class counts are negative"
+    guard(extras=form["extras"]).check(update(extras={"prior/counts": torch.full((3,), 9e14)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [
+        ("loss/supervised", 3e6),  # 3 steps
+        ("steps", 40),  # ten times 4
+        ("count/unsure", 100 * (2 * 32 + 7)),  # two epochs of 32 visits, 7 numbers among the weights
+        ("pseudo/selected", 320),
+        ("pseudo/set_size", 320 * 10),  # of 10 classes
+        ("pseudo/excluded_images", 10),
+    ],
+)
+def test_what_is_written_down_is_bounded_by_what_the_client_registered(name: str, largest: float) -> None:
+    def given(value: float) -> Update:
+        return update(metrics={"steps": 3.0, name: float(value)})
+
+    guard(classes=10).check(given(largest))
+    more = largest * 1.1 if name.startswith("loss/") else largest + 1
+    assert refusal(given(more), classes=10) == f"its metrics are absurd: {name} is {float(more)!r}"
+    sign = "absurd: loss/supervised is" if name.startswith("loss/") else f"count {name} as"
+    assert (
+        refusal(given(-more), classes=10) == f"its metrics {'are ' * (name[0] == 'l')}{sign} {-float(more)!r}"
+    )
+
+
+def test_a_loss_may_grow_with_the_squared_length_of_the_weights() -> None:
+    sent = {"w": torch.full((2, 3), 1e2), "steps": torch.tensor(0)}  # six times a hundred: 6e4 squared
+    large = Guard(4, sent, MOST)
+    large.check(update(metrics={"steps": 1.0, "loss/penalty": 5.9e7}))
+    with pytest.raises(UpdateRefused, match="its metrics are absurd: loss/penalty is 61000000"):
+        Guard(4, sent, MOST).check(update(metrics={"steps": 1.0, "loss/penalty": 6.1e7}))
+    assert refusal(update(metrics={"loss/a": 1.1e6})) == "its metrics are absurd: loss/a is 1100000.0"

@@ -71,6 +71,9 @@ KINDS: list[Callable[[Update], dict[str, Any]]] = [
     lambda update: {"extras": {**update.extras, "prior/_secret": torch.ones(3)}},
     lambda update: {"metrics": {**update.metrics, "loss/supervised": 1.7e308}},
     lambda update: {"metrics": {**update.metrics, "pseudo/visits": -1e12}},
+    lambda update: {"metrics": {**update.metrics, "loss/supervised": 1e19}},
+    lambda update: {"metrics": {**update.metrics, "steps": 1e12}},
+    lambda update: {"extras": {**update.extras, "prior/counts": torch.full((10,), 9e14)}},
     lambda update: {"carry": {"classifier.weight": torch.full((10, 64), math.nan)}},
 ]
 

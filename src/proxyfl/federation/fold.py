@@ -11,6 +11,7 @@ from torch import Tensor
 from proxyfl.core.config import Config
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update
+from proxyfl.federation.effort import most_effort
 from proxyfl.federation.guard import MOST_METRICS, Guard
 from proxyfl.federation.pipeline import pipeline_for
 from proxyfl.federation.sampling import Population
@@ -34,15 +35,17 @@ class Fold:
         spool: Path | None = None,
     ) -> None:
         self.config, self.method, self.population = config, method, population
-        sizes = {client: int(population.sizes[client]) for client in clients}
+        most = {k: most_effort(config.train, method, int(population.sizes[k])) for k in clients}
         self.snapshot = config.keep.snapshot(state.round + 1, config.federation.rounds)
         limit = config.federation.max_norm
         self.guard = Guard(
             state.round + 1,
             state.weights,
-            sizes,
+            most,
             limit,
             method.extras_form_all(ctx),
+            method.all_counts,
+            ctx.classes,
             parts={part.name for part in method.parts},
             carries=config.train.leak_momentum,
             noised=bool(config.privacy.clip) and config.privacy.where == "site",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Tensors, Update
+from proxyfl.federation.effort import Effort
 
 MAX_RATIO = 1e6
 """Refused by default: a change this many times as long as the weights that were sent. A round of any method
@@ -26,12 +27,22 @@ changes them by 0.2 to 2 times their length, one that diverges at ten times the 
 is let through can still be squared and summed in float32."""
 
 LARGEST = 1e15
-"""No number beside the weights is larger: counts, prototypes, embeddings. Their sums and squares stay finite
-in float32."""
+"""No number beside the weights is larger: prototypes, embeddings. Their sums and squares stay finite in
+float32."""
 
-LARGEST_METRIC = 1e20
-"""The same for a loss: it may diverge, but sums over all steps and clients must stay what a run's reader
-takes for a number (up to 1e30)."""
+LARGEST_LOSS, LOSS_PER_SQUARE = 1e6, 1e3
+"""Refused: a mean loss per step beyond the first, or beyond the second times the squared length of the
+weights where that is more: penalties grow with it, FedMatch's to 6.4 times. Cross entropy begins at log C.
+Whoever reports more has diverged or lies, and in either case neither its weights nor its loss belong in a
+mean."""
+
+AGAIN, MANY = 10, 100
+"""What methods write down may count a step, or a visit of an image, this many times over, since each may take
+several passes; counts of their own, which may be of weights that travelled, more often. These are records
+alone. Class counts, from which the server computes, are bounded by the visits themselves."""
+
+ROUNDING = 1.001
+"""Sums of many counts in float32 may be this much too large."""
 
 MOST_METRICS = 64
 METRIC = re.compile(r"steps|(loss|count|pseudo)/.{1,40}")
@@ -42,17 +53,20 @@ SHOWN_NAMES, SHOWN_LETTERS = 5, 80
 class Guard:
     """Checks the updates of one round against what was sent out.
 
-    ``sizes`` tells how many images each client registered with; ``max_norm`` bounds the change of weights
-    (0: ``MAX_RATIO`` times their length), ``extras`` are the shapes of what else is sent, as float32.
-    ``parts`` may send extras (None: anyone), ``carries`` says whether a client hands momentum to the next,
-    ``noised`` that sites add noise, which may make a variance negative.
+    ``most`` tells what each client can have done with the images it registered; ``max_norm`` bounds the
+    change of weights (0: ``MAX_RATIO`` times their length), ``extras`` are the shapes of what else is sent,
+    as float32, and ``counts`` those of them that count images by class. ``parts`` may send extras (None:
+    anyone), ``carries`` says whether a client hands momentum to the next, ``noised`` that sites add noise,
+    which may make a variance negative.
     """
 
     round: int
     weights: Tensors
-    sizes: Mapping[int, int]
+    most: Mapping[int, Effort]
     max_norm: float = 0.0
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    counts: Collection[str] = ()
+    classes: int = 1
     parts: Collection[str] | None = None
     carries: bool = True
     noised: bool = False
@@ -74,7 +88,9 @@ class Guard:
         _bounded(update.extras.items())
         _bounded((name, value) for name, value in update.weights.items() if not value.is_floating_point())
         self._check_signs(update.weights)
-        _check_metrics(update.metrics)
+        most = self.most[update.client]
+        self._check_counts(update.extras, most)
+        self._check_metrics(update.metrics, most)
         if not _real(update.seconds) or not 0 <= update.seconds <= LARGEST:
             raise UpdateRefused(f"took {_short(update.seconds)} seconds")
         self._check_length(update.weights)
@@ -85,11 +101,11 @@ class Guard:
             raise UpdateRefused(f"belongs to round {_short(update.round)}, not {self.round}")
         if asked is not None and (type(update.client) is not int or update.client != asked):
             raise UpdateRefused(f"says it is client {_short(update.client)}")
-        if type(update.client) is not int or update.client not in self.sizes:
+        if type(update.client) is not int or update.client not in self.most:
             raise UpdateRefused("was not asked in this round")
         if update.client in self.seen:
             raise UpdateRefused("answered twice")
-        registered = self.sizes[update.client]
+        registered = self.most[update.client].images
         if type(update.samples) is not int or not 0 < update.samples <= registered:
             raise UpdateRefused(f"claims {_short(update.samples)} images, registered {registered}")
 
@@ -123,11 +139,58 @@ class Guard:
             if bool((value < self.weights[name].clamp(max=0)).any()):
                 raise UpdateRefused(f"'{name}' holds negative values")
 
+    def _check_counts(self, extras: Tensors, most: Effort) -> None:
+        """No client counts more images than it can have met, so that none outweighs all others."""
+        for counted in (extras[name].double() for name in self.counts):
+            if bool((counted < 0).any()):
+                raise UpdateRefused("its class counts are negative")
+            total = float(counted.sum())
+            if total > ROUNDING * most.visits:
+                raise UpdateRefused(
+                    f"its class counts add up to {total:.6g}; with {most.images} images it can have met "
+                    f"{most.visits}"
+                )
+
+    def _check_metrics(self, metrics: Any, most: Effort) -> None:
+        """Sums that the server can add up: counts are whole, none is too large, none lacks its fellows."""
+        if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS:
+            raise UpdateRefused(f"its metrics are no table of at most {MOST_METRICS} numbers")
+        for name, value in metrics.items():
+            if not isinstance(name, str) or not METRIC.fullmatch(name) or not name.isprintable():
+                raise UpdateRefused(f"its metrics name {_short(name)}, which nobody asked for")
+            if not _real(value):
+                raise UpdateRefused("its metrics are not finite")
+            counts, loss = name.startswith("count/"), name.startswith("loss/")
+            if not loss and (value < 0 or (not counts and value != int(value))):
+                raise UpdateRefused(f"its metrics count {name} as {_short(value)}")
+        steps = max(1.0, metrics.get("steps", 0.0))
+        for name, value in metrics.items():
+            if abs(value) > self._largest(name, steps, most):
+                raise UpdateRefused(f"its metrics are absurd: {name} is {_short(value)}")
+        _require_fellows({name.removeprefix("pseudo/") for name in metrics if name.startswith("pseudo/")})
+
+    def _largest(self, name: str, steps: float, most: Effort) -> float:
+        """Of what a client may report under this name after so many steps."""
+        kind, _, what = name.partition("/")
+        if kind == "loss":
+            return steps * max(LARGEST_LOSS, LOSS_PER_SQUARE * self._own_length**2)
+        if kind == "steps":
+            return AGAIN * most.steps
+        if kind == "count":
+            return MANY * float(most.epochs * most.visits + self._numbers)
+        if what == "excluded_images":
+            return most.images
+        return AGAIN * most.visits * (self.classes if what == "set_size" else 1)
+
     def _check_length(self, weights: Tensors) -> None:
         limit = self.max_norm or MAX_RATIO * self._own_length
         length = change_norm(weights, self.weights)
         if not length <= limit:
             raise UpdateRefused(f"moves the weights by {length:.3g}, more than {limit:.3g}")
+
+    @cached_property
+    def _numbers(self) -> int:
+        return sum(value.numel() for value in self.weights.values())
 
     @cached_property
     def _own_length(self) -> float:
@@ -170,27 +233,15 @@ def _bounded(tensors: Iterable[tuple[str, Tensor]]) -> None:
             raise UpdateRefused(f"'{name}' holds values beyond {LARGEST:g}")
 
 
-def _check_metrics(metrics: Any) -> None:
-    """Sums that the server can add up: counts are whole, nothing overflows, none lacks its fellows."""
-    if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS:
-        raise UpdateRefused(f"its metrics are no table of at most {MOST_METRICS} numbers")
-    for name, value in metrics.items():
-        if not isinstance(name, str) or not METRIC.fullmatch(name) or not name.isprintable():
-            raise UpdateRefused(f"its metrics name {_short(name)}, which nobody asked for")
-        if not _real(value):
-            raise UpdateRefused("its metrics are not finite")
-        if not name.startswith(("loss/", "count/")) and (value < 0 or value != int(value)):
-            raise UpdateRefused(f"its metrics count {name} as {_short(value)}")
-        if abs(value) > (LARGEST_METRIC if name.startswith("loss/") else LARGEST):
-            raise UpdateRefused(f"its metrics are absurd: {name} is {_short(value)}")
-    counted = {name.removeprefix("pseudo/") for name in metrics if name.startswith("pseudo/")}
+def _require_fellows(counted: Collection[str]) -> None:
+    """What is divided by another count needs it."""
     for name, needed in (
         ("visits", {"selected", "excluded_images"}),
         ("right", {"visits", "selected_right"}),
         ("low", {"set_size"}),
     ):
-        if name in counted and not needed <= counted:
-            raise UpdateRefused(f"its metrics have pseudo/{name} without {_names(needed - counted)}")
+        if name in counted and not needed <= set(counted):
+            raise UpdateRefused(f"its metrics have pseudo/{name} without {_names(needed - set(counted))}")
 
 
 def _real(value: Any) -> bool:

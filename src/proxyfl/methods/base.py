@@ -40,6 +40,9 @@ class Part:
     """Weights whose names begin so stay on the client, kept between its rounds, instead of being sent."""
     sends: ClassVar[str] = ""
     """What travels beside the weights, in words: what goes up, what down, what both ways."""
+    counts: ClassVar[tuple[str, ...]] = ()
+    """Which of the tensors that it sends count, by class, images visited in the last local epoch: an update
+    that counts more than the client can have visited is refused."""
     keeps: str = ""
     """What a client keeps between rounds, in words; empty: nothing."""
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -131,6 +134,7 @@ class Method(Part):
         self.all_wants = frozenset().union(*(part.wants for part in self.parts))
         self.needs_heads = any(part.heads for part in self.parts)
         self.all_private = tuple(prefix for part in self.parts for prefix in part.private)
+        self.all_counts = tuple(f"{part.name}/{name}" for part in self.parts for name in part.counts)
         self.keeps_state = any(part.keeps or part.private for part in self.parts)
 
     def refuses(self, addon: Addon) -> str:

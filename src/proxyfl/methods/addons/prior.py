@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.config import setting
-from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Tensors, Update
 from proxyfl.methods.base import Addon
 from proxyfl.methods.context import ClientContext, Outputs, ServerContext
@@ -54,6 +53,7 @@ class Prior(Addon):
     name = "prior"
     wants = frozenset({"x", "u_weak", "teacher_x"})
     sends = "class counts up, class prior down (C numbers each)"
+    counts = ("counts",)
     Parameters = PriorParameters
 
     def start(self, ctx: ServerContext) -> Tensors:
@@ -79,10 +79,7 @@ class Prior(Addon):
         return {"counts": (ctx.classes,)}
 
     def receive(self, update: Update) -> Tensors:
-        counts = update.extras["prior/counts"]
-        if bool((counts < 0).any()):
-            raise UpdateRefused("its class counts are negative")
-        return {"counts": counts}
+        return {"counts": update.extras["prior/counts"]}
 
     def serve(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Tensors:
         prior = ctx.extras["prior/classes"]

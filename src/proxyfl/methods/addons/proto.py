@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.config import setting
-from proxyfl.core.errors import MethodError, UpdateRefused
+from proxyfl.core.errors import MethodError
 from proxyfl.core.state import Tensors, Update
 from proxyfl.methods.base import Addon
 from proxyfl.methods.context import ClientContext, Outputs, ServerContext
@@ -49,6 +49,7 @@ class Proto(Addon):
     name = "proto"
     wants = frozenset({"x", "u_weak"})
     sends = "prototypes both ways (C × d numbers), class counts up, flags of known classes down (C each)"
+    counts = ("counts",)
     Parameters = ProtoParameters
 
     def start(self, ctx: ServerContext) -> Tensors:
@@ -81,8 +82,6 @@ class Proto(Addon):
         return {"means": shape, "counts": shape[:1]}
 
     def receive(self, update: Update) -> Tensors:
-        if bool((update.extras["proto/counts"] < 0).any()):
-            raise UpdateRefused("its class counts are negative")
         return {name: update.extras[f"proto/{name}"] for name in ("means", "counts")}
 
     def serve(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Tensors:
