@@ -301,3 +301,24 @@ def test_a_page_says_when_the_dashboard_has_stopped(browser, folder):
         assert browser.ask("document.querySelector('body > p').hidden")
     browser.until("!document.querySelector('body > p').hidden")
     assert browser.ask("document.querySelector('table') !== null")
+
+
+def test_marks_that_turn_the_direction_of_text_are_shown_as_words(browser, tmp_path):
+    """Otherwise a stranger's run could be called 'exe.(turn)fdp' and be seen as 'exe.pdf'."""
+    name, folder = "run\u202egnp\u2066\u200b\u3164", tmp_path / "runs"
+    run = write_run(folder / name, "fedavg", 1, [0.5, 0.6])
+    shown = r"run\u{202e}gnp\u{2066}\u{200b}\u{3164}"
+    browser.look()
+    browser.open(write_report([run], tmp_path / "report.html").as_uri())
+    browser.until("document.querySelectorAll('.chart').length > 1")
+    assert browser.ask("document.querySelector('h1').textContent") == shown
+    assert not browser.ask(r"/[\u202a-\u202e\u2066-\u2069\u200b\u3164]/.test(document.body.innerText)")
+    assert "\u202e" not in browser.ask("document.title")
+    with answering(folder, every=0.1) as server:
+        browser.open(server.url)
+        browser.until("document.querySelectorAll('tbody a').length === 1")
+        assert browser.ask("document.querySelector('tbody a').textContent") == shown
+        browser.ask("document.querySelector('tbody a').click()")
+        browser.until("document.querySelectorAll('.chart').length > 1")
+        assert browser.ask("document.querySelector('h1').textContent") == shown
+    assert browser.errors == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,19 @@ def test_control_characters_become_words() -> None:
     assert printable("a\x1b[2Jb\x07\u202ec\x9b") == "a\\x1b[2Jb\\x07\\u202ec\\x9b"
     assert printable("two\nlines\tand a tab") == "two\nlines\tand a tab"
     assert printable("größer × 3") == "größer × 3"
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        *map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)),  # direction
+        *("\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\u180e", "\U000e0041"),  # format
+        *("\u2028", "\u2029", "\u034f", "\u115f", "\u3164", "\uffa0", "\ufe0f", "\U000e0100"),  # unseen
+    ],
+)
+def test_what_nobody_sees_becomes_words(sign: str) -> None:
+    assert printable(f"a{sign}b") == f"a{sign.encode('unicode_escape').decode()}b"
+    assert sign not in one_line(f"a{sign}b")
 
 
 def test_what_was_told_is_one_short_line() -> None:

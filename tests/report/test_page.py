@@ -15,6 +15,7 @@ import torch
 
 from proxyfl import Run
 from proxyfl.core.errors import RunError
+from proxyfl.core.text import printable
 from proxyfl.report.compare import compare
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.gather import gather, groups
@@ -132,7 +133,7 @@ def test_hostile_texts_stay_texts(runs, tmp_path):
     (path / "config.toml").write_text(config.replace('"digits"\nimage', f"'''folder:/{NAME}'''\nimage"))
     text = render(gather([Run(path)], HOSTILE, Labels()))
     found = Reader(text)
-    assert found.text("title") == [HOSTILE]
+    assert found.text("title") == [printable(HOSTILE)]
     assert [tag for tag, _ in found.tags].count("script") == 2
     assert "img" not in [tag for tag, _ in found.tags]
     data = json.loads(found.text("script")[0])

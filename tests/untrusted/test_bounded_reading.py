@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import begins_with, has_hash, read_bounded
+from proxyfl.core.files import SHORT, begins_with, has_hash, read_bounded
 from proxyfl.core.seal import is_intact, read_sealed
 from proxyfl.runs.directory import RunDirectory, read_json_lines
 from proxyfl.runs.ledger import Mark, recorded, restore, vouched
@@ -22,6 +23,8 @@ def make(kind: str, path: Path) -> Path:
         os.mkfifo(path)
     elif kind == "device":
         path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
     else:
         path.touch()
         os.truncate(path, HUGE)
@@ -33,6 +36,7 @@ def make(kind: str, path: Path) -> Path:
     [
         ("pipe", "is no ordinary file"),
         ("device", "is no ordinary file"),
+        ("folder", "is a folder where a file belongs"),
         ("huge", "4,398,046,511,104 bytes are more than"),
     ],
 )
@@ -58,6 +62,31 @@ def test_a_file_may_be_as_long_as_memory_holds_it_so_often(
         read_bounded(tmp_path / "a", 3)
     with pytest.raises(FileNotFoundError):
         read_bounded(tmp_path / "b")
+
+
+@pytest.mark.timeout(120)
+def test_notes_of_gigabytes_are_not_read(tmp_path: Path) -> None:
+    """A sparse file of five gigabytes would fit the memory of many machines; nobody's notes are that long."""
+    run = RunDirectory(tmp_path)
+    run.environment.touch()
+    os.truncate(run.environment, 5 << 30)
+    with pytest.raises(RunError, match="5,368,709,120 bytes, at most 16,777,216 are read"):
+        run.noted()
+    assert not has_hash(run.environment, NOTHING, SHORT)
+    tracemalloc.start()
+    assert not begins_with(run.environment, b"{")
+    has_hash(tmp_path / "small", NOTHING)
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+
+
+def test_a_hash_is_taken_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    os.truncate(tmp_path / "a", 64 << 20)
+    tracemalloc.start()
+    assert has_hash(tmp_path / "a", "3b6a07d0d404fab4e23b6d34bc6696a6a312dd92821332385e5af7c01c421351")
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
 
 
 def test_beginnings_and_hashes(tmp_path: Path) -> None:

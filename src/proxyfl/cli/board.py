@@ -119,4 +119,5 @@ def look_at(path: Path, before: Seen) -> Seen:
     if size == before.size:
         return before
     lines = read_json_lines(metrics)
-    return Seen(size, len(lines), lines[-1]["accuracy"] if lines else 0.0)
+    accuracy = lines[-1].get("accuracy") if lines else None
+    return Seen(size, len(lines), accuracy if isinstance(accuracy, float) else before.accuracy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from proxyfl.core.config import Config
     from proxyfl.core.trees import Tree
+    from proxyfl.runs.run import Run
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -90,6 +91,9 @@ class Verbs(TyperGroup):
         except ProxyFLError as error:
             tell_error(str(error))
             raise typer.Exit(USER_ERROR) from error
+        except PermissionError as error:
+            tell_error(f"{error.filename} is closed to this user; give the user access or name another place")
+            raise typer.Exit(USER_ERROR) from error
         except KeyboardInterrupt as error:
             typer.echo("stopped", err=True)
             raise typer.Exit(INTERRUPTED) from error
@@ -155,8 +159,6 @@ def find_run(text: str, accept: Callable[[Path], bool] | None = None) -> Path:
     places = [given] if given.is_absolute() else [given, runs_folder() / given]
     for place in places:
         if accept(place):
-            if is_run(place):
-                RunDirectory(place).require()
             return place
     for place in places:
         if (place / "checkpoints").is_dir():
@@ -169,8 +171,24 @@ def find_run(text: str, accept: Callable[[Path], bool] | None = None) -> Path:
 def is_run(path: Path) -> bool:
     from proxyfl.runs.directory import RunDirectory
 
-    run = RunDirectory(path)
-    return run.config.is_file() and run.checkpoints.is_dir()
+    return RunDirectory(path).is_run
+
+
+def open_runs(places: Iterable[Path]) -> list[Run]:
+    """The runs at these places. Damaged ones are named and left out, unless there are no others."""
+    from proxyfl.runs.run import Damaged, Run, open_run
+
+    found = [open_run(place) for place in places]
+    damaged = [each for each in found if isinstance(each, Damaged)]
+    if damaged and len(damaged) == len(found):
+        raise RunError(damaged[0].reason)
+    for each in damaged:
+        tell_left_out(each.path, each.reason)
+    return [each for each in found if isinstance(each, Run)]
+
+
+def tell_left_out(path: Path, reason: str) -> None:
+    err().print(f"note: left out, damaged: {path}: {reason}", markup=False, soft_wrap=True)
 
 
 def _close_runs(place: Path) -> list[Path]:

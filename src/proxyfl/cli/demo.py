@@ -104,11 +104,13 @@ def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
 
 
 def _read_ledger(path: Path) -> set[str]:
+    from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded
+
     try:
-        return {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["runs"]}
+        return {str(name) for name in json.loads(read_bounded(path, JSON_SWELLS, SHORT))["runs"]}
     except FileNotFoundError:
         return set()
-    except (OSError, ValueError, KeyError, TypeError):
+    except (RunError, ValueError, KeyError, TypeError, RecursionError):
         raise RunError(f"{path} is damaged; delete it, or choose another folder with --runs") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from proxyfl.runs.directory import RunDirectory
-    from proxyfl.runs.run import Run
+    from proxyfl.runs.run import Damaged, Run
 
 LS_EXAMPLES = examples("proxyfl ls", "proxyfl ls results/runs")
 SHOW_EXAMPLES = examples("proxyfl show runs/digits-proxyfl-seed1-4b2c91", "proxyfl show try-1 --rounds 20")
@@ -66,13 +67,17 @@ def ls(
 def _half_made(run: RunDirectory) -> bool:
     """What a creation that was cut short has left, or one that is going on."""
     name = run.path.name
-    return name.startswith(".") and name.endswith(".creating") and run.config.is_file()
+    return name.startswith(".") and name.endswith(".creating") and os.path.lexists(run.config)
 
 
-def _row(run: Run) -> list[str]:
+def _row(run: Run | Damaged) -> list[str]:
     from rich.markup import escape
 
+    from proxyfl.runs.run import Damaged
+
     name = escape(run.path.name)
+    if isinstance(run, Damaged):
+        return [name, "", "", "", "", "", f"[red]damaged: {escape(run.reason)}[/]"]
     try:
         config, lines = run.config, run.metrics
         total = config.federation.rounds
@@ -81,7 +86,7 @@ def _row(run: Run) -> list[str]:
         if run.directory.is_locked():
             state = "running"
     except (ProxyFLError, KeyError, TypeError) as error:
-        return [name, "", "", "", "", "", f"[red]unreadable: {escape(str(error))}[/]"]
+        return [name, "", "", "", "", "", f"[red]damaged: {escape(str(error))}[/]"]
     return [
         name,
         escape(config.data.name),

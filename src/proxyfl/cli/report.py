@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from proxyfl.cli.common import examples, find_run, out
+from proxyfl.cli.common import examples, find_run, open_runs, out, tell_left_out
 from proxyfl.core.errors import ConfigError
 
 EXAMPLES = examples(
@@ -33,10 +33,9 @@ def report(
     """
     from proxyfl.data.files import in_words
     from proxyfl.report.html.page import write_report
-    from proxyfl.runs.run import Run
 
     if output.is_dir():
         raise ConfigError(f"{output} is a folder; give a file such as {output / 'report.html'}")
     places = list(dict.fromkeys(find_run(text) for text in runs))
-    written = write_report([Run(place) for place in places], output, title)
+    written = write_report(open_runs(places), output, title, tell_left_out)
     out().print(f"{written} ({in_words(written.stat().st_size)})", markup=False, soft_wrap=True)

@@ -47,6 +47,7 @@ def resume(
     directory = RunDirectory(path)
     before: list[float] = []
     if path.exists():
+        directory.require()
         saved, _ = load_newest(directory)
         require_same_config(directory, saved)
         before = [json.loads(line)["accuracy"] for line in saved.metrics.splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxyfl.cli.common import command, err, examples, find_run, is_run, out, runs_folder
+from proxyfl.cli.common import command, err, examples, find_run, is_run, open_runs, out, runs_folder
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.text import printable
 
 if TYPE_CHECKING:
     from proxyfl.report.compare import Comparison
@@ -118,7 +120,7 @@ def table(
         return
     text = _text(form, comparison, asked, made, each=each)
     if file is None:
-        typer.echo(text, nl=False)
+        typer.echo(printable(text), nl=False)
     else:
         from proxyfl.report.style import write
 
@@ -127,30 +129,28 @@ def table(
 
 def find_runs(places: Sequence[str]) -> list[Run]:
     """The runs at the places named: each a run, a run's name, or a folder in which to look for some."""
-    from proxyfl.runs.run import Run
-
     if not places:
         folder = runs_folder()
-        found = [Run(path) for path in _below(folder, DEPTH)]
+        found = list(_below(folder, DEPTH))
         if not found:
             raise RunError(f"no runs in {folder}; start some with 'proxyfl compare', or name their folder")
-        return found
-    runs: list[Run] = []
+        return open_runs(found)
+    paths: list[Path] = []
     for place in places:
         path = Path(place).expanduser()
         if path.is_dir() and not is_run(path):
-            inside = [Run(each) for each in _below(path, DEPTH)]
+            inside = list(_below(path, DEPTH))
             if not inside:
                 raise RunError(f"no runs in {path}, nor in the folders in it; name a folder with runs")
-            runs += inside
+            paths += inside
         else:
-            runs.append(Run(find_run(place)))
-    return runs
+            paths.append(find_run(place))
+    return open_runs(paths)
 
 
 def _below(folder: Path, depth: int) -> Iterable[Path]:
     """Runs in a folder, by name. Nothing is looked for inside a run."""
-    if not folder.is_dir():
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
         return
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():

@@ -95,7 +95,7 @@ def _validate_run(path: Path) -> None:
     from proxyfl.runs.checkpoint import folders
     from proxyfl.runs.directory import RunDirectory
 
-    run = RunDirectory(path)
+    run = RunDirectory(path).require()
     checks: list[tuple[str, str]] = [(folder.name, _checkpoint_fault(folder)) for folder in folders(run)]
     intact = [name for name, fault in checks if not fault]
     if intact:
@@ -129,7 +129,7 @@ def _checkpoint_fault(folder: Path) -> str:
 
 def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
     """The run's own files compared with what the newest intact checkpoint says about them."""
-    from proxyfl.core.files import begins_with, has_hash
+    from proxyfl.core.files import SHORT, begins_with, has_hash
     from proxyfl.core.seal import is_intact
     from proxyfl.runs.checkpoint import keeps_metrics, read
     from proxyfl.runs.directory import AT_SITES
@@ -139,8 +139,8 @@ def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
     unchanged = begins_with(run.config, saved.config, whole=True)
     verdicts = [(run.config, unchanged, "changed since the run began")]
     wrong = "missing or not what its checksum says"
-    for file in (run.partition, run.environment):
-        verdicts.append((file, has_hash(file, saved.run_files.get(file.name)), wrong))
+    for file, most in ((run.partition, None), (run.environment, SHORT)):
+        verdicts.append((file, has_hash(file, saved.run_files.get(file.name), most), wrong))
     for file in (run.metrics,) if early else (run.metrics, run.metrics_copy):
         verdicts.append((file, begins_with(file, saved.metrics), "not what the checkpoint says"))
     copies = [run.best_copy] if saved.metrics and not early else []

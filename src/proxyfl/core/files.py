@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 
 import torch
@@ -14,6 +16,9 @@ from torch import Tensor
 
 from proxyfl.core.errors import RunError
 from proxyfl.core.machine import usable_memory
+
+SHORT = 16 << 20
+"""Bytes that a file of notes may have: a manifest, the environment, who takes part."""
 
 JSON_SWELLS = 16
 """How many times its length a JSON text may take, read: short lists and tables are much larger inside."""
@@ -59,24 +64,47 @@ def append_bytes(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def read_bounded(path: Path, swells: int = 2) -> bytes:
-    """All of a file that may be a stranger's. It must be an ordinary one, and small enough for the memory to
-    hold it ``swells`` times, else :class:`RunError`. Nothing is waited for, as a pipe would be for ever.
+def read_bounded(path: Path, swells: int = 2, most: int | None = None) -> bytes:
+    """All of a file that may be a stranger's. It must have at most so many bytes, and be small enough for the
+    memory to hold it ``swells`` times, else :class:`RunError`; a missing one is a :class:`FileNotFoundError`.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise RunError(f"{path} is no ordinary file; put the file there instead")
-        if found.st_size * swells > usable_memory() // 2:
-            size = f"{found.st_size:,} bytes"
-            raise RunError(f"{path} is damaged: {size} are more than this machine's memory can hold")
-        return file.read(found.st_size)
+    with opened(path) as file:
+        return file.read(_size(path, file, swells, most))
 
 
-def has_hash(path: Path, expected: object) -> bool:
-    """Whether a file that may be a stranger's is there and has this SHA-256."""
+def _size(path: Path, file: BufferedReader, swells: int, most: int | None) -> int:
+    size = os.fstat(file.fileno()).st_size
+    if most is not None and size > most:
+        raise RunError(f"{path} is damaged: it has {size:,} bytes, at most {most:,} are read")
+    if size * swells > usable_memory() // 2:
+        raise RunError(f"{path} is damaged: {size:,} bytes are more than this machine's memory can hold")
+    return size
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """A file that may be a stranger's, to read. It must be an ordinary one that can be read, else
+    :class:`RunError`; nothing is waited for, as a pipe would be for ever.
+    """
     try:
-        return hashlib.sha256(read_bounded(path)).hexdigest() == expected
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise RunError(f"{path} is no ordinary file; put the file there instead")
+            yield file
+    except FileNotFoundError:
+        raise
+    except IsADirectoryError:
+        raise RunError(f"{path} is a folder where a file belongs; put the file there instead") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}; make it readable") from error
+
+
+def has_hash(path: Path, expected: object, most: int | None = None) -> bool:
+    """Whether a file that may be a stranger's is there and has this SHA-256; it is read in pieces."""
+    try:
+        with opened(path) as file:
+            _size(path, file, 1, most)
+            return hashlib.file_digest(file, "sha256").hexdigest() == expected
     except (OSError, RunError):
         return False
 
@@ -84,9 +112,9 @@ def has_hash(path: Path, expected: object) -> bool:
 def begins_with(path: Path, expected: bytes, *, whole: bool = False) -> bool:
     """Whether a file that may be a stranger's begins with these bytes; ``whole``: and ends with them."""
     try:
-        if whole and path.stat().st_size != len(expected):
-            return False
-        return read_bounded(path).startswith(expected)
+        with opened(path) as file:
+            size = _size(path, file, 1, None)
+            return (not whole or size == len(expected)) and file.read(len(expected)) == expected
     except (OSError, RunError):
         return False
 

@@ -1,12 +1,22 @@
-"""Text that may come from a stranger's file, made fit for a terminal."""
+"""Text that may come from a stranger's file, made fit for a terminal or a page."""
 
 from __future__ import annotations
 
+import re
+
 LONGEST_LINE = 2000
+UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""What Python calls printable and nobody sees: fillers, joiners and selectors of variants. With them two
+names look alike. The page's script has the same list."""
 
 
 def printable(text: str) -> str:
-    """Control characters and marks that turn the direction of text, as escapes; line ends and tabs stay."""
+    """Control characters, marks that turn the direction of text and others that nobody sees, as escapes; line
+    ends and tabs stay.
+    """
+    text = UNSEEN.sub(lambda found: _escaped(found[0]), text)
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() or sign in "\n\t" else _escaped(sign) for sign in text)

@@ -100,8 +100,9 @@ def judge(path: Path, known: Sequence[Checksum] = ()) -> Verdict:
     note = record_of(path)
     if not note.is_file():
         return Verdict("unknown", f"sha256 {actual}, no official checksum is known")
-    recorded = re.match(r"[0-9a-f]{64}", note.read_text(encoding="utf-8", errors="replace"))
-    if recorded and recorded[0] == actual:
+    with note.open("rb") as file:
+        recorded = re.match(rb"[0-9a-f]{64}", file.read(64))
+    if recorded and recorded[0].decode() == actual:
         return Verdict("recorded", f"sha256 {actual}, as noted when it was downloaded")
     return Verdict("differs", f"sha256 {actual}, {note.name} says otherwise")
 

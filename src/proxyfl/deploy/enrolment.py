@@ -19,7 +19,7 @@ import numpy as np
 from flwr.app import MessageType, RecordDict
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import write_bytes
+from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
 from proxyfl.core.text import told
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.engines.flower.codec import Malformed, content, header_of, text, whole
@@ -200,6 +200,6 @@ def forget_counts(folder: Path) -> None:
 def _readable(file: Path) -> Iterator[dict[str, Any]]:
     """What is in the file; whatever is not as it should be there is damage."""
     try:
-        yield json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        yield json.loads(read_bounded(file, JSON_SWELLS, SHORT))
+    except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{file} is damaged ({type(error).__name__}); put it back from a copy") from None

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import BelowQuorum, RunError
-from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.files import begins_with, sha256, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Split
 from proxyfl.data.partition import Partition, Ragged
@@ -183,7 +183,7 @@ class Server:
     def _settings(self, saved: Checkpoint) -> Config:
         """The settings that the run began with; ``federation.toml`` must still say the same."""
         run = self.directory
-        if run.config.read_bytes() != saved.config:
+        if not begins_with(run.config, saved.config, whole=True):
             raise RunError(f"{run.config} was changed since the run began; put it back from {saved.folder}")
         config = resolve("", load_toml(run.config))
         ours, began = self.deployment.config.federation, config.federation

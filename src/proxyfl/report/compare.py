@@ -253,7 +253,7 @@ def _readable(runs: Iterable[Run]) -> tuple[list[tuple[Run, Settings]], list[str
         try:
             known.append((run, leaves(run.config.to_tree())))
         except ProxyFLError as error:
-            notes.append(f"left out, cannot be read: {run.path}: {error}")
+            notes.append(f"left out, damaged: {run.path}: {error}")
     return known, notes
 
 
@@ -262,14 +262,15 @@ def _read_all(runs: Iterable[tuple[Run, Settings]], *, partial: bool) -> tuple[l
     notes: list[str] = []
     for run, settings in runs:
         finished = run.finished
-        if not finished:
-            rounds = len(run.metrics)
-            kept = "taken in" if partial and rounds else "left out"
-            notes.append(
-                f"{kept}, not finished: {run.path}, {rounds} of {settings['federation.rounds']} rounds"
-            )
-        if finished or (partial and rounds):
-            outcomes.append(_read(run, settings, finished=finished))
+        try:
+            if not finished:
+                rounds, total = len(run.metrics), settings["federation.rounds"]
+                kept = "taken in" if partial and rounds else "left out"
+                notes.append(f"{kept}, not finished: {run.path}, {rounds} of {total} rounds")
+            if finished or (partial and rounds):
+                outcomes.append(_read(run, settings, finished=finished))
+        except RunError as error:
+            notes.append(f"left out, damaged: {run.path}: {error}")
     return outcomes, notes
 
 

@@ -20,7 +20,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import JSON_SWELLS, read_bounded, sha256, sync_folder, write_bytes, write_tensors
+from proxyfl.core.files import (
+    JSON_SWELLS,
+    SHORT,
+    read_bounded,
+    sha256,
+    sync_folder,
+    write_bytes,
+    write_tensors,
+)
 from proxyfl.core.state import ServerState
 from proxyfl.federation.shelf import CURE, Shelf
 from proxyfl.runs.directory import FORMAT, RunDirectory
@@ -103,7 +111,7 @@ def load_newest(run: RunDirectory, *, states: bool = False) -> tuple[Checkpoint,
 def read(folder: Path) -> Checkpoint:
     """A checkpoint, every byte of it verified."""
     try:
-        manifest = _opened(read_bounded(folder / "manifest.json", JSON_SWELLS))
+        manifest = _opened(read_bounded(folder / "manifest.json", JSON_SWELLS, SHORT))
         if manifest["format"] not in (1, FORMAT):
             raise RunError(f"{folder} has format {manifest['format']}, this version reads up to {FORMAT}")
         names = ("state.safetensors", "config.toml", *(("metrics.jsonl",) if manifest["format"] == 1 else ()))
@@ -135,7 +143,7 @@ def manifests(run: RunDirectory) -> Iterator[dict[str, Any]]:
     """What the checkpoints say about the run's files, newest first; those that cannot be read say nothing."""
     for folder in folders(run):
         try:
-            yield _opened(read_bounded(folder / "manifest.json", JSON_SWELLS))
+            yield _opened(read_bounded(folder / "manifest.json", JSON_SWELLS, SHORT))
         except (OSError, RunError, ValueError, KeyError, TypeError, RecursionError):
             continue
 

@@ -30,11 +30,13 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.files import JSON_SWELLS, read_bounded, sync_folder
+from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, sync_folder
 from proxyfl.federation.aggregate import SPOOL
 
 FORMAT = 2
 """Of checkpoints. Format 1 held the metrics themselves; it is still read."""
+
+MODELS = ("best", "last")
 
 AT_SITES = "at the sites"
 """What a run says of its data when they lie elsewhere: those of a real federation."""
@@ -96,12 +98,19 @@ class RunDirectory:
 
     def require(self, otherwise: str = "'proxyfl ls' lists the runs in a folder") -> RunDirectory:
         """Refuse what is no run; ``otherwise`` is what to do then."""
-        if not self.config.is_file() and (copies := sorted(self.checkpoints.glob("round-*/config.toml"))):
+        if not os.path.lexists(self.config) and (
+            copies := sorted(self.checkpoints.glob("round-*/config.toml"))
+        ):
             raise RunError(f"{self.config} is missing; put it back with 'cp {copies[-1]} {self.config}'")
-        if not self.config.is_file() or not self.checkpoints.is_dir():
+        if not self.is_run:
             raise RunError(f"{self.path} is not a run; {otherwise}")
         self._require_own_files(deep=False)
         return self
+
+    @property
+    def is_run(self) -> bool:
+        """Whether this is a run, be it damaged."""
+        return os.path.lexists(self.config) and os.path.lexists(self.checkpoints)
 
     def _require_own_files(self, *, deep: bool) -> None:
         """Refuse a run that has links out of itself: a stranger's would read or overwrite what is elsewhere.
@@ -110,7 +119,10 @@ class RunDirectory:
         ``deep`` looks at what is kept for clients, too, which may be many files. Folders of other programs
         (``--log``) are theirs.
         """
-        home, entries = self.path.resolve(), list(self.path.iterdir())
+        try:
+            home, entries = self.path.resolve(), list(self.path.iterdir())
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be read: {error.strerror}; make it readable") from error
         for place in (self.checkpoints, self.snapshots, self.models, *((self.clients, self.server) * deep)):
             for folder, folders, files in os.walk(place):
                 entries += [Path(folder, name) for name in (*folders, *files)]
@@ -122,6 +134,27 @@ class RunDirectory:
                 kind = _kind(entry, follow=True)
             if kind and not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
                 raise RunError(f"{entry} is neither a file nor a folder; put the file there instead")
+        self._require_kinds()
+
+    def _require_kinds(self) -> None:
+        """Refuse a run that has a folder where a file belongs, a file where a folder belongs, or one of them
+        that this user may not read.
+        """
+        files = (self.config, self.environment, self.partition, self.metrics, self.timing, self.events)
+        copies = (
+            self.metrics_copy,
+            self.best_copy,
+            *(self.models / f"{which}.safetensors" for which in MODELS),
+        )
+        folders = (self.checkpoints, self.snapshots, self.models, self.clients, self.server)
+        cure = "move it away and put back what was there from a copy"
+        for entry in (*files, self.path / ".lock", *copies, *folders):
+            kind, belongs = _kind(entry, follow=True), "folder" if entry in folders else "file"
+            if kind and stat.S_ISDIR(kind) != (belongs == "folder"):
+                found = "a folder" if stat.S_ISDIR(kind) else "a file"
+                raise RunError(f"{entry} is {found} where a {belongs} belongs; {cure}")
+            if kind and not os.access(entry, os.R_OK | (os.X_OK if belongs == "folder" else 0)):
+                raise RunError(f"{entry} cannot be read by this user; make it readable")
 
     def tidy(self) -> None:
         """Clear away what a process that was killed had not finished: files aside, waiting updates."""
@@ -142,7 +175,7 @@ class RunDirectory:
     def noted(self) -> dict[str, Any]:
         """What the run noted about its machine and data; :class:`RunError` where that cannot be read."""
         try:
-            found = json.loads(read_bounded(self.environment, JSON_SWELLS))
+            found = json.loads(read_bounded(self.environment, JSON_SWELLS, SHORT))
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{self.environment} cannot be read ({error}); training goes on without it, to see it put it "
@@ -195,7 +228,7 @@ def _leads_into(link: Path, home: Path) -> bool:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a JSON-lines file; an incomplete last one is left out. What is too long to be
-    such a file has none.
+    such a file, or is none, has none.
     """
     try:
         return json_lines(read_bounded(path, JSON_SWELLS))

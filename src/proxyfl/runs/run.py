@@ -20,7 +20,7 @@ from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
 from proxyfl.federation.loop import CPU
 from proxyfl.runs import checkpoint, ledger
-from proxyfl.runs.directory import AT_SITES, RunDirectory, json_lines, read_json_lines
+from proxyfl.runs.directory import AT_SITES, MODELS, RunDirectory, json_lines, read_json_lines
 from proxyfl.runs.export import TrainedModel, load_model
 from proxyfl.runs.plausible import require_records
 from proxyfl.runs.settings import load_toml, resolve
@@ -104,17 +104,22 @@ class Run:
         """Versions, commit, machine and data, as they were when the run began."""
         return self.directory.noted()
 
+    @property
+    def at_sites(self) -> bool:
+        """Whether the images are those of a real federation, by its notes or by its newest checkpoint."""
+        sealed = [manifest["run"].get("data") for manifest in checkpoint.manifests(self.directory)]
+        return AT_SITES in (self.directory.hints().get("data"), *sealed[:1])
+
     def dataset(self) -> Dataset:
         """The data set, where the run says it was."""
-        noted = self.environment
-        if noted.get("data") == AT_SITES:
+        if self.at_sites:
             raise DataError("the images of a real federation stay at its sites")
-        root = noted.get("data_root")
+        root = self.environment.get("data_root")
         return load_dataset(self.config, Path(root) if root and isinstance(root, str) else None)
 
     def model(self, which: str = "last", device: str = "cpu") -> TrainedModel:
         """The model of the ``last`` round, or of the ``best``."""
-        if which not in ("best", "last"):
+        if which not in MODELS:
             raise RunError(f"a run has a best and a last model, not '{which}'")
         return load_model(self.directory.models / f"{which}.safetensors", device)
 
@@ -154,9 +159,25 @@ def _seconds(timing: dict[str, Any], *, clock: bool = True) -> float:
     return sum(value for value in durations if isinstance(value, int | float) and 0 <= value < 1e9)
 
 
-def list_runs(folder: Path) -> list[Run]:
+@dataclass(frozen=True)
+class Damaged:
+    """A run that cannot be opened, and why."""
+
+    path: Path
+    reason: str
+
+
+def open_run(path: Path) -> Run | Damaged:
+    """A run, or what is wrong with it: whoever looks at many goes on with the others."""
+    try:
+        return Run(path)
+    except RunError as error:
+        return Damaged(path, str(error))
+
+
+def list_runs(folder: Path) -> list[Run | Damaged]:
     """The runs in a folder, by name."""
     if not folder.is_dir():
         return []
-    places = (RunDirectory(path) for path in sorted(folder.iterdir()) if not path.name.startswith("."))
-    return [Run(place.path) for place in places if place.config.is_file() and place.checkpoints.is_dir()]
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return [open_run(path) for path in paths if RunDirectory(path).is_run]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from proxyfl import __version__
 from proxyfl.core.config import Config
-from proxyfl.core.errors import RunError
+from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.report import style
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces
@@ -34,9 +35,29 @@ FIRST = (DATA, "labels.ratio", "partition.alpha", "fidelity")
 """Settings that tell groups apart before others do."""
 
 
-def gather(runs: Sequence[Run], title: str = "", labels: Labels | None = None) -> dict[str, Any]:
-    """Everything a page shows of these runs; with ``labels`` their data sets are opened."""
-    return page_data([(run, run_data(run, Records.of(run), pieces(run, labels))) for run in runs], title)
+def gather(
+    runs: Sequence[Run],
+    title: str = "",
+    labels: Labels | None = None,
+    tell: Callable[[Path, str], None] | None = None,
+) -> dict[str, Any]:
+    """Everything a page shows of these runs; with ``labels`` their data sets are opened. Where others are
+    left, ``tell`` hears of the damaged ones.
+    """
+    found: list[tuple[Run, dict[str, Any]]] = []
+    damaged: list[tuple[Run, ProxyFLError]] = []
+    for run in runs:
+        try:
+            found.append((run, run_data(run, Records.of(run), pieces(run, labels))))
+        except ProxyFLError as error:
+            damaged.append((run, error))
+    for run, fault in damaged:
+        if tell is None or not found:
+            raise fault
+        tell(run.path, str(fault))
+    data = page_data(found, title)
+    data["notes"] += [f"Left out, damaged: {run.path.name}." for run, _ in damaged]
+    return data
 
 
 def page_data(runs: Sequence[tuple[Run, dict[str, Any]]], title: str = "") -> dict[str, Any]:

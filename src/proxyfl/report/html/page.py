@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.text import printable
 from proxyfl.report import style
 from proxyfl.report.html.gather import COLOURS, gather
 from proxyfl.report.html.pieces import Labels
@@ -21,11 +22,15 @@ STYLES = ("page.css",)
 SCRIPTS = ("dom.js", "charts.js", "maps.js", "sections.js", "start.js")
 
 
-def write_report(runs: Sequence[Run], path: str | Path, title: str = "") -> Path:
-    """A page about these runs, side by side. Gives the file."""
+def write_report(
+    runs: Sequence[Run], path: str | Path, title: str = "", tell: Callable[[Path, str], None] | None = None
+) -> Path:
+    """A page about these runs, side by side. Gives the file. With ``tell``, which hears of them, damaged runs
+    are left out; otherwise, and where all are damaged, they are an error.
+    """
     if not runs:
         raise RunError("there is no run to report on; name one or more")
-    return style.write(Path(path), render(gather(runs, title, Labels())).encode())
+    return style.write(Path(path), render(gather(runs, title, Labels(), tell)).encode())
 
 
 def render(data: dict[str, Any]) -> str:
@@ -60,7 +65,7 @@ def shell(*, title: str, page: str, head: str, body: str) -> str:
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <link rel="icon" href="data:,">
-<title>{escape(title)}</title>
+<title>{escape(printable(title))}</title>
 </head>
 <body>
 <main id="main">

@@ -9,13 +9,22 @@ function svg(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
+// Control characters, marks that turn the direction of text and what nobody sees, as escapes: with them a
+// stranger's name would look like another. As core/text.py has it for the terminal.
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}]/gu;
+
+function visible(text) {
+  return text.replace(UNSEEN, (sign) => `\\u{${sign.codePointAt(0).toString(16)}}`);
+}
+
 function fill(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (key === "paint") for (const [part, colour] of Object.entries(value)) node.style.setProperty(part, colour);
-    else node.setAttribute(key, value === true ? "" : value);
+    else node.setAttribute(key, value === true ? "" : visible(String(value)));
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  const there = children.filter((child) => child !== null && child !== undefined);
+  node.append(...there.map((child) => (child instanceof Node ? child : visible(String(child)))));
   return node;
 }
 
@@ -103,7 +112,7 @@ function figure(title, draw, note = "") {
     if (width > 0 && width !== drawn) {
       drawn = width;
       place.replaceChildren(draw(width));
-      if (typeof note === "function") words.textContent = note(width);
+      if (typeof note === "function") words.textContent = visible(note(width));
     }
   })).observe(place);
   return made;

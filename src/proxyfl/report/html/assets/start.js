@@ -6,7 +6,7 @@ const signature = (data) => JSON.stringify(data, (key, value) => (key === "made"
 
 // Draw the sections whose data has changed; what a reader has opened in the others stays as it is.
 function drawRuns(data, above = null) {
-  document.title = data.title;
+  document.title = visible(data.title);
   const parts = main.querySelector("section") ? null : el("nav", { "aria-label": "Sections" }, el("ul"));
   if (parts) {
     const line = el("p", { class: "muted", id: "made" });
@@ -70,10 +70,10 @@ function follow(address, take) {
 
 function drawList({ folder, runs }) {
   const running = runs.filter((run) => run.state === "running").length;
-  document.title = `${running ? `(${running}) ` : ""}Runs: ${folder}`;
+  document.title = `${running ? `(${running}) ` : ""}Runs: ${visible(folder)}`;
   const rows = runs.map((run) => {
     const name = el("a", { href: `run?name=${encodeURIComponent(run.name)}` }, run.name);
-    if (run.problem) return [run.name, el("span", { class: "reason" }, `unreadable: ${run.problem}`)];
+    if (run.problem) return [run.name, el("span", { class: "reason" }, `damaged: ${run.problem}`)];
     const bar = el("progress", { max: run.total, value: run.done, "aria-label": `rounds of ${run.name}` });
     return [name, percent(run.accuracy, 2), stateOf(run), el("span", {}, bar, `${run.done} / ${run.total}`), run.state === "running" ? duration(run.left) : "–", run.method, run.data];
   });
