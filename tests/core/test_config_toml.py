@@ -181,3 +181,13 @@ def test_the_identity_ignores_what_does_not_decide_the_result() -> None:
     assert identity(base) == identity(resolve("digits", {"keep": {"last_rounds": 3}}))
     assert identity(base) != identity(resolve("digits", {"seed": 2}))
     assert default_name(base) == f"digits-proxyfl-seed1-{identity(base)[:6]}"
+
+
+def test_marks_at_the_beginning_of_a_file(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_bytes("\ufeffseed = 3\n".encode())  # as editors on Windows write it
+    assert load_toml(file) == {"seed": 3}
+    for coding in ("utf-16", "utf-16-le", "utf-16-be"):
+        file.write_bytes("seed = 3\n".encode(coding))
+        with pytest.raises(ConfigError, match="looks like UTF-16; save it as UTF-8"):
+            load_toml(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import hashlib
 import json
@@ -68,7 +69,9 @@ def load_toml(path: Path, if_missing: str = "") -> Tree:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(f"{path} is longer than any file of settings ({MAX_BYTES // 1024} kB)")
-        text = content.decode("utf-8")
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:
+            raise ConfigError(f"{path} cannot be read: it looks like UTF-16; save it as UTF-8")
+        text = content.decode("utf-8-sig")
         if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
             raise ConfigError(f"{path} has a line with more than {MOST_DOTS} dots; no setting is so deep")
         tree = tomllib.loads(text)
