@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -378,3 +380,64 @@ def test_a_run_that_is_replaced_is_read_anew(folder):
     shutil.copytree(folder / "second", folder / "first")
     (folder / "first" / "config.toml").touch()
     assert library.find("first").status()["method"] == "fedavg"
+
+
+class Drips:
+    """Connections whose requests never arrive whole: a byte of them, now and then."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self.lines = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(count)]
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._drip)
+        self.thread.start()
+
+    def _drip(self) -> None:
+        while not self.stop.wait(0.1):
+            for line in self.lines:
+                with contextlib.suppress(OSError):
+                    line.send(b"G")
+
+    def ended(self) -> int:
+        """How many the server has ended."""
+        count = 0
+        for line in self.lines:
+            line.settimeout(0.01)
+            try:
+                count += line.recv(1) == b""
+            except TimeoutError:
+                pass
+            except OSError:
+                count += 1
+        return count
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        for line in self.lines:
+            line.close()
+
+
+def test_dripping_connections_keep_nobody_out(server):
+    drips = Drips(server.port, 2 * dashboard.MOST_CONNECTIONS)
+    try:
+        started = time.monotonic()
+        for _ in range(5):
+            assert ask(server, "/api/runs")[0] == 200
+        assert time.monotonic() - started < 5
+    finally:
+        drips.close()
+
+
+def test_a_request_has_so_long_to_arrive_in_all(server, monkeypatch):
+    monkeypatch.setattr(dashboard, "ARRIVAL", 0.5)
+    stream = Stream(server, "/api/follow")
+    stream.next()
+    drips = Drips(server.port, 5)
+    try:
+        time.sleep(1.5)
+        assert drips.ended() == 5
+        assert server._connections._value == dashboard.MOST_CONNECTIONS - 1
+        assert server._open == {}
+    finally:
+        drips.close()
+        stream.close()

@@ -6,19 +6,20 @@ this machine (a foreign name that resolves to it) or whose Origin is another sit
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import socket
+from socket import SHUT_RDWR, socket
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from proxyfl.core.text import one_line
 from proxyfl.report.dashboard.watch import Library
 from proxyfl.report.html.page import script, shell, stylesheet
 from proxyfl.report.html.pieces import TROUBLE
@@ -28,8 +29,11 @@ MOST_CONNECTIONS, MOST_FOLLOWERS, MOST_RUNS_A_PAGE = 64, 24, 12
 WEB_PORT = 80
 """The one port that browsers leave out of Host and Origin."""
 
+ARRIVAL = 5.0
+"""Seconds in all that a request may take to arrive, however it drips."""
+
 PATIENCE = 20.0
-"""Seconds that a request may take to arrive."""
+"""Seconds that a reader may take for an answer."""
 
 BREATH = 10.0
 """Seconds after which a silent stream says that it is alive, and so learns that its reader is gone."""
@@ -49,16 +53,20 @@ TEXT, JSON, EVENTS = "text/plain; charset=utf-8", "application/json", "text/even
 
 
 class Dashboard(ThreadingHTTPServer):
-    """Serves the runs of a folder on 127.0.0.1. ``every`` is how many seconds pass between two looks."""
+    """Serves the runs of a folder, or ``only`` one of them, on 127.0.0.1. ``every`` is how many seconds pass
+    between two looks.
+    """
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, folder: Path, port: int = 0, every: float = 0.5) -> None:
-        self.library, self.every = Library(folder), every
+    def __init__(self, folder: Path, port: int = 0, every: float = 0.5, only: str | None = None) -> None:
+        self.library, self.every = Library(folder, only), every
         self.stopping = threading.Event()
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._followers = threading.BoundedSemaphore(MOST_FOLLOWERS)
+        self._open: dict[Any, float] = {}  # that do not follow, the longest silent first: until when
+        self._opening = threading.Lock()
         self._looking = threading.Lock()
         self._looked, self._listed = float("-inf"), ""
         self.assets = {"/style.css": (CSS, stylesheet().encode()), "/script.js": (JS, script().encode())}
@@ -73,21 +81,56 @@ class Dashboard(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._connections.acquire(blocking=False):
+        """Where all places are taken, whoever has been silent for longest makes room."""
+        free = self._connections.acquire(blocking=False)
+        if not free and self._drop(1):
+            free = self._connections.acquire(timeout=1)
+        if not free:
             self.shutdown_request(request)
             return
+        with self._opening:
+            self._open[request] = time.monotonic() + ARRIVAL
         super().process_request(request, client_address)
+
+    def arrived(self, request: Any) -> None:
+        """The whole request is there: the answer may take its time."""
+        with self._opening:
+            if self._open.pop(request, None) is not None:
+                self._open[request] = float("inf")
+
+    def service_actions(self) -> None:
+        """Several times in a second: end the connections whose request did not arrive in time."""
+        now = time.monotonic()
+        with self._opening:
+            late = sum(until < now for until in self._open.values())
+        self._drop(late)
+
+    def _drop(self, count: int) -> bool:
+        """End the first connections; whether there was one."""
+        with self._opening:
+            ended = list(self._open)[:count]
+            for request in ended:
+                del self._open[request]
+        for request in ended:
+            with contextlib.suppress(OSError):  # it has just ended by itself
+                request.shutdown(SHUT_RDWR)
+        return bool(ended)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            with self._opening:
+                self._open.pop(request, None)
             self._connections.release()
 
-    @contextmanager
-    def follower(self) -> Iterator[bool]:
+    @contextlib.contextmanager
+    def follower(self, request: Any) -> Iterator[bool]:
         """A place among those who follow; whether there is one left."""
         got = self._followers.acquire(blocking=False)
+        if got:
+            with self._opening:
+                self._open.pop(request, None)
         try:
             yield got
         finally:
@@ -134,6 +177,7 @@ class Handler(BaseHTTPRequestHandler):
         elif not self.raw_requestline:
             self.close_connection = True
         elif self.parse_request():
+            self.server.arrived(self.connection)
             self._answer()
             self.wfile.flush()
 
@@ -200,8 +244,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             data = self.server.library.data(names)
         except TROUBLE as error:
-            reason = " ".join(str(error).split())
-            return self.send_error(HTTPStatus.CONFLICT, f"the run cannot be read: {reason}")
+            return self.send_error(HTTPStatus.CONFLICT, f"the run cannot be read: {one_line(str(error))}")
         if data is None:
             return self.send_error(HTTPStatus.NOT_FOUND, "there is no such run")
         self._send(JSON, json.dumps(data, allow_nan=False, separators=(",", ":")).encode())
@@ -210,7 +253,7 @@ class Handler(BaseHTTPRequestHandler):
         """Server-sent events: the list, or how far the named runs are, whenever that changes."""
         if names and not self._known(names):
             return
-        with self.server.follower() as place:
+        with self.server.follower(self.connection) as place:
             if not place:
                 self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages follow; close some")
                 return

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from proxyfl.core.errors import RunError
+from proxyfl.core.files import JSON_SWELLS, opened
+from proxyfl.core.machine import usable_memory
+from proxyfl.core.text import told
 from proxyfl.report.html.gather import page_data, run_data, status
 from proxyfl.report.html.pieces import TROUBLE, pieces
 from proxyfl.report.html.records import Line, Records, usable
-from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.directory import RunDirectory, json_lines
 from proxyfl.runs.run import Run
 
 MOST_RUNS = 2000
@@ -38,7 +41,9 @@ class GrowingLines:
 
     def refresh(self) -> None:
         try:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
+                if os.fstat(file.fileno()).st_size * JSON_SWELLS > usable_memory() // 2:
+                    raise RunError(f"{self.path} is damaged: it is longer than memory can hold")
                 if not self._same(file.fileno()):
                     self.lines, self._offset, self._anchor = [], 0, b""
                 file.seek(self._offset)
@@ -59,14 +64,7 @@ class GrowingLines:
         end = added.rfind(b"\n") + 1
         if not end:
             return False
-        found = []
-        for raw in added[:end].splitlines():
-            try:
-                value = json.loads(raw)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                found.append(value)
+        found = json_lines(added[:end])
         self.lines += usable(found) if self.rounds else found
         self._offset += end
         self._anchor = added[max(0, end - ANCHOR) : end]
@@ -108,19 +106,19 @@ class WatchedRun:
 
 
 class Library:
-    """The runs of one folder and of the folders in it. Nothing outside it is read, whatever a name or a link
-    says.
+    """The runs of one folder and of the folders in it, or ``only`` the one of that name. Nothing outside it
+    is read, whatever a name or a link says.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
+    def __init__(self, folder: Path, only: str | None = None) -> None:
+        self.folder, self.only = folder.resolve(), only
         self._known: OrderedDict[str, tuple[object, WatchedRun]] = OrderedDict()
         self._lock = threading.Lock()
 
     def find(self, name: str) -> WatchedRun | None:
         """The run of that name, ``run`` or ``folder/run``, or nothing."""
         above, parts = self.folder, name.split("/")
-        if len(parts) > DEPTH or not all(map(is_name, parts)):
+        if len(parts) > DEPTH or not all(map(is_name, parts)) or self.only not in (None, name):
             return None
         for part in parts[:-1]:
             above = above / part
@@ -141,7 +139,7 @@ class Library:
 
     def names(self) -> list[str]:
         """Of all that look like runs; nothing is looked for inside one."""
-        return self._below(self.folder, DEPTH)[:MOST_RUNS]
+        return [self.only] if self.only else self._below(self.folder, DEPTH)[:MOST_RUNS]
 
     def _below(self, folder: Path, depth: int) -> list[str]:
         found: list[str] = []
@@ -161,9 +159,7 @@ class Library:
                 if found is not None:
                     rows.append(found.status())
             except TROUBLE as error:
-                rows.append(
-                    {"name": name, "problem": " ".join(str(error).split())[:300], "state": "unreadable"}
-                )
+                rows.append({"name": name, "problem": told(str(error), 300), "state": "damaged"})
         return rows
 
     def data(self, names: list[str]) -> dict[str, Any] | None:
@@ -179,7 +175,7 @@ class Library:
         place = RunDirectory(path)
         if not self._stays(path) or not path.is_dir() or not all(map(self._stays, path.iterdir())):
             return False
-        if not place.config.is_file() or not place.checkpoints.is_dir():
+        if not place.is_run:
             return False
         folders = (place.snapshots, place.models, place.checkpoints)
         return all(self._stays(entry) for folder in folders if folder.is_dir() for entry in folder.iterdir())
