@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import RunName, examples, find_run, out, plain_table
+from proxyfl.cli.common import RunName, err, examples, find_run, out, plain_table
 from proxyfl.cli.evaluate import Model, Which
 from proxyfl.cli.present import percent
 from proxyfl.core.errors import DataError
@@ -40,7 +41,7 @@ def predict(
 
     trained = Run(find_run(run)).model(model)
     card = trained.card
-    batch = torch.stack([_read(path, card.channels, card.image_size) for path in images])
+    batch = _read(images, card.channels, card.image_size)
     probabilities = torch.cat([trained(part).cpu() for part in torch.split(batch, BATCH)])
     shares, labels = probabilities.topk(min(top, len(card.classes)), dim=1)
     table = plain_table("image", "class", "probability", right=("probability",))
@@ -52,11 +53,15 @@ def predict(
     out().print(table)
 
 
-def _read(path: Path, channels: int, size: int) -> Tensor:
+def _read(paths: Sequence[Path], channels: int, size: int) -> Tensor:
     import torch
 
-    from proxyfl.data.images import decode
+    from proxyfl.data.images import decode_all, survey
 
-    if not path.is_file():
-        raise DataError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
-    return torch.tensor(decode(path, channels, size))
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+    decoded, note = decode_all(survey(paths), channels, size, "reading")
+    if note:
+        err().print(f"note: {note}", markup=False, soft_wrap=True)
+    return torch.from_numpy(decoded)

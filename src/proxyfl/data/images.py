@@ -6,8 +6,9 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from proxyfl.core.errors import DataError
+from proxyfl.data.files import progress
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -23,7 +25,14 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 50_000_000
 """Decoding takes up to 16 bytes a pixel, most of it for a moment."""
 
-GREY_MODES = frozenset({"1", "L", "I", "I;16", "I;16B", "I;16L", "I;16N"})
+DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
+GREY_MODES = frozenset({"1", "L"}) | DEEP_MODES
+BITS = (8, 10, 12, 14, 16)
+"""How many bits of grey instruments have. Sets whose largest levels differ a little agree in them."""
+
+MOST_NAMED, LONGEST_NAME = 10, 120
+"""Damaged images named in an error, and characters of each."""
+
 FAULTS = (
     *(OSError, SyntaxError, ValueError, ArithmeticError, LookupError, TypeError, MemoryError, EOFError),
     *(RuntimeError, struct.error, zlib.error),
@@ -79,17 +88,83 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise DataError(f"{path} cannot be read as an image ({reason}); replace it or take it away") from None
 
 
-def is_grey(path: Path) -> bool:
-    """Whether the image has one channel, from its header alone."""
-    with _opened(path) as image:
-        return image.mode in GREY_MODES
+@dataclass
+class Survey:
+    """What the headers of many images say, and what is wrong with those that cannot be read."""
+
+    files: Sequence[Path]
+    modes: dict[Path, str] = field(default_factory=dict)
+    faults: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def grey(self) -> bool:
+        """Whether every image has one channel."""
+        return all(mode in GREY_MODES for mode in self.modes.values())
+
+    @contextmanager
+    def trying(self, file: Path) -> Iterator[None]:
+        """Remember the fault of a file and go on with the others."""
+        try:
+            yield
+        except DataError as error:
+            self.faults.setdefault(file, str(error))
+
+    def require_sound(self) -> None:
+        """Raise where images are damaged: one error names them all, up to a bound."""
+        if len(self.faults) == 1:
+            raise DataError(*self.faults.values())
+        if self.faults:
+            names = ", ".join(str(file)[-LONGEST_NAME:] for file in list(self.faults)[:MOST_NAMED])
+            more = len(self.faults) - MOST_NAMED
+            rest = f" and {more:,} more" if more > 0 else ""
+            raise DataError(
+                f"{len(self.faults):,} of {len(self.files):,} images are damaged; replace them or take them "
+                f"away: {names}{rest}. The first: {next(iter(self.faults.values()))[:300]}"
+            )
 
 
-def decode(path: Path, channels: int, size: int | None = None) -> np.ndarray[Any, Any]:
-    """The image as uint8 (channels, height, width), upright; ``size`` squeezes it to a square."""
+def survey(files: Sequence[Path]) -> Survey:
+    """Look at the headers of all images."""
+    found = Survey(files)
+    for file in files:
+        with found.trying(file), _opened(file) as image:
+            found.modes[file] = image.mode
+    return found
+
+
+def decode_all(found: Survey, channels: int, size: int, title: str) -> tuple[np.ndarray[Any, Any], str]:
+    """The images of a survey as uint8 (N, channels, size, size), and a line about those of 16 bits, if any.
+
+    Sixteen-bit files often hold fewer bits: how many, their largest grey level says. It is that of all of
+    them, so that grey levels stay comparable.
+    """
+    deep = [file for file, mode in found.modes.items() if mode in DEEP_MODES]
+    highest = 0
+    for file in deep:
+        with found.trying(file), _opened(file) as image:
+            highest = max(highest, int(_levels(image).max()))
+    bits = next(bits for bits in BITS if highest < 1 << bits)
+    images = np.empty((len(found.files), channels, size, size), np.uint8)
+    with progress(title, len(found.files)) as advance:
+        for place, file in enumerate(found.files):
+            if file not in found.faults:
+                with found.trying(file):
+                    images[place] = decode(file, channels, size, bits)
+            advance(1)
+    found.require_sound()
+    note = f"{len(deep):,} 16-bit images with grey levels up to {highest:,} are read as {bits} bits"
+    return images, note if deep else ""
+
+
+def decode(path: Path, channels: int, size: int | None = None, bits: int = 16) -> np.ndarray[Any, Any]:
+    """The image as uint8 (channels, height, width), upright; ``size`` squeezes it to a square. A sixteen-bit
+    file holds so many ``bits``.
+    """
     with _opened(path) as image:
-        if image.mode.startswith("I"):
-            image = _from_sixteen_bits(image)
+        if image.mode == "F":
+            raise ValueError("its grey levels are no whole numbers; save it with 8 or 16 bits")
+        if image.mode in DEEP_MODES:  # Pillow's own conversion would cut everything above 255 to white
+            image = Image.fromarray((_levels(image) >> (bits - 8)).astype(np.uint8))
         image = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)
@@ -97,9 +172,9 @@ def decode(path: Path, channels: int, size: int | None = None) -> np.ndarray[Any
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _from_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Sixteen-bit grey scaled to eight; Pillow's own conversion would cut everything above 255 to white."""
+def _levels(image: Image.Image) -> np.ndarray[Any, Any]:
+    """The grey levels of a sixteen-bit image."""
     levels = np.asarray(image)
     if levels.min() < 0 or levels.max() > 65535:
         raise ValueError("its grey levels do not fit in 16 bits")
-    return Image.fromarray((levels >> 8).astype(np.uint8))
+    return levels

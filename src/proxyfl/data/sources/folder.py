@@ -1,7 +1,8 @@
 """People's own images in folders named by class: ``train/CLASS/*`` and ``test/CLASS/*``, or only ``CLASS/*``.
 
 Without a test folder, a fixed fifth of each class is held out as the test split. Images of any size are
-squeezed to squares; they become RGB, or grey when all of them are grey.
+squeezed to squares; they become RGB, or grey when all of them are grey. Sixteen-bit images are scaled to
+eight bits by the largest grey level of all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.dataset import Dataset
-from proxyfl.data.files import in_words, memory_limit, progress
-from proxyfl.data.images import decode, is_grey, list_folder
+from proxyfl.data.files import in_words, memory_limit
+from proxyfl.data.images import decode_all, list_folder, survey
 from proxyfl.data.sources.base import Array, Found, Source, hold_out
 
 DEFAULT_SIZE = 32
@@ -72,18 +73,15 @@ class Folder(Source):
         if folder is None:
             raise self.missing(root, found, "the folder")
         train, test, note = self._splits(folder)
-        if note:
-            log.warning("folder: %s", note)
         files = (*train.files, *test.files)
-        channels = 1 if all(is_grey(file) for file in files) else 3
+        looked = survey(files)
+        channels = 1 if looked.grey else 3
         needed = len(files) * channels * size * size
         if needed > memory_limit():
             raise DataError(f"folder: the images need {in_words(needed)}; set a smaller data.image_size")
-        images = np.empty((len(files), channels, size, size), np.uint8)
-        with progress(f"reading {folder.name}", len(files)) as advance:
-            for place, file in enumerate(files):
-                images[place] = decode(file, channels, size)
-                advance(1)
+        images, depth = decode_all(looked, channels, size, f"reading {folder.name}")
+        for line in filter(None, (note, depth)):
+            log.warning("folder: %s", line)
         cut = len(train.files)
         return self.deliver((images[:cut], train.labels), (images[cut:], test.labels), classes=train.classes)
 

@@ -1,0 +1,87 @@
+"""Many image files at once: what sixteen bits hold, and every damaged file named in one error."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from source_formats import save_image
+
+from calling import invoke
+from proxyfl.core.errors import DataError
+from proxyfl.data.images import decode_all, survey
+from proxyfl.data.sources import load
+
+
+def x_rays(folder: Path, highest: int = 4095, count: int = 4) -> None:
+    """Images whose grey levels go up to ``highest`` in sixteen bits; the first of each class is dark."""
+    for name in ("ill", "well"):
+        for place in range(count):
+            top = highest if place else highest // 4
+            ramp = np.linspace(0, top, 64 * 64).round().astype(np.uint16).reshape(64, 64)
+            save_image(folder / name / f"{place}.png", ramp)
+
+
+@pytest.mark.parametrize(
+    ("highest", "bits"), [(200, 8), (1000, 10), (4095, 12), (3000, 12), (4096, 14), (65535, 16)]
+)
+def test_sixteen_bits_are_scaled_by_what_they_hold(tmp_path, caplog, highest, bits):
+    x_rays(tmp_path, highest)
+    with caplog.at_level(logging.WARNING):
+        dataset = load(f"folder:{tmp_path}", image_size=64)
+    images = np.concatenate([dataset.train.images.numpy(), dataset.test.images.numpy()])
+    assert int(images.max()) == highest >> (bits - 8)
+    assert len(np.unique(images)) == (highest >> (bits - 8)) + 1  # no grey level is lost that eight bits hold
+    assert f"8 16-bit images with grey levels up to {highest:,} are read as {bits} bits" in caplog.text
+    tops = sorted({int(image.max()) for image in images})
+    assert tops == [(highest // 4) >> (bits - 8), highest >> (bits - 8)]  # dark images stay dark
+
+
+def test_eight_bits_stay_as_they_are(tmp_path, caplog):
+    save_image(tmp_path / "a" / "0.png", np.full((9, 9), 7, np.uint8))
+    save_image(tmp_path / "a" / "1.png", np.full((9, 9), 4000, np.uint16))
+    images, note = decode_all(survey(sorted(tmp_path.glob("a/*"))), 1, 9, "reading")
+    assert sorted({int(level) for level in np.unique(images)}) == [7, 4000 >> 4]
+    assert note == "1 16-bit images with grey levels up to 4,000 are read as 12 bits"
+
+
+def damage(folder: Path) -> list[str]:
+    """Three files of a folder: cut, no image at all, empty."""
+    cut, none, empty = sorted(folder.glob("*/*.png"))[1:6:2]
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    none.write_text("no image")
+    empty.write_bytes(b"")
+    return [str(file) for file in (cut, none, empty)]
+
+
+def test_all_damaged_images_of_a_folder_are_named(tmp_path):
+    x_rays(tmp_path)
+    names = damage(tmp_path)
+    with pytest.raises(
+        DataError, match="3 of 8 images are damaged; replace them or take them away: "
+    ) as told:
+        load(f"folder:{tmp_path}", image_size=16)
+    assert all(name in str(told.value) for name in names)
+    done = invoke("data", "check", f"folder:{tmp_path}")
+    assert done.exit_code == 2
+    assert all(name in done.stderr for name in names)
+
+
+def test_of_very_many_the_first_are_named_and_the_rest_counted(tmp_path):
+    for place in range(1000):
+        (tmp_path / f"{place:04}.png").write_text("no image")
+    with pytest.raises(DataError) as told:
+        decode_all(survey(sorted(tmp_path.glob("*.png"))), 1, 8, "reading")
+    text = str(told.value)
+    assert text.startswith("1,000 of 1,000 images are damaged")
+    assert "0009.png and 990 more. The first: " in text
+    assert "cannot be read as an image" in text
+
+
+def test_floating_point_levels_are_refused(tmp_path):
+    Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match="its grey levels are no whole numbers; save it with 8 or 16 bits"):
+        decode_all(survey([tmp_path / "a.tif"]), 1, 8, "reading")
