@@ -337,7 +337,7 @@ def test_decoded_images_are_kept_until_a_file_changes(
 ) -> None:
     first = opened(folders, cache=tmp_path / "cache")
     with monkeypatch.context() as patched:
-        patched.setattr(site_forms, "decode", None)
+        patched.setattr(site_forms, "decode_all", None)
         again = opened(folders, cache=tmp_path / "cache")
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.labels, again.labels)
@@ -357,3 +357,26 @@ def test_test_images_need_their_labels(folders: Path) -> None:
     (folders / "loose.png").unlink()
     (folders / "unlabelled" / "u.png").unlink()
     assert open_test(folders, CLASSES, 1, 8).labels.tolist() == [1, 2, 2]
+
+
+def test_every_damaged_image_is_named(folders: Path) -> None:
+    damaged = sorted(folders.glob("*/*.png"))[:3]
+    for file in damaged:
+        file.write_bytes(b"no image")
+    with pytest.raises(
+        DataError, match=r"3 of .* images are damaged; replace them or take them away: "
+    ) as told:
+        opened(folders)
+    assert all(str(file) in str(told.value) for file in damaged)
+
+
+def test_sixteen_bit_images_are_scaled_by_what_they_hold_and_that_is_said(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 4095, 64 * 64).round().astype(np.uint16).reshape(64, 64)
+    for name in CLASSES:
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.fromarray(ramp).save(tmp_path / "data" / name / "a.png")
+    note = f"{len(CLASSES)} 16-bit images with grey levels up to 4,095 are read as 12 bits"
+    for _ in range(2):  # decoded, then from the cache
+        found = open_site(tmp_path / "data", CLASSES, 1, 64, cache=tmp_path / "cache")
+        assert len(found.images.unique()) == 256
+        assert note in found.notes

@@ -7,17 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import Runs, examples, out
+from proxyfl.cli.common import Runs, examples, find_run, out
 from proxyfl.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from proxyfl.report.dashboard.server import Dashboard
 
-EXAMPLES = examples("proxyfl dashboard", "proxyfl dashboard --runs results/runs --port 9000 --open")
+EXAMPLES = examples(
+    "proxyfl dashboard",
+    "proxyfl dashboard runs/try-1",
+    "proxyfl dashboard --runs results/runs --port 9000 --open",
+)
 USUAL_PORT = 8321
 
 
 def dashboard(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="One run, by folder or by name, instead of all.", show_default=False
+        ),
+    ] = None,
     runs: Runs = Path("runs"),
     port: Annotated[
         int | None,
@@ -29,29 +39,39 @@ def dashboard(
 ) -> None:
     """Follow runs in the browser while they run. Ends with Ctrl-C.
 
-    The page is for this machine only (127.0.0.1), reads nothing but the runs folder and changes nothing.
+    The page is for this machine only (127.0.0.1), reads nothing but the runs and changes nothing.
     """
-    from proxyfl.report.dashboard.server import serve
+    from urllib.parse import urlencode
 
-    if not runs.is_dir():
+    from proxyfl.report.dashboard.server import serve
+    from proxyfl.runs.directory import RunDirectory
+
+    if run is not None:
+        place = find_run(run).resolve()
+        RunDirectory(place).require()
+        server = _server(place.parent, port, place.name)
+        told, url = f"the run {place}", f"{server.url}run?{urlencode({'name': place.name})}"
+    elif runs.is_dir():
+        server = _server(runs, port)
+        told, url = f"runs in {runs}", server.url
+    else:
         raise RunError(f"{runs} is not a folder; start a run first, or name the folder with --runs")
-    server = _server(runs, port)
-    out().print(f"{server.url}  (runs in {runs}; Ctrl-C ends it)", markup=False, soft_wrap=True)
+    out().print(f"{url}  ({told}; Ctrl-C ends it)", markup=False, soft_wrap=True)
     if browser:
         import webbrowser
 
-        webbrowser.open(server.url)
+        webbrowser.open(url)
     serve(server)
 
 
-def _server(runs: Path, port: int | None) -> Dashboard:
+def _server(runs: Path, port: int | None, only: str | None = None) -> Dashboard:
     from proxyfl.report.dashboard.server import Dashboard
 
     try:
-        return Dashboard(runs, USUAL_PORT if port is None else port)
+        return Dashboard(runs, USUAL_PORT if port is None else port, only=only)
     except OSError as error:
         if port is None:
-            return Dashboard(runs)
+            return Dashboard(runs, only=only)
         reason = error.strerror or error
         raise ConfigError(
             f"port {port} cannot be used: {reason}; leave --port away for a free one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from proxyfl.cli.common import (
     DataRoot,
     RunName,
+    err,
     examples,
     find_run,
     out,
@@ -18,17 +20,21 @@ from proxyfl.cli.common import (
     require_device,
 )
 from proxyfl.cli.present import percent
+from proxyfl.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from proxyfl.core.config import Config
-    from proxyfl.data.dataset import Dataset
+    from proxyfl.data.dataset import Split
     from proxyfl.federation.evaluate import Evaluation
-    from proxyfl.runs.export import TrainedModel
+    from proxyfl.runs.export import ModelCard, TrainedModel
+    from proxyfl.runs.run import Run
 
 EXAMPLES = examples(
-    "proxyfl eval runs/digits-proxyfl-seed1-4b2c91", "proxyfl eval try-1 --model best --data-root ~/data"
+    "proxyfl eval runs/digits-proxyfl-seed1-4b2c91",
+    "proxyfl eval try-1 --model best --data-root ~/data",
+    "proxyfl eval hospital/run --data folder:test-images",
 )
 
 
@@ -39,25 +45,32 @@ class Which(StrEnum):
     best = "best"
 
 
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="folder:PATH|npz:FILE",
+        help="Test on these images instead; classes are matched by name.",
+        show_default=False,
+    ),
+]
 Model = Annotated[Which, typer.Option("--model", help="The model of the last round, or of the best one.")]
 
 
-def evaluate(run: RunName, model: Model = Which.last, data_root: DataRoot = None) -> None:
-    """Accuracy of a run's model on the test images of its data set, class by class."""
+def evaluate(run: RunName, model: Model = Which.last, data: Data = None, data_root: DataRoot = None) -> None:
+    """Accuracy of a run's model on the test images of its data set, class by class.
+
+    For a real federation: on the server's test images, where it has some; else name yours with --data.
+    """
     from rich.markup import escape
 
     from proxyfl.runs.run import Run
-    from proxyfl.runs.simulation import prepare
 
     found = Run(find_run(run))
-    config, noted = found.config, found.directory.hints()
+    config = found.config
     require_device(config)
-    root = data_root or recorded_root(noted)
     trained = found.model(model, config.compute.device)
-    simulation = prepare(config, root)
-    if simulation.fingerprint() != noted.get("data"):
-        typer.echo(f"warning: this is not the data that {found.path} was trained with", err=True)
-    result = _test(trained, config, simulation.dataset)
+    result = _test(trained, config, _images(found, trained.card, data, data_root))
     console = out()
     card = trained.card
     which = f"{model} model, round {card.round}, {escape(card.method)}"
@@ -67,13 +80,66 @@ def evaluate(run: RunName, model: Model = Which.last, data_root: DataRoot = None
         f"{int(result.confusion.sum()):,} test images; {which})",
         soft_wrap=True,
     )
+    if data is not None:
+        return
     if result.accuracy != card.accuracy:
         console.print(f"[yellow]the run recorded {percent(card.accuracy)} for this model[/]")
     if model is Which.best:
         console.print("[yellow]the best round was chosen on these test images, so this is optimistic[/]")
 
 
-def _test(trained: TrainedModel, config: Config, dataset: Dataset) -> Evaluation:
+def _images(run: Run, card: ModelCard, data: str | None, data_root: Path | None) -> Split:
+    """The images to test on, their labels in the order of the model's classes."""
+    from proxyfl.runs.simulation import prepare
+
+    noted = run.directory.hints()
+    if data is not None:
+        return _given(data, card)
+    if run.at_sites:
+        return _of_the_server(run, card)
+    simulation = prepare(run.config, data_root or recorded_root(noted))
+    if simulation.fingerprint() != noted.get("data"):
+        typer.echo(f"warning: this is not the data that {run.path} was trained with", err=True)
+    if simulation.dataset.classes != card.classes:
+        raise DataError(
+            f"the classes of '{run.config.data.name}' are not the model's, or in another order; give test "
+            "images whose classes have the model's names, with --data folder:PATH or npz:FILE"
+        )
+    return simulation.dataset.test
+
+
+def _given(data: str, card: ModelCard) -> Split:
+    """The images that were named; of a folder with a test folder in it, those in that."""
+    from proxyfl.deploy.site_data import open_test
+
+    kind, _, path = data.partition(":")
+    if kind not in ("folder", "npz") or not path:
+        raise ConfigError(f"--data {data}: write folder:PATH for class folders, or npz:FILE")
+    place = Path(path).expanduser()
+    if kind == "folder" and (place / "test").is_dir() and "test" not in card.classes:
+        place = place / "test"
+    split = open_test(place, card.classes, card.channels, card.image_size, by_name=True)
+    size = f"{card.image_size} × {card.image_size}"
+    err().print(f"note: {place}, brought to the model's {size} pixels", markup=False, soft_wrap=True)
+    return split
+
+
+def _of_the_server(run: Run, card: ModelCard) -> Split:
+    """The test images of the deployment that the run lies in."""
+    from proxyfl.deploy.settings import FEDERATION_FILE, Deployment
+    from proxyfl.deploy.site_data import open_test
+
+    home = run.path.resolve().parent
+    place = Deployment.read(home).test_path if (home / FEDERATION_FILE).is_file() else None
+    if place is None:
+        raise DataError(
+            "the images of this federation are at its sites; give test images of the same classes with "
+            "--data folder:PATH or --data npz:FILE"
+        )
+    return open_test(place, card.classes, card.channels, card.image_size, by_name=True)
+
+
+def _test(trained: TrainedModel, config: Config, images: Split) -> Evaluation:
     """The evaluation that the rounds make: same batches, same arithmetic."""
     import torch
 
@@ -86,10 +152,10 @@ def _test(trained: TrainedModel, config: Config, dataset: Dataset) -> Evaluation
     with numerics(config.compute):
         return run_test(
             trained.network,
-            dataset.test,
+            images,
             trained.card.mean,
             trained.card.std,
-            batch=eval_batch(config.compute.eval_batch, dataset.image_size, device),
+            batch=eval_batch(config.compute.eval_batch, trained.card.image_size, device),
             autocast=lambda: autocast(config.compute, device),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from proxyfl.core.errors import ConfigError, DataError
@@ -29,7 +29,8 @@ from proxyfl.deploy.site_forms import (
     read_npz,
 )
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class SiteData:
     held: Tensor
     form: str
     ignored: int = 0
+    depth: str = ""
+    """What there is to tell about images of 16 bits."""
 
     @property
     def data(self) -> ClientData:
@@ -82,7 +85,7 @@ class SiteData:
     @property
     def notes(self) -> list[str]:
         """What the site's people should know before they take part."""
-        notes = []
+        notes = [self.depth] if self.depth else []
         if self.ignored:
             notes.append(f"{self.ignored:,} entries ignored: no images, or folders below class folders")
         if not len(self.labelled):
@@ -114,7 +117,7 @@ def open_site(
     if not 0 <= holdout < 1:
         raise ConfigError(f"holdout = {holdout} must be a share from 0 to below 1")
     place = Path(path).expanduser()
-    split, form, ignored = _read(place, tuple(classes), channels, image_size, cache)
+    split, form, ignored, depth = _read(place, tuple(classes), channels, image_size, cache)
     if not len(split):
         raise DataError(f"there are no images in {place}")
     held = held_out(split.labels, len(classes), holdout, seed)
@@ -128,18 +131,28 @@ def open_site(
         held.nonzero()[:, 0],
         form,
         ignored,
+        depth,
     )
 
 
-def open_test(path: str | Path, classes: Sequence[str], channels: int, image_size: int) -> Split:
-    """The server's test images, in any form that a site may use. Every one needs its label."""
+def open_test(
+    path: str | Path, classes: Sequence[str], channels: int, image_size: int, *, by_name: bool = False
+) -> Split:
+    """Test images in any form that a site may use. Every one needs its label. ``by_name``, an npz file may
+    number its classes in an order of its own.
+    """
     place = Path(path).expanduser()
-    split, _, _ = _read(place, tuple(classes), channels, image_size, None)
+    if by_name and find_form(place) == "npz":
+        split, depth = read_npz(place, classes, channels, image_size, by_name=True), ""
+    else:
+        split, _, _, depth = _read(place, tuple(classes), channels, image_size, None)
     without = int((split.labels == NO_LABEL).sum())
     if not len(split):
         raise DataError(f"there are no images in {place}")
     if without:
         raise DataError(f"{place}: {without:,} of {len(split):,} test images have no label; take them out")
+    if depth:
+        log.warning("%s: %s", place, depth)
     return split
 
 
@@ -185,52 +198,47 @@ def _by_largest_remainder(counts: Sequence[int], share: float) -> list[int]:
 
 def _read(
     place: Path, classes: tuple[str, ...], channels: int, size: int, cache: Path | None
-) -> tuple[Split, str, int]:
-    """The images in reading order, the form they were found in, and how many entries were passed over."""
+) -> tuple[Split, str, int, str]:
+    """The images in reading order, the form they were found in, how many entries were passed over, and what
+    there is to tell about images of 16 bits.
+    """
     form = find_form(place)
     if form == "npz":
-        return read_npz(place, classes, channels, size), form, 0
+        return read_npz(place, classes, channels, size), form, 0, ""
     if form == "csv":
         listing = list_by_csv(place / LABELS_FILE if place.is_dir() else place, classes)
     else:
         listing = list_class_folders(place, classes)
     labels = torch.tensor(listing.labels, dtype=torch.int64)
-    kept = _cached(cache, listing.files, channels, size)
-    if kept is not None and kept[1] is not None:
-        return Split(kept[1], labels), form, listing.ignored
-    split = listing.read(channels, size)
+    kept = None if cache is None else _kept(cache, listing.files, channels, size)
+    if kept is not None and (found := _cached(kept, (len(labels), channels, size, size))) is not None:
+        return Split(found[0], labels), form, listing.ignored, found[1]
+    split, depth = listing.read(channels, size)
     if kept is not None:
-        _write_cache(kept[0], split.images)
-    return split, form, listing.ignored
+        _write_cache(kept, split.images, depth)
+    return split, form, listing.ignored, depth
 
 
-def _cached(
-    cache: Path | None, files: Sequence[Path], channels: int, size: int
-) -> tuple[Path, Tensor | None] | None:
-    """Where the decoded images of these very files belong, and the images when they are there."""
-    if cache is None:
-        return None
+def _kept(cache: Path, files: Sequence[Path], channels: int, size: int) -> Path:
+    """Where the decoded images of these very files belong."""
     states = [(str(file), state.st_size, state.st_mtime_ns) for file in files for state in (file.stat(),)]
     key = hashlib.sha256(json.dumps([CACHE_FORMAT, channels, size, states]).encode()).hexdigest()
-    kept = cache / f"images-{key[:32]}.safetensors"
+    return cache / f"images-{key[:32]}.safetensors"
+
+
+def _cached(file: Path, shape: tuple[int, ...]) -> tuple[Tensor, str] | None:
+    """The decoded images and what there was to tell about them, where they are there."""
     try:
-        images = load_file(kept)["images"] if kept.is_file() else None
-    except (OSError, KeyError, SafetensorError):
-        images = None
-    if images is not None and (images.dtype, *images.shape) != (
-        torch.uint8,
-        len(files),
-        channels,
-        size,
-        size,
-    ):
-        images = None
-    return kept, images
+        with safe_open(file, framework="pt") as content:
+            images, depth = content.get_tensor("images"), (content.metadata() or {}).get("depth", "")
+    except (OSError, SafetensorError):
+        return None
+    return (images, depth) if (images.dtype, *images.shape) == (torch.uint8, *shape) else None
 
 
-def _write_cache(file: Path, images: Tensor) -> None:
+def _write_cache(file: Path, images: Tensor, depth: str) -> None:
     """Keep the decoded images, and those of no earlier state of the data."""
     file.parent.mkdir(parents=True, exist_ok=True)
     for old in file.parent.glob("images-*.safetensors"):
         old.unlink(missing_ok=True)
-    write_tensors(file, {"images": images})
+    write_tensors(file, {"images": images}, {"depth": depth})

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from proxyfl.core.errors import DataError, nearest
 from proxyfl.data.dataset import Split, resize
-from proxyfl.data.files import in_words, memory_limit, progress
-from proxyfl.data.images import SUFFIXES, decode, list_folder
-from proxyfl.data.sources.npz import channels_first, check_images, check_labels, read_headers
+from proxyfl.data.files import in_words, memory_limit
+from proxyfl.data.images import SUFFIXES, decode_all, list_folder, survey
+from proxyfl.data.sources.npz import NAMINGS, channels_first, check_images, check_labels, read_headers
 
 UNLABELLED = ("unlabelled", "unlabeled")
 """The folder for images without a label, in either spelling."""
@@ -40,17 +40,13 @@ class Listing:
     labels: tuple[int, ...]
     ignored: int = 0
 
-    def read(self, channels: int, size: int) -> Split:
-        """Decode the images to squares of ``size``."""
+    def read(self, channels: int, size: int) -> tuple[Split, str]:
+        """The images as squares of ``size``, and what there is to tell about their decoding."""
         needed = len(self.files) * channels * size * size
         if needed > memory_limit():
             raise DataError(f"the images of {self.root} need {in_words(needed)}, too much for this machine")
-        images = np.empty((len(self.files), channels, size, size), np.uint8)
-        with progress(f"reading {self.root.name}", len(self.files)) as advance:
-            for place, file in enumerate(self.files):
-                images[place] = decode(file, channels, size)
-                advance(1)
-        return Split(torch.from_numpy(images), torch.tensor(self.labels, dtype=torch.int64))
+        images, note = decode_all(survey(self.files), channels, size, f"reading {self.root.name}")
+        return Split(torch.from_numpy(images), torch.tensor(self.labels, dtype=torch.int64)), note
 
 
 def list_class_folders(root: Path, classes: Sequence[str]) -> Listing:
@@ -147,18 +143,21 @@ def _class(label: str, classes: Sequence[str], where: str) -> int:
     return list(classes).index(label)
 
 
-def read_npz(file: Path, classes: Sequence[str], channels: int, size: int) -> Split:
+def read_npz(file: Path, classes: Sequence[str], channels: int, size: int, *, by_name: bool = False) -> Split:
     """``images`` (N×H×W or N×H×W×3, uint8) and ``labels`` (whole numbers, -1: none; left out: all without).
 
-    An array ``classes`` of names, where there is one, must be the federation's list.
+    An array ``classes`` of names, where there is one, must be the federation's list; ``by_name``, it may have
+    another order, and the test images of a data set in one file are read, too.
     """
     try:
-        images, labels, names = _npz_arrays(file)
+        images, labels, names = _npz_arrays(file, whole_sets=by_name)
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(f"{file} cannot be read ({error}); replace it") from None
     except ValueError as error:
         raise DataError(f"{file}: {error}") from None
-    if names is not None and names != list(classes):
+    if by_name:
+        labels = _renumbered(file, labels, names, list(classes))
+    elif names is not None and names != list(classes):
         raise DataError(f"{file}: its classes {names} are not the federation's {list(classes)}")
     if images.shape[1] != channels:
         raise DataError(f"{file}: images have {images.shape[1]} channel(s), the federation's {channels}")
@@ -175,23 +174,42 @@ def read_npz(file: Path, classes: Sequence[str], channels: int, size: int) -> Sp
     return split if images.shape[-2:] == (size, size) else resize(split, size)
 
 
-def _npz_arrays(file: Path) -> tuple[Tensor, Tensor, list[str] | None]:
+def _renumbered(file: Path, labels: Tensor, names: list[str] | None, classes: list[str]) -> Tensor:
+    """Labels of a file with its own order of classes, as numbers in ours."""
+    own = [str(number) for number in range(len(classes))] if names is None else names
+    if names is None and own != classes:
+        raise DataError(
+            f"{file} has no array 'classes', so nobody knows which class a number means; add the names, in "
+            "the order of their numbers"
+        )
+    if bool((labels >= len(own)).any()):
+        raise DataError(f"{file}: an image has class {int(labels.max())}, but there are {len(own)} names")
+    for number in sorted(set(labels[labels >= 0].tolist())):
+        _class(own[number], classes, str(file))
+    places = torch.tensor([classes.index(name) if name in classes else NO_LABEL for name in own])
+    return torch.where(labels < 0, labels, places[labels.clamp(min=0)])
+
+
+def _npz_arrays(file: Path, *, whole_sets: bool = False) -> tuple[Tensor, Tensor, list[str] | None]:
     headers = read_headers(file)
-    if "images" not in headers:
+    sets = [names[2:] for names in NAMINGS if names[2] in headers] if whole_sets else []
+    image_key, label_key = ("images", "labels") if "images" in headers or not sets else sets[0]
+    if image_key not in headers:
         raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected images and labels")
-    wanted = [name for name in ("images", "labels", "classes") if name in headers]
+    wanted = [name for name in (image_key, label_key, "classes") if name in headers]
     bytes_ = sum(int(np.prod(headers[name][0], dtype=object)) * headers[name][1].itemsize for name in wanted)
     if bytes_ > memory_limit():
         raise ValueError(f"it holds {in_words(bytes_)}, too much for this machine's memory")
-    check_images("images", *headers["images"])
-    if "labels" in headers:
-        check_labels("labels", *headers["labels"])
+    check_images(image_key, *headers[image_key])
+    if label_key in headers:
+        check_labels(label_key, *headers[label_key])
     if "classes" in headers and headers["classes"][1].kind != "U":
         raise ValueError(f"classes is {headers['classes'][1]}, expected names")
     with np.load(file, allow_pickle=False) as content:
-        images = channels_first(content["images"])
-        labels = content["labels"].reshape(-1) if "labels" in headers else np.full(len(images), NO_LABEL)
-        names = content["classes"].reshape(-1).tolist() if "classes" in headers else None
+        images = channels_first(content[f"{image_key}.npy"])
+        without = np.full(len(images), NO_LABEL)
+        labels = content[f"{label_key}.npy"].reshape(-1) if label_key in headers else without
+        names = content["classes.npy"].reshape(-1).tolist() if "classes" in headers else None
     owned = np.require(images, requirements=["C", "W"])
     # Through the widest signed type a huge unsigned label cannot turn into a valid one.
     if labels.dtype.kind == "u" and labels.size and int(labels.max()) > np.iinfo(np.int64).max:
