@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from source_formats import save_image
 
 from calling import invoke
 from proxyfl.core.errors import DataError
+from proxyfl.data.files import progress
 from proxyfl.data.images import decode_all, survey
 from proxyfl.data.sources import load
 
@@ -85,3 +88,14 @@ def test_floating_point_levels_are_refused(tmp_path):
     Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "a.tif")
     with pytest.raises(DataError, match="its grey levels are no whole numbers; save it with 8 or 16 bits"):
         decode_all(survey([tmp_path / "a.tif"]), 1, 8, "reading")
+
+
+def test_a_folders_name_cannot_write_on_the_terminal(monkeypatch):
+    """The bar names the folder that is read."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, color_system=None, width=200)
+    monkeypatch.setattr("rich.console.Console", lambda **_: console)
+    with progress("reading a[red]b\x1b]0;owned\x07\u202ec", 2) as advance:
+        advance(1)
+    assert "reading a[red]b\\x1b]0;owned\\x07\\u202ec" in text.getvalue()
+    assert "\x07" not in text.getvalue()

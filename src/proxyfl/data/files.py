@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxyfl.core.machine import usable_memory
+from proxyfl.core.text import printable
 
 CHUNK = 1 << 20
 
@@ -125,6 +126,7 @@ def memory_limit() -> int:
 def progress(title: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Callable[[int], None]]:
     """A progress bar on standard error, shown only on a terminal; yields the function that moves it."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -139,5 +141,5 @@ def progress(title: str, total: int | None, *, of_bytes: bool = False) -> Iterat
     counts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(title, total=total)
+        task = bars.add_task(escape(printable(title)), total=total)
         yield lambda step: bars.advance(task, step)
