@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 from source_formats import save_image
 
@@ -82,12 +81,6 @@ def test_of_very_many_the_first_are_named_and_the_rest_counted(tmp_path):
     assert text.startswith("1,000 of 1,000 images are damaged")
     assert "0009.png and 990 more. The first: " in text
     assert "cannot be read as an image" in text
-
-
-def test_floating_point_levels_are_refused(tmp_path):
-    Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "a.tif")
-    with pytest.raises(DataError, match="its grey levels are no whole numbers; save it with 8 or 16 bits"):
-        decode_all(survey([tmp_path / "a.tif"]), 1, 8, "reading")
 
 
 def test_a_folders_name_cannot_write_on_the_terminal(monkeypatch):

@@ -28,7 +28,7 @@ from run_readers import RUN_READERS
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.trees import parse_assignment
 from proxyfl.data.archives import unpack
-from proxyfl.data.images import decode, is_grey
+from proxyfl.data.images import decode_all, survey
 from proxyfl.data.sources import load
 from proxyfl.data.sources.idx import STEMS
 from proxyfl.runs.directory import read_json_lines
@@ -148,9 +148,10 @@ def image_sample(form: str) -> bytes:
 
 def read_image(content: bytes, folder: Path) -> Any:
     (folder / "a.png").write_bytes(content)
-    grey = is_grey(folder / "a.png")
-    found = decode(folder / "a.png", 1 if grey else 3, 8)
-    assert found.shape == (1 if grey else 3, 8, 8)
+    looked = survey([folder / "a.png"])
+    channels = 1 if looked.grey else 3
+    found, _ = decode_all(looked, channels, 8, "reading")
+    assert found.shape == (1, channels, 8, 8)
     assert found.dtype == np.uint8
     return found
 

@@ -64,6 +64,7 @@ def require_named(runs: Path, fault: str) -> None:
         assert fault in alone.stderr
     told = {run["name"]: run for run in Library(runs).statuses()}
     assert fault in told["bad"]["problem"]
+    assert told["bad"]["state"] == "damaged"
     assert told["good"]["done"] == 2
 
 

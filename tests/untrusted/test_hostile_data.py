@@ -18,7 +18,7 @@ from readers import READERS, image_sample, npz_sample, pixels, read_npz, read_sv
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.archives import unpack
-from proxyfl.data.images import MAX_PIXELS, decode, is_grey
+from proxyfl.data.images import MAX_PIXELS, decode, survey
 from proxyfl.data.sources import SOURCES, load
 from proxyfl.data.sources.cinic import CACHE, CLASSES
 
@@ -53,7 +53,7 @@ def test_a_file_is_taken_for_no_other_kind_than_we_read(
 )
 def test_too_many_pixels(tmp_path: Path, width: int, height: int) -> None:
     (tmp_path / "a.png").write_bytes(png(width, height))
-    for read in (is_grey, lambda path: decode(path, 1, 8)):
+    for read in (lambda path: survey([path]).require_sound(), lambda path: decode(path, 1, 8)):
         assert "claims to have too many pixels" in refusal(read, tmp_path / "a.png")
 
 

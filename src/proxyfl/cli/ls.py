@@ -86,7 +86,7 @@ def _row(run: Run | Damaged) -> list[str]:
         if run.directory.is_locked():
             state = "running"
     except (ProxyFLError, KeyError, TypeError) as error:
-        return [name, "", "", "", "", "", f"[red]damaged: {escape(str(error))}[/]"]
+        return [name, "", "", "", "", "", f"[red]unreadable: {escape(str(error))}[/]"]
     return [
         name,
         escape(config.data.name),

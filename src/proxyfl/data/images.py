@@ -161,8 +161,6 @@ def decode(path: Path, channels: int, size: int | None = None, bits: int = 16) -
     file holds so many ``bits``.
     """
     with _opened(path) as image:
-        if image.mode == "F":
-            raise ValueError("its grey levels are no whole numbers; save it with 8 or 16 bits")
         if image.mode in DEEP_MODES:  # Pillow's own conversion would cut everything above 255 to white
             image = Image.fromarray((_levels(image) >> (bits - 8)).astype(np.uint8))
         image = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")

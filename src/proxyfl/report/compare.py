@@ -253,7 +253,7 @@ def _readable(runs: Iterable[Run]) -> tuple[list[tuple[Run, Settings]], list[str
         try:
             known.append((run, leaves(run.config.to_tree())))
         except ProxyFLError as error:
-            notes.append(f"left out, damaged: {run.path}: {error}")
+            notes.append(f"left out, cannot be read: {run.path}: {error}")
     return known, notes
 
 

@@ -159,7 +159,8 @@ class Library:
                 if found is not None:
                     rows.append(found.status())
             except TROUBLE as error:
-                rows.append({"name": name, "problem": told(str(error), 300), "state": "damaged"})
+                state = "damaged" if isinstance(error, RunError) else "unreadable"
+                rows.append({"name": name, "problem": told(str(error), 300), "state": state})
         return rows
 
     def data(self, names: list[str]) -> dict[str, Any] | None:

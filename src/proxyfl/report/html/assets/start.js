@@ -73,7 +73,7 @@ function drawList({ folder, runs }) {
   document.title = `${running ? `(${running}) ` : ""}Runs: ${visible(folder)}`;
   const rows = runs.map((run) => {
     const name = el("a", { href: `run?name=${encodeURIComponent(run.name)}` }, run.name);
-    if (run.problem) return [run.name, el("span", { class: "reason" }, `damaged: ${run.problem}`)];
+    if (run.problem) return [run.name, el("span", { class: "reason" }, `${run.state}: ${run.problem}`)];
     const bar = el("progress", { max: run.total, value: run.done, "aria-label": `rounds of ${run.name}` });
     return [name, percent(run.accuracy, 2), stateOf(run), el("span", {}, bar, `${run.done} / ${run.total}`), run.state === "running" ? duration(run.left) : "–", run.method, run.data];
   });
