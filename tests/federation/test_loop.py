@@ -189,7 +189,7 @@ def test_what_a_report_says() -> None:
     assert report.metrics["losses"] == {"supervised": 2.0}
     assert report.metrics["pseudo"] == {}
     assert report.metrics["traffic"]["bytes_down"] == 3 * 8
-    assert set(report.timing) == {"train", "serve", "evaluate"}
+    assert set(report.timing) == {"train", "serve", "evaluate", "cpu"}
     assert report.snapshots["confusion"].tolist() == [[1, 1], [0, 2]]
 
 
