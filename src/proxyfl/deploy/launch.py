@@ -53,8 +53,9 @@ def hold(leash: socket.socket) -> None:
     """End this process and its group when the other end of the leash is gone."""
 
     def watch() -> None:
-        while leash.recv(4096):
-            pass
+        with contextlib.suppress(OSError):  # a reset, where the other end had not read all it was told
+            while leash.recv(4096):
+                pass
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="leash", daemon=True).start()
