@@ -82,6 +82,21 @@ def test_everything_ends_with_who_started_it(node):
     wait_for(lambda: not entrance.listens(port), "the port is still open", WITHIN)
 
 
+def test_a_leash_with_words_unread_holds_as_well():
+    """Such an end is a reset, and of all who hold the other end one alone is told so."""
+    ours, theirs = socket.socketpair()
+    code = "import socket, sys, time; from proxyfl.deploy.launch import hold; "
+    code += "hold(socket.socket(fileno=int(sys.argv[1]))); print(1, flush=True); time.sleep(600)"
+    words = [sys.executable, "-c", code, str(theirs.fileno())]
+    options = {"stdout": subprocess.PIPE, "pass_fds": [theirs.fileno()], "start_new_session": True}
+    with subprocess.Popen(words, **options) as held:
+        assert held.stdout.readline() == b"1\n"
+        theirs.send(b"unread\n")
+        theirs.close()
+        ours.close()
+        assert held.wait(WITHIN) == -signal.SIGKILL
+
+
 def test_a_port_without_the_guard_is_found(tmp_path, monkeypatch):
     port = free_port()
     words = ["any", "-m", "http.server", "--bind", "127.0.0.1", str(port)]
