@@ -17,7 +17,7 @@ from typing import Any
 from proxyfl.core.config import Config
 from proxyfl.deploy import pki, signing
 from proxyfl.deploy.app_template import write_app
-from proxyfl.deploy.live import LIVE_FILE, LiveReader
+from proxyfl.deploy.live import LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import client_arrays, write_npz
 from proxyfl.runs.checkpoint import folders
@@ -200,7 +200,7 @@ class Loopback:
         self, wanted: Callable[[dict[str, Any]], bool], patience: float = PATIENCE
     ) -> dict[str, Any]:
         reader = LiveReader(self.made.state / LIVE_FILE)
-        return wait_for(lambda: next(filter(wanted, reader.new()), None), "an event", patience)
+        return wait_for(lambda: next(filter(wanted, newest(reader.new())), None), "an event", patience)
 
     def finish(self, run: Started, patience: float = PATIENCE) -> str:
         run.process.wait(patience)

@@ -8,8 +8,6 @@ import os
 import signal
 import stat
 import sys
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +18,7 @@ from loopback import deployment, experiment, free_port, wait_for
 import proxyfl.cli.deploy
 from calling import invoke
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
-from proxyfl.deploy import entrance, kit, launch, operate, pki, programs, status
+from proxyfl.deploy import entrance, kit, launch, operate, pki, programs, status, supervise
 from proxyfl.deploy.live import LiveLog, LiveReader
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
 from proxyfl.deploy.site_data import write_npz
@@ -54,8 +52,8 @@ def test_a_site_without_its_images_says_what_data_is(made):
 
 
 def test_without_flower_the_extra_is_named(made, monkeypatch):
-    monkeypatch.setattr(proxyfl.cli.deploy, "find_spec", lambda name: None)
-    for words in (("server", made.path), ("run", made.path), ("status", made.path)):
+    monkeypatch.setattr(proxyfl.cli.deploy_life, "find_spec", lambda name: None)
+    for words in (("server", made.path), ("run", made.path), ("status", made.path), ("stop", made.path)):
         result = invoke("deploy", *words)
         assert result.exit_code == 2
         assert "pip install 'proxyfl[flower]'" in result.stderr
@@ -160,7 +158,9 @@ def test_a_port_that_is_taken_is_named(made):
 
 def test_following_a_run_ends_with_its_last_word_or_when_the_server_is_gone(made, monkeypatch, tmp_path):
     here = dataclasses.replace(made, path=tmp_path)
-    log = LiveLog(here.state / "live.jsonl", here.sites)
+    log = LiveLog(here.state / "live.jsonl", here.sites, "0")
+    log.tell("finished", text="an earlier run")
+    log.run = "1"
     log.tell("note", text="hello")
     log.tell("finished", round=1, text="done")
     assert [line["event"] for line in operate.follow(here, "1")] == ["note", "finished"]
@@ -196,63 +196,12 @@ def test_the_live_file_is_read_line_by_line_and_from_the_start_when_it_is_new(tm
 def test_a_closed_terminal_ends_a_verb_like_ctrl_c():
     usual = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        proxyfl.cli.deploy._end_on_signals()
+        proxyfl.cli.deploy.end_on_signals("SIGTERM", "SIGHUP")
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     finally:
         for name, handler in usual.items():
             signal.signal(name, handler)
-
-
-class Clock:
-    """Time that passes only when a site's program lives or a pause is made."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
-def site_programs(monkeypatch, clock, lives):
-    """Each start of a site's program lives so many seconds and says so; returns what is still to come."""
-    lives = list(lives)
-
-    @contextmanager
-    def one(*words):
-        seconds, why = lives.pop(0)
-        process = SimpleNamespace(wait=lambda: clock.sleep(seconds))
-        yield SimpleNamespace(process=process, trouble=lambda: why, log="a.log")
-
-    monkeypatch.setattr(operate, "site", one)
-    monkeypatch.setattr(operate, "time", clock)
-    monkeypatch.setattr(operate, "look", lambda *words: None)
-    return lives
-
-
-def test_a_site_waits_for_its_key_from_the_first_refusal_on(made, monkeypatch):
-    refused, clock = f"ERROR {operate.UNKNOWN_KEY}: no", Clock()
-    waited, quick = (10 * operate.START, refused), (5.0, refused)
-    lives = [waited, *[quick] * 10, waited, *[quick] * 10, (1.0, "ERROR: other")]
-    left = site_programs(monkeypatch, clock, lives)
-    with pytest.raises(RunError, match="could not take part: ERROR: other"):
-        operate.take_part(made.site("site-01"), made.path, print)
-    assert left == []
-    left = site_programs(monkeypatch, clock, [quick] * 100)
-    with pytest.raises(RunError, match=operate.UNKNOWN_KEY):
-        operate.take_part(made.site("site-01"), made.path, print)
-    assert 100 - len(left) == 1 + 1 + operate.START // (5.0 + operate.AGAIN)
-
-
-def test_a_port_that_another_program_took_is_not_the_end(made, monkeypatch):
-    lives = [(1.0, "ERROR: [Errno 98] bind: address already in use"), (1.0, "ERROR: other")]
-    left = site_programs(monkeypatch, Clock(), lives)
-    with pytest.raises(RunError, match="ERROR: other"):
-        operate.take_part(made.site("site-01"), made.path, print)
-    assert left == []
 
 
 def test_a_site_looks_at_its_images_before_it_connects(made, tmp_path, monkeypatch):
@@ -269,7 +218,7 @@ def test_a_site_looks_at_its_images_before_it_connects(made, tmp_path, monkeypat
     write_npz(tmp_path / "wrong.npz", *_two_images(made), tuple("abcdefghij"))
     monkeypatch.setattr(operate, "site", lambda *words: pytest.fail("it connects"))
     with pytest.raises(DataError, match="classes"):
-        operate.take_part(site, tmp_path / "wrong.npz", said.append)
+        supervise.take_part(site, tmp_path / "wrong.npz", said.append)
 
 
 def _two_images(made):

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli import deploy_kit
+from proxyfl.cli import deploy_kit, deploy_life
 from proxyfl.cli.common import INTERRUPTED, Quiet, command, err, examples, out, plain_table
 from proxyfl.cli.deploy_kit import Folder
-from proxyfl.core.errors import RunError, missing_extra
+from proxyfl.cli.deploy_life import end_on_signals, require_flower, show
+from proxyfl.core.errors import RunError
 
 if TYPE_CHECKING:
-    from proxyfl.cli.progress import LiveProgress
     from proxyfl.deploy.settings import Deployment, Site
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Real federations on Flower: set up, server, sites, run, status.",
+    help="Real federations on Flower: set up, server, sites, run, status, stop.",
     epilog=examples(
         "proxyfl deploy server DIR",
         "proxyfl deploy site DIR/site-03 --data ~/images",
@@ -32,6 +31,9 @@ app = typer.Typer(
 app.command(epilog=deploy_kit.INIT_EXAMPLES)(deploy_kit.init)
 app.command(epilog=deploy_kit.EXPLAIN_EXAMPLES)(deploy_kit.explain)
 app.command(epilog=deploy_kit.CHECK_EXAMPLES)(deploy_kit.check)
+app.command(epilog=examples("proxyfl deploy attach DIR"))(deploy_life.attach)
+app.command(epilog=examples("proxyfl deploy stop DIR", "proxyfl deploy stop DIR --now"))(deploy_life.stop)
+app.command(epilog=examples("proxyfl deploy remove-site DIR lyon"))(deploy_life.remove_site)
 
 
 @app.command(epilog=examples("proxyfl deploy server DIR"))
@@ -40,19 +42,18 @@ def server(folder: Folder) -> None:
 
     It stays until Ctrl-C. After a crash start it again: sites come back by themselves.
     """
-    _require_flower()
-    from proxyfl.deploy import operate
-    from proxyfl.deploy.programs import first_ended
+    require_flower()
+    from proxyfl.deploy import supervise
     from proxyfl.deploy.settings import Deployment
 
     deployment = Deployment.read(folder)
     _warn_insecure(deployment)
-    _end_on_signals()
-    with operate.server(deployment, _tell) as started:
+    end_on_signals("SIGTERM", "SIGHUP")
+
+    def ready() -> None:
         _tell(f"server ready at {deployment.address}; start the run with: {command('deploy', 'run', folder)}")
-        program = first_ended(started)
-        name = "SuperLink" if program is started[0] else "gate"
-        raise RunError(f"the {name} ended by itself (exit code {program.ended}): {program.trouble()}")
+
+    supervise.serve(deployment, _tell, ready)
 
 
 @app.command(
@@ -74,14 +75,14 @@ def site(
 
     It stays until Ctrl-C and connects again whenever the server is away.
     """
-    _require_flower()
-    from proxyfl.deploy import operate
+    require_flower()
+    from proxyfl.deploy import supervise
     from proxyfl.deploy.settings import Site
 
     settings = Site.read(folder)
     _warn_insecure(settings)
-    _end_on_signals()
-    operate.take_part(settings, data, _tell, server)
+    end_on_signals("SIGTERM", "SIGHUP")
+    supervise.take_part(settings, data, _tell, server)
 
 
 @app.command(epilog=examples("proxyfl deploy run DIR", "proxyfl deploy run DIR --detach"))
@@ -97,7 +98,7 @@ def run(
 
     Ctrl-C stops it with the checkpoint kept; the same command continues it.
     """
-    _require_flower()
+    require_flower()
     from proxyfl.deploy import operate
     from proxyfl.deploy.enrolment import forget_counts
     from proxyfl.deploy.settings import Deployment
@@ -114,10 +115,11 @@ def run(
     if detach:
         _tell(f"run {number} started; look at it with: {command('deploy', 'status', folder)}")
         return
+    end_on_signals("SIGTERM")
     try:
-        _show(deployment, number, quiet)
+        show(deployment, operate.follow(deployment, number), quiet)
     except KeyboardInterrupt as interrupt:
-        operate.stop(deployment, number)
+        operate.stop(deployment)
         typer.echo(f"stopped; continue with: {command('deploy', 'run', folder)}", err=True)
         raise typer.Exit(INTERRUPTED) from interrupt
 
@@ -125,7 +127,7 @@ def run(
 @app.command(epilog=examples("proxyfl deploy status DIR"))
 def status(folder: Folder) -> None:
     """Is the server up, which sites are connected, how far is the run."""
-    _require_flower()
+    require_flower()
     from proxyfl.deploy.settings import Deployment
     from proxyfl.deploy.status import look
 
@@ -140,65 +142,6 @@ def status(folder: Folder) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(found.run, markup=False, soft_wrap=True)
-
-
-def _show(deployment: Deployment, number: str, quiet: bool) -> None:
-    from proxyfl.cli.progress import LiveProgress, tell_result
-    from proxyfl.deploy import operate
-    from proxyfl.runs.run import Run
-
-    before = [line["accuracy"] for line in Run(deployment.run).metrics] if deployment.run.is_dir() else []
-    rounds = deployment.config.federation.rounds
-    with LiveProgress(err(), rounds, before, quiet=quiet) as progress:
-        for line in operate.follow(deployment, number):
-            if line["event"] == "stopped":
-                raise RunError(f"{line['reason']}")
-            if progress.live:
-                _move(progress, line)
-            if "text" in line and not quiet and not (progress.live and line["event"] == "finished round"):
-                progress.console.print(line["text"], markup=False, soft_wrap=True)
-    finished = Run(deployment.run)
-    if quiet:
-        typer.echo(str(finished.path))
-        return
-    tell_result(finished)
-    out().print(f"{'accuracy':11}{_where(finished.metrics[-1])}", markup=False, soft_wrap=True)
-
-
-def _move(progress: LiveProgress, line: dict[str, Any]) -> None:
-    """The bar, by what the server wrote down."""
-    from proxyfl.core.state import ServerState, Update
-    from proxyfl.federation.loop import RoundReport
-
-    if line["event"] == "round":
-        progress.round_started(line["round"], line["clients"])
-    elif line["event"] in ("answered", "failed"):
-        progress.answered(Update(line["round"], line["client"], 0, {}))
-    elif line["event"] == "finished round":
-        progress.round_finished(RoundReport(ServerState(line["round"], {}), line, {}))
-
-
-def _where(metrics: dict[str, Any]) -> str:
-    """Where a round's accuracy comes from, in words."""
-    source = metrics.get("evaluation", {})
-    if source.get("where") == "server":
-        return f"on {source['images']:,} test images at the server"
-    names = ", ".join(source.get("sites", []))
-    return f"on {source.get('images', 0):,} images kept back at {names}, larger sites weighing more"
-
-
-def _require_flower() -> None:
-    if find_spec("flwr") is None:
-        raise missing_extra("flwr", "flower")
-
-
-def _end_on_signals() -> None:
-    """A service manager's stop, or a closed terminal, ends this like Ctrl-C: with what it started."""
-    import signal
-
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
 
 
 def _tell(text: str) -> None:

@@ -89,7 +89,8 @@ class Connector:
             return Answer(503)
         self._measure(found.headers.get("date", ""))
         refused = found.headers.get(gate.REFUSED.decode(), "")
-        if refused or (kind == "activate-node" and found.status_code != 200):
+        ill = found.status_code >= 500  # Flower's program would go on without its sign of life
+        if refused or ill or (kind == "activate-node" and found.status_code != 200):
             self._tell(self._refused(refused, found))
             return Answer(503)
         self.reached = True
@@ -106,6 +107,10 @@ class Connector:
         clock = self.clock
         if reason in ("busy", "down"):
             return Trouble(reason, found.text, clock)
+        if found.status_code >= 500:
+            return Trouble(
+                "down", "the server has trouble of its own; its operator's console says which", clock
+            )
         if not reason and clock is not None and not -BEHIND < clock < AHEAD:
             how = f"{abs(clock):.0f} s {'ahead of' if clock > 0 else 'behind'} the server's"
             return Trouble("clock", f"this machine's clock is {how}; set it right, best by NTP", clock)

@@ -159,13 +159,23 @@ def _enrolled(reply: RecordDict | str) -> Header:
     return header
 
 
-def gather(registrar: Registrar, enrolment: Enrolment, quorum: int, deadline: float, patience: float) -> None:
+def gather(
+    registrar: Registrar,
+    enrolment: Enrolment,
+    quorum: int,
+    deadline: float,
+    patience: float,
+    heed: Callable[[], None] = lambda: None,
+) -> None:
     """Wait for the sites before the first round: for all, or with a quorum until the deadline.
 
-    Below quorum it waits up to ``patience`` and then gives up.
+    Below quorum it waits up to ``patience`` and then gives up. ``heed`` is called while it waits.
     """
-    began, told, total = time.monotonic(), -1, len(enrolment.sites)
+    began, told = time.monotonic(), -1
     while True:
+        heed()
+        left_out = [client for client in range(len(enrolment.sites)) if registrar.roster.removed(client)]
+        total = len(enrolment.sites) - len(left_out)
         for client in registrar.enrol(enrolment, deadline):
             row = enrolment.counts[client]
             kept = f", {row.heldout} kept back" if row.heldout else ""
@@ -182,7 +192,8 @@ def gather(registrar: Registrar, enrolment: Enrolment, quorum: int, deadline: fl
             )
         if told != there:
             told = there
-            missing = [name for k, name in enumerate(enrolment.sites) if k not in enrolment.counts]
+            known = {*enrolment.counts, *left_out}
+            missing = [name for k, name in enumerate(enrolment.sites) if k not in known]
             registrar.say(f"waiting for {', '.join(missing)}")
         time.sleep(LOOK)
 

@@ -129,9 +129,14 @@ def add_site(folder: str | Path, name: str) -> Deployment:
         experiment=merge(deployment.experiment, ours),
     )
     _write_site(grown, name)
-    grown.write()
-    _write_readme(grown, grown.path)
+    write_again(grown)
     return grown
+
+
+def write_again(deployment: Deployment) -> None:
+    """The settings and the README of a deployment that changed."""
+    deployment.write()
+    _write_readme(deployment, deployment.path)
 
 
 def _grown_rounds(deployment: Deployment) -> tuple[int, int]:

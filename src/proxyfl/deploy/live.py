@@ -1,33 +1,57 @@
 """What happens in a running federation, line by line, for whoever follows it: ``DIR/state/live.jsonl``.
 
-The server app writes it, ``proxyfl deploy run`` and ``status`` read it. The run's own files are complete
-without it.
+The server app writes it, ``proxyfl deploy server``, ``run``, ``attach`` and ``status`` read it. It
+goes on from run to run and is begun anew at a size. The run's own files are complete without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from proxyfl.core.state import Failure, Update
 from proxyfl.federation.loop import RoundReport
 
-LIVE_FILE = "live.jsonl"
+LIVE_FILE, OLD = "live.jsonl", ".old.jsonl"
+LIVE_BYTES = 5_000_000
+"""The file is begun anew at this size; the one before it is kept under another name."""
+
+ENDS = ("finished", "stopped")
+"""The last event of a run."""
+
+LATE = ("did not answer within", "did not send its whole answer", "was not asked: the round's deadline")
+AWAY = "is not connected"
+"""How reasons begin that are no refusals, behind the site's name."""
 
 
 class LiveLog:
-    """An observer that appends a line per event, and says in words what an operator should read."""
+    """An observer that appends a line per event, and says in words what an operator should read.
 
-    def __init__(self, file: Path, sites: tuple[str, ...]) -> None:
-        self.file, self.sites = file, sites
-        file.parent.mkdir(parents=True, exist_ok=True)
+    ``run`` is Flower's number of the run. What cannot be written is let go: a full disk ends a run where its
+    own files are written. ``left_out`` says why the answers of clients were not used, for them to be told.
+    """
+
+    def __init__(self, file: Path, sites: tuple[str, ...], run: str = "") -> None:
+        self.file, self.sites, self.run = file, sites, run
+        self.torn, self.left_out = True, dict[int, str]()
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
 
     def tell(self, event: str, **details: Any) -> None:
-        line = json.dumps({"time": round(time.time(), 3), "event": event, **details})
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = json.dumps({"time": round(time.time(), 3), "event": event, "run": self.run, **details})
+        try:
+            if self.file.is_file() and self.file.stat().st_size > LIVE_BYTES:
+                self.file.replace(self.file.with_suffix(OLD))
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write("\n" * (self.torn and file.tell() > 0) + line + "\n")
+            self.torn = False
+        except OSError:
+            self.torn = True
         if "text" in details:
             print(f"proxyfl: {details['text']}", flush=True)
 
@@ -39,33 +63,73 @@ class LiveLog:
         if isinstance(answer, Failure):
             reason = answer.reason.removeprefix(name).lstrip(": ")
             text = f"round {answer.round}: {name} left out: {reason}"
+            self.left_out[answer.client] = f"round {answer.round}: {reason}"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:
             self.tell("answered", round=answer.round, client=answer.client, site=name)
 
     def round_finished(self, report: RoundReport) -> None:
         metrics = report.metrics
-        names = ", ".join(self.sites[client] for client in metrics["clients"])
-        text = f"round {metrics['round']}: accuracy {metrics['accuracy']:.1%}, answered: {names or 'nobody'}"
-        self.tell("finished round", round=metrics["round"], accuracy=metrics["accuracy"], text=text)
+        text = round_line(metrics, report.timing, self.sites)
+        self.tell("finished round", round=metrics["round"], accuracy=metrics.get("accuracy"), text=text)
+
+
+def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: tuple[str, ...]) -> str:
+    """A round in a line: accuracy where it was measured, who answered and who did not, how long it took."""
+    named: dict[str, list[str]] = {"late": [], "not connected": [], "refused": []}
+    for client, reason in metrics["failed"].items():
+        name = sites[int(client)]
+        words = str(reason).removeprefix(name).lstrip(": ")
+        kind = "late" if words.startswith(LATE) else "not connected" if words.startswith(AWAY) else "refused"
+        named[kind].append(name)
+    answered = ", ".join(sites[client] for client in metrics["clients"]) or "nobody"
+    measured = metrics.get("accuracy")
+    parts = [f"accuracy {measured:.1%}, " * (measured is not None) + f"answered: {answered}"]
+    parts += [f"{kind}: {', '.join(names)}" for kind, names in named.items() if names]
+    spent = f"{sum(timing.values()):.1f} s"
+    if measured is not None:
+        spent += f", {timing['evaluate']:.1f} s of it measuring accuracy"
+    return f"round {metrics['round']}: {'; '.join([*parts, spent])}"
 
 
 class LiveReader:
-    """The lines that were added since the last look; begins again where the file is a new one."""
+    """The lines that were added since the last look; goes on with the next file where one was begun anew.
+
+    What is no line of the kind is passed over: a process may have been killed while it wrote.
+    """
 
     def __init__(self, file: Path) -> None:
-        self.file, self.offset = file, 0
+        self.file, self.offset, self.number = file, 0, 0
 
     def new(self) -> list[dict[str, Any]]:
-        try:
-            with self.file.open("rb") as file:
-                if file.seek(0, 2) < self.offset:
-                    self.offset = 0
-                file.seek(self.offset)
-                raw = file.read()
-        except FileNotFoundError:
-            self.offset = 0
-            return []
-        whole = raw.rpartition(b"\n")[0]
-        self.offset += len(whole) + 1 if whole else 0
-        return [json.loads(line) for line in whole.splitlines()]
+        raw = b""
+        with contextlib.suppress(OSError):
+            raw = self._rest(self.file.with_suffix(OLD), only=self.number)
+        with contextlib.suppress(OSError):
+            raw += self._rest(self.file)
+        return [line for part in raw.splitlines() if (line := _event(part))]
+
+    def _rest(self, place: Path, only: int | None = None) -> bytes:
+        """Whole lines behind those that were read; with ``only``, of the file that has this number."""
+        with place.open("rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if only not in (None, number):
+                return b""
+            if number != self.number or file.seek(0, os.SEEK_END) < self.offset:
+                self.number, self.offset = number, 0
+            file.seek(self.offset)
+            whole, mark, _ = file.read().rpartition(b"\n")
+        self.offset += len(whole) + len(mark)
+        return whole + mark
+
+
+def newest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the run that wrote last."""
+    return [line for line in lines if line.get("run") == lines[-1].get("run")]
+
+
+def _event(raw: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError, RecursionError):
+        line = json.loads(raw)
+        return line if isinstance(line, dict) and isinstance(line.get("event"), str) else None
+    return None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from proxyfl.deploy import entrance, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.client_app import SITE, SITE_DATA
 from proxyfl.deploy.connector import Trouble
-from proxyfl.deploy.live import LIVE_FILE, LiveReader
+from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
 from proxyfl.deploy.roster import site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site
+from proxyfl.deploy.stopping import clear_stop
 from proxyfl.runs.directory import RunDirectory
 
 LINK = "federation"
@@ -36,18 +38,6 @@ LINK = "federation"
 
 START = 180.0
 """Seconds that a program has for starting."""
-
-UNKNOWN_KEY = "Failed to activate SuperNode"
-"""What a SuperNode says whose key is not registered."""
-
-PORT_TAKEN = "address already in use"
-"""What it says when another program was quicker to take the port that was free a moment ago."""
-
-AGAIN = 5.0
-"""Seconds before a site that was turned away tries again."""
-
-SETTLED = 60.0
-"""A site's program that lived so many seconds had been let in, or was waiting for the server."""
 
 QUIET = 60.0
 """Seconds of silence after which Flower is asked whether the run is still there."""
@@ -66,9 +56,9 @@ def local_address(deployment: Deployment) -> str:
     return f"127.0.0.1:{entrance.inner_port(deployment) or deployment.bind[1]}"
 
 
-def flower_home(deployment: Deployment) -> dict[str, str]:
+def flower_home(deployment: Deployment, home: Path | None = None) -> dict[str, str]:
     """The environment for Flower's commands, with the connection they need written down."""
-    home = deployment.state / "flower"
+    home = home or deployment.state / "flower"
     env = environment(home, {DEPLOYMENT: str(deployment.path)})
     link: dict[str, Any] = {"address": local_address(deployment), "insecure": deployment.insecure}
     if not deployment.insecure:
@@ -114,7 +104,7 @@ def server(deployment: Deployment, say: Say) -> Iterator[tuple[Program, ...]]:
     port = entrance.choose_port(deployment)
     env = flower_home(deployment)
     log = deployment.state / "superlink.log"
-    with Program([*words, "--host", "127.0.0.1", "--port", str(port)], env, log, say) as program:
+    with Program([*words, "--host", "127.0.0.1", "--port", str(port)], env, log) as program:
         ready = wait_until(lambda: program.ended is not None or answers(deployment), START)
         if not ready or program.ended is not None:
             raise RunError(f"the SuperLink did not start: {program.trouble()}; see {log}")
@@ -148,14 +138,19 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
                 raise RunError(f"the key of {site.name} could not be registered: {error}") from error
         write_bytes(notes / site.name, json.dumps({"key": key.hex(), "node": node}).encode())
 
+    for note in notes.iterdir():
+        if note.name not in deployment.sites or deployment.is_removed(note.name):
+            with contextlib.suppress(FlowerError):
+                ask_flwr(["supernode", "unregister", str(_noted(note).get("node")), LINK], env)
+            note.unlink()
     keys = site_keys(deployment)
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(tell, keys, keys.values()))
 
 
-def node_states(deployment: Deployment) -> dict[str, str]:
+def node_states(deployment: Deployment, home: Path) -> dict[str, str]:
     """What the SuperLink says of each site's node: online, offline, registered."""
-    listed = ask_flwr(["supernode", "list", LINK], flower_home(deployment))
+    listed = ask_flwr(["supernode", "list", LINK], flower_home(deployment, home))
     states = {str(node["node-id"]): str(node["status"]) for node in listed.get("nodes", [])}
     nodes = {name: _noted(deployment.state / NOTES / name).get("node") for name in deployment.sites}
     return {name: states[node] for name, node in nodes.items() if node in states}
@@ -226,26 +221,6 @@ def _private(folder: Path) -> Path:
     return folder
 
 
-def take_part(settings: Site, data: Path, say: Say, address: str = "") -> None:
-    """Run a site until it is stopped. A server that has just started may not know its key yet."""
-    look(settings, data, say)
-    until: float | None = None
-    while True:
-        began = time.monotonic()
-        with site(settings, data, say, address) as program:
-            say(f"{settings.name} is starting; server {address or settings.server}")
-            program.process.wait()
-            why = program.trouble()
-        now = time.monotonic()
-        if until is None or now - began > SETTLED:
-            until = now + START
-        if not (UNKNOWN_KEY in why or PORT_TAKEN in why) or now > until:
-            raise RunError(f"{settings.name} could not take part: {why} (see {program.log})")
-        if UNKNOWN_KEY in why:
-            say(f"the server does not know the key of {settings.name} yet; trying again")
-        time.sleep(AGAIN)
-
-
 def require_server(deployment: Deployment) -> None:
     if not answers(deployment):
         raise RunError(
@@ -259,36 +234,67 @@ def submit(deployment: Deployment) -> str:
     require_server(deployment)
     if not deployment.insecure:
         signing.signature_of(deployment)
-    (deployment.state / LIVE_FILE).unlink(missing_ok=True)
+    clear_stop(deployment)
     answer = ask_flwr(["run", str(deployment.app), LINK], flower_home(deployment))
     return str(answer["run-id"])
 
 
-def stop(deployment: Deployment, run: str) -> None:
+def stop(deployment: Deployment) -> None:
     """End the run in the SuperLink; its checkpoint stays."""
+    run = under_way(deployment)
     ask_flwr(["stop", run, LINK], flower_home(deployment))
     wait_until(lambda: not is_running(deployment), START)
+    log = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
+    log.tell("stopped", asked=True, reason="stopped, as asked", text="stopped, as asked")
+
+
+def supervisor(deployment: Deployment, *, make: bool = False) -> RunDirectory:
+    """What is locked while ``proxyfl deploy server`` runs, also while it starts a program again."""
+    place = deployment.state / "supervisor"
+    if make:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return RunDirectory(place, f"proxyfl deploy server {deployment.path}")
 
 
 def is_running(deployment: Deployment) -> bool:
     return RunDirectory(deployment.state).is_locked()
 
 
-def follow(deployment: Deployment, run: str, every: float = 0.5) -> Iterator[dict[str, Any]]:
-    """What happens, as it happens, up to the end of the run. A run that died without a word is found, too."""
-    reader = LiveReader(deployment.state / LIVE_FILE)
+def under_way(deployment: Deployment) -> str:
+    """Flower's number of the run that is being played."""
+    require_server(deployment)
+    listed = ask_flwr(["ls", LINK], flower_home(deployment))
+    going = [run for run in listed.get("runs", []) if "finished" not in str(run.get("status"))]
+    if not going:
+        raise RunError(f"no run is under way; start it with 'proxyfl deploy run {deployment.path}'")
+    return str(going[0]["run-id"])
+
+
+def follow(
+    deployment: Deployment, run: str, every: float = 0.5, *, past: bool = True
+) -> Iterator[dict[str, Any]]:
+    """What happens, as it happens, up to the end of the run. A run that died without a word is found, too.
+
+    Without its ``past``, from its last line on.
+    """
+    reader, begun = LiveReader(deployment.state / LIVE_FILE), False
     alive = asked = time.monotonic()
     silent = 0
     while True:
         lines = reader.new()
+        if not begun:
+            lines = _since(run, lines)
+            begun, lines = bool(lines), lines if past else lines[-1:]
+        run = str(lines[-1].get("run")) if lines else run  # the server may have started it again
         yield from lines
-        if any(line["event"] in ("finished", "stopped") for line in lines):
+        if any(line["event"] in ENDS for line in lines):
             return
         now = time.monotonic()
         asked = now if lines else asked
         if now - alive > QUIET / 10:
             alive, reason = now, ""
-            silent = 0 if answers(deployment, 10.0) else silent + 1
+            there = answers(deployment, 10.0) or supervisor(deployment).is_locked()
+            silent = 0 if there else silent + 1
             if silent >= PROBES:
                 reason = _gone(deployment)
             elif not silent and now - asked > QUIET:
@@ -297,6 +303,10 @@ def follow(deployment: Deployment, run: str, every: float = 0.5) -> Iterator[dic
                 yield {"event": "stopped", "reason": reason, "text": f"stopped: {reason}"}
                 return
         time.sleep(every)
+
+
+def _since(run: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list(dropwhile(lambda line: line.get("run") != run, lines))
 
 
 def _gone(deployment: Deployment) -> str:
@@ -308,12 +318,17 @@ def _gone(deployment: Deployment) -> str:
 
 def _over(deployment: Deployment, run: str) -> str:
     """Why Flower's run is over; empty while it goes on, or where Flower cannot say."""
+    state = state_of(deployment, run)
+    over = "finished" in state or "unknown" in state
+    return f"Flower says '{state}'; see {deployment.state / 'superlink.log'}" if over else ""
+
+
+def state_of(deployment: Deployment, run: str) -> str:
+    """What Flower calls the state of a run; empty where it cannot say."""
     try:
         listed = ask_flwr(["ls", LINK, "--run-id", run], flower_home(deployment))
     except ProxyFLError as error:
         if "not found" not in str(error).lower():
             return ""
         listed = {}
-    state = str(listed["runs"][0].get("status", "")) if listed.get("runs") else "unknown run"
-    over = "finished" in state or "unknown" in state
-    return f"Flower says '{state}'; see {deployment.state / 'superlink.log'}" if over else ""
+    return str(listed["runs"][0].get("status", "")) if listed.get("runs") else "unknown run"

@@ -67,6 +67,20 @@ def find_program(name: str) -> str:
     return found
 
 
+class PatientLog(RotatingFileHandler):
+    """A log of bounded size; lines that cannot be written, as on a full disk, are let go without a word."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=True)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 class Program:
     """A child process whose output goes to a log; what this package prints in it is handed to ``hear``.
 
@@ -99,7 +113,7 @@ class Program:
         self._pump.start()
 
     def _listen(self) -> None:
-        handler = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
+        handler = PatientLog(self.log)
         assert self.process.stdout is not None
         with contextlib.closing(handler):
             for raw in self.process.stdout:
@@ -162,15 +176,6 @@ class Program:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def first_ended(programs: Sequence[Program], pause: float = 0.2) -> Program:
-    """Wait until one of the programs has ended."""
-    while True:
-        for program in programs:
-            if program.ended is not None:
-                return program
-        time.sleep(pause)
 
 
 def ask_flwr(words: Sequence[str], env: Mapping[str, str], seconds: float = 120.0) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class SiteRoster:
 
     def __init__(self, grid: Grid, deployment: Deployment) -> None:
         self.grid, self.sites, self.insecure = grid, deployment.sites, deployment.insecure
+        self.deployment = deployment
         self.keys = {} if deployment.insecure else site_keys(deployment)
         self.claims: dict[int, int] = {}
         self.refused: set[int] = set()
@@ -52,14 +53,20 @@ class SiteRoster:
     def name(self, client: int) -> str:
         return self.sites[client]
 
+    def removed(self, client: int) -> bool:
+        """Whether the operator took it out, as may happen at any time."""
+        return self.deployment.is_removed(self.sites[client])
+
     def online(self) -> Mapping[int, int]:
         """The node of each client that is connected now."""
         if not self.insecure:
             nodes = {self.keys.get(node_key(node.public_key)): node.node_id for node in self.grid.get_nodes()}
-            return {client: node for client, node in nodes.items() if client is not None}
-        present = set(self.grid.get_node_ids())
-        self.claims = {client: node for client, node in self.claims.items() if node in present}
-        return dict(self.claims)
+            known = {client: node for client, node in nodes.items() if client is not None}
+        else:
+            present = set(self.grid.get_node_ids())
+            self.claims = {client: node for client, node in self.claims.items() if node in present}
+            known = dict(self.claims)
+        return {client: node for client, node in known.items() if not self.removed(client)}
 
     def unknown(self) -> list[int]:
         """Connected nodes that have not said who they are; with authentication there are none."""
@@ -72,7 +79,7 @@ class SiteRoster:
 
     def claim(self, node: int, name: str, say: Callable[[str], None]) -> int | None:
         """The client number for a node that calls itself ``name``; None where that cannot be."""
-        if name not in self.sites:
+        if name not in self.sites or self.deployment.is_removed(name):
             self.refused.add(node)
             say(f"a node that calls itself '{name[:60]}' is not one of the sites; it is left out")
             return None
@@ -86,9 +93,11 @@ class SiteRoster:
 
 
 def site_keys(deployment: Deployment) -> dict[bytes, int]:
-    """The client number of each site's public key."""
+    """The client number of each site's public key. One that was removed has none any more."""
     keys: dict[bytes, int] = {}
     for client, name in enumerate(deployment.sites):
+        if deployment.is_removed(name):
+            continue
         file = deployment.site(name).public_key
         key = _site_key(file)
         if key in keys:

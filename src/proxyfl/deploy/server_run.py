@@ -26,6 +26,7 @@ from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.refusals import method_of
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.stopping import StopAsked, stop_asked
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.engines.flower.site import FORM
 from proxyfl.federation.client import ClientTrainer, numerics
@@ -48,10 +49,12 @@ RETRY, RETRY_LAST = 5.0, 60.0
 class Server:
     """One federation's server, for the time of one Flower run."""
 
-    def __init__(self, deployment: Deployment, grid: Grid, test: Callable[[], Split] | None = None) -> None:
+    def __init__(
+        self, deployment: Deployment, grid: Grid, test: Callable[[], Split] | None = None, run: str = ""
+    ) -> None:
         self.again = f"proxyfl deploy run {deployment.path}"
         self.deployment, self.directory = deployment, RunDirectory(deployment.run, self.again)
-        self.live = LiveLog(deployment.state / LIVE_FILE, deployment.sites)
+        self.live = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
         self.roster = SiteRoster(grid, deployment)
         self.courier = Courier(grid, self.roster)
         self.form = {name: _plain(getattr(deployment, name)) for name in FORM}
@@ -65,10 +68,16 @@ class Server:
         """Begin the run or go on with it, to the end. What stops it is the last line of the live file."""
         try:
             with RunDirectory(self.deployment.state, self.again).locked():
+                self.live.tell("began")
                 if not self.directory.path.exists():
                     self._create()
                 with self.directory.locked():
                     self._continue()
+        except StopAsked as asked:
+            self.live.tell("stopped", asked=True, reason=str(asked), text=f"{asked}; the checkpoint is kept")
+        except (KeyboardInterrupt, SystemExit):  # by who stops the run, or by the end of the SuperLink
+            self.live.tell("interrupted", text="interrupted; the checkpoint is kept")
+            raise
         except BaseException as error:
             reason = str(error) or type(error).__name__
             self.live.tell("stopped", reason=reason, text=f"stopped: {reason}")
@@ -97,7 +106,7 @@ class Server:
 
     def _gather(self, enrolment: Enrolment) -> None:
         form = self.deployment
-        gather(self.registrar, enrolment, form.quorum, form.deadline, form.patience)
+        gather(self.registrar, enrolment, form.quorum, form.deadline, form.patience, self._heed)
 
     def _continue(self) -> None:
         run = self.directory
@@ -136,6 +145,7 @@ class Server:
         until, pause = 0.0, RETRY
         draws = Draws(federation, self.directory, enrolment.sites, self.say, state.round + 1)
         while state.round < federation.config.federation.rounds:
+            self._heed(state.round)
             try:
                 self._await_quorum(federation, enrolment, draws)
                 state = play_round(federation, state, observers, draws.redraw)
@@ -156,6 +166,7 @@ class Server:
         patience = self.deployment.patience
         until, told = time.monotonic() + patience, ""
         while True:
+            self._heed(round - 1)
             self._admit(federation, enrolment)
             online = self.roster.online().keys() & enrolment.counts.keys()
             lack = draws.lacks(online, time.monotonic(), patience)
@@ -171,8 +182,21 @@ class Server:
                 )
             time.sleep(LOOK)
 
+    def _heed(self, done: int = 0) -> None:
+        """Stop between two rounds when 'proxyfl deploy stop' asks for it."""
+        if stop_asked(self.deployment):
+            raise StopAsked(
+                f"stopped after round {done}, as asked" if done else "stopped before round 1, as asked"
+            )
+
     def _admit(self, federation: Federation, enrolment: Enrolment) -> None:
-        """Sites that came late take part from the next round on."""
+        """Sites that came late take part from the next round on, those that were removed no longer."""
+        for client in [client for client in enrolment.counts if self.roster.removed(client)]:
+            del enrolment.counts[client]
+            enrolment.save(self.directory.path)
+            federation.population = enrolment.population()
+            self.directory.event("removed", client=client, site=enrolment.sites[client])
+            self.say(f"{enrolment.sites[client]} was removed and takes part no longer")
         if new := self.registrar.enrol(enrolment):
             enrolment.save(self.directory.path)
             federation.population = enrolment.population()
@@ -214,7 +238,7 @@ class Server:
             "run": enrolment.run,
             "versions": versions,
         }
-        engine = FlowerEngine(self.courier, setup, form.deadline)
+        engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out)
         measure: ServerTest | SiteTest
         if self.test is not None:
             measure = ServerTest(trainer, self.test(), form.image_size)

@@ -26,7 +26,8 @@ from proxyfl.runs.settings import load_toml, resolve
 
 FORMAT = 1
 FEDERATION_FILE, SITE_FILE, TRUSTED_FILE = "federation.toml", "site.toml", "trusted.yaml"
-RESERVED = frozenset({"app", "ca", "deploy", "keys", "run", "sample", "server", "state"})
+REMOVED = "removed"
+RESERVED = frozenset({"app", "ca", "deploy", "keys", REMOVED, "run", "sample", "server", "state"})
 """Names of a deployment's own folders, which no site can have."""
 
 UNSAFE = frozenset("\"'\\$%`{};#@")
@@ -182,6 +183,14 @@ class Deployment(DeploymentSettings):
     def site_folder(self, name: str) -> Path:
         """What is handed to a site: a folder below this one."""
         return inside(self.path, known_site(name, self.sites))
+
+    def removed_folder(self, name: str) -> Path:
+        """Where the folder of a site lies that was taken out."""
+        return self.path / REMOVED / known_site(name, self.sites)
+
+    def is_removed(self, name: str) -> bool:
+        """Whether a site was taken out after a run had begun; it keeps its place in the list."""
+        return self.removed_folder(name).is_dir() and not (self.path / name).exists()
 
     @property
     def test_path(self) -> Path | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.deploy import operate
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolment
-from proxyfl.deploy.live import LIVE_FILE, LiveReader
-from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.live import LIVE_FILE, LiveReader, newest
+from proxyfl.deploy.settings import REMOVED, Deployment
 from proxyfl.runs.directory import read_json_lines
 from proxyfl.runs.run import Run
 
@@ -37,26 +39,38 @@ def look(deployment: Deployment) -> Status:
     for client, name in enumerate(deployment.sites):
         row = counts.get(client)
         numbers = (f"{row.labelled:,}", f"{row.unlabelled:,}") if row else ("–", "–")
-        rows.append((name, nodes.get(name, "–"), *numbers, str(rounds[client])))
-    return Status("up" if up else "down", rows, _run(deployment))
+        node = REMOVED if deployment.is_removed(name) else nodes.get(name, "–")
+        rows.append((name, node, *numbers, str(rounds[client])))
+    waits = "starting" if operate.supervisor(deployment).is_locked() else "down"
+    return Status("up" if up else waits, rows, run_line(deployment))
 
 
 def _nodes(deployment: Deployment) -> dict[str, str]:
+    """What Flower says; its command wants to write, so it gets a home elsewhere, in memory where there is."""
+    memory = Path("/dev/shm")
     try:
-        return operate.node_states(deployment)
-    except ProxyFLError:
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as home:
+            return operate.node_states(deployment, Path(home))
+    except (ProxyFLError, OSError):
         return dict.fromkeys(deployment.sites, "?")
 
 
-def _run(deployment: Deployment) -> str:
-    last = [line["text"] for line in LiveReader(deployment.state / LIVE_FILE).new() if "text" in line]
-    said = f"; {last[-1]}" if last else ""
+def run_line(deployment: Deployment) -> str:
+    """How far the run is, in a line."""
+    lines = newest(LiveReader(deployment.state / LIVE_FILE).new())
+    last = next((str(line["text"]) for line in reversed(lines) if "text" in line), "")
+    going = operate.is_running(deployment)
     if not deployment.run.is_dir():
-        waits = "is being prepared" if last else "has not begun"
-        return f"the run {waits}; start it with: proxyfl deploy run {deployment.path}{said}"
-    run = Run(deployment.run)
-    done, total = len(run.metrics), run.config.federation.rounds
-    going = "running" if operate.is_running(deployment) else "stopped"
-    state = "finished" if run.finished else going
-    accuracy = f", accuracy {run.metrics[-1]['accuracy']:.1%}" if done else ""
-    return f"run {state}: round {done} of {total}{accuracy}{said}"
+        if going:
+            return f"the run is being prepared{f'; {last}' if last else ''}"
+        return f"the run has not begun; start it with: proxyfl deploy run {deployment.path}"
+    said = f"; {last}" if last and not last.startswith("finished") else ""
+    try:
+        run = Run(deployment.run)
+        metrics, total = run.metrics, run.config.federation.rounds
+    except (ProxyFLError, OSError) as error:
+        return f"the run cannot be read: {error}"
+    state = "finished" if run.finished else "running" if going else "stopped"
+    measured = [line["accuracy"] for line in metrics if line.get("accuracy") is not None]
+    accuracy = f", accuracy {measured[-1]:.1%}" if measured else ""
+    return f"run {state}: round {len(metrics)} of {total}{accuracy}{said}"

@@ -22,6 +22,9 @@ from proxyfl.engines.wire import Header, pack_answer, pack_task, unpack_task
 
 STYPE = "safetensors"
 HEADER, METRICS, BROADCAST, OWN = "header", "metrics", "broadcast", "own"
+LEFT_OUT = "left_out"
+"""In a task's header: why this client's last answer was not used."""
+
 COUNT_LIMIT = 1 << 53
 """Whole numbers beyond this are no counts of images."""
 

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.core.text import told
-from proxyfl.engines.flower.codec import pack_broadcast, read_answer, task_records
+from proxyfl.engines.flower.codec import LEFT_OUT, pack_broadcast, read_answer, task_records
 from proxyfl.engines.wire import Header
 
 POLL_FIRST, POLL_LAST = 0.2, 2.0
@@ -127,10 +127,16 @@ def _content(reply: Message, node: int) -> RecordDict | str:
 
 
 class FlowerEngine:
-    """Clients are sites behind Flower nodes. ``setup`` goes with every task; ``deadline`` is for a round."""
+    """Clients are sites behind Flower nodes. ``setup`` goes with every task; ``deadline`` is for a round.
 
-    def __init__(self, courier: Courier, setup: Header, deadline: float) -> None:
+    ``left_out`` is what clients whose answers were not used are told with their next task.
+    """
+
+    def __init__(
+        self, courier: Courier, setup: Header, deadline: float, left_out: dict[int, str] | None = None
+    ) -> None:
         self.courier, self.setup, self.deadline = courier, setup, deadline
+        self.left_out = {} if left_out is None else left_out
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
         given = deque[Task]()
@@ -153,7 +159,9 @@ class FlowerEngine:
             if sent is None or sent[0] is not task.weights or sent[1] is not task.extras:
                 broadcast, sent = pack_broadcast(task), (task.weights, task.extras)
             given.append(Task(task.round, task.client, {}, version=task.version))
-            yield task.client, task_records(task, broadcast, self.setup)
+            why = self.left_out.pop(task.client, "")
+            setup = {**self.setup, LEFT_OUT: why} if why else self.setup
+            yield task.client, task_records(task, broadcast, setup)
 
     def _named(self, answer: Update | Failure) -> Update | Failure:
         if isinstance(answer, Update):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from proxyfl.core.state import Failure
 from proxyfl.data.dataset import Split
 from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.engines.flower.codec import (
+    LEFT_OUT,
     OWN,
     Malformed,
     answer_records,
@@ -30,6 +32,7 @@ from proxyfl.engines.flower.codec import (
     header_of,
     packed,
     read_task,
+    text,
     whole,
 )
 from proxyfl.engines.wire import Header
@@ -67,7 +70,7 @@ class SiteSide:
         return self._guarded(records, self._enrol)
 
     def train(self, records: RecordDict) -> RecordDict:
-        return self._guarded(records, lambda header: self._train(records))
+        return self._guarded(records, lambda header: self._train(records, header))
 
     def evaluate(self, records: RecordDict) -> RecordDict:
         """Counts of (true class, predicted class) over the images kept back."""
@@ -84,14 +87,21 @@ class SiteSide:
         versions = {name: metadata.version(name) for name in ("proxyfl", "torch")}
         return content({"kind": "enrolled", "name": self.name, **counts, "versions": versions})
 
-    def _train(self, records: RecordDict) -> RecordDict:
+    def _train(self, records: RecordDict, header: Header) -> RecordDict:
+        if why := text(header, LEFT_OUT, 400):
+            self._say(f"the server did not use this site's answer, {why}")
+        self._say(f"round {whole(header, 'round')}: training")
+        began = time.monotonic()
         task, header = read_task(records)
         trainer = self._trainer(header)
         if trainer.method.oracle:
             raise MethodError(f"{trainer.method.name} needs the true labels of unlabelled images")
         data = self.images().client
         with numerics(trainer.config.compute):
-            return answer_records(trainer.train(task, data))
+            answer = answer_records(trainer.train(task, data))
+        seconds = time.monotonic() - began
+        self._say(f"round {task.round}: trained in {seconds:.1f} s, sending {_size(answer)}")
+        return answer
 
     def _evaluate(self, records: RecordDict) -> RecordDict:
         task, header = read_task(records)
@@ -143,6 +153,10 @@ class SiteSide:
                     "or put federation.toml back"
                 )
 
+    def _say(self, words: str) -> None:
+        """For the site's own people: 'proxyfl deploy site' shows it."""
+        print(f"proxyfl: {self.name}: {words}", file=sys.stderr, flush=True)
+
     def _guarded(self, records: RecordDict, act: Callable[[Header], RecordDict]) -> RecordDict:
         """An answer in any case: what goes wrong at a site is a failure with a reason."""
         header: Header = {}
@@ -152,9 +166,15 @@ class SiteSide:
         except Exception as error:
             known = isinstance(error, ProxyFLError)
             words = str(error) if known else traceback.format_exc()
-            print(f"proxyfl: {self.name}: {words.rstrip()}", file=sys.stderr, flush=True)
+            self._say(words.rstrip())
             round, client = header.get("round", 0), header.get("client", 0)
             return answer_records(Failure(round, client, _discreet(error)))
+
+
+def _size(records: RecordDict) -> str:
+    """How much is sent, in words."""
+    sizes = [len(array.data) for part in records.array_records.values() for array in part.values()]
+    return f"{max(1, sum(sizes) // 1000):,} kB"
 
 
 def _discreet(error: Exception) -> str:

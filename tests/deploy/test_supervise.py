@@ -1,0 +1,265 @@
+"""Looking after programs: what is ill is started again a few times, and every end is a sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.deploy import operate, supervise
+from proxyfl.deploy.live import LiveLog
+from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.supervise import Illness, Restarts, ServerWatch, has_child
+
+
+class Clock:
+    """Time that passes only when someone sleeps."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.slept = []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.slept.append(seconds)
+
+    def strftime(self, form):
+        return "now"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(supervise, "time", clock)
+    return clock
+
+
+def program(said=(), ended=None, trouble="", lives=None):
+    """A program that ends after so many looks with these words."""
+    looks = iter(range(lives)) if lives is not None else iter(lambda: 0, 1)
+
+    class Fake(SimpleNamespace):
+        @property
+        def ended(self):
+            return None if next(looks, None) is not None else 7
+
+        def wait(self, seconds):
+            supervise.time.sleep(seconds)
+            return self.ended
+
+        def trouble(self):
+            return trouble
+
+    return Fake(said=list(said), process=SimpleNamespace(pid=os.getpid()), log="a.log")
+
+
+def test_restarts_wait_longer_each_time_and_are_given_up_with_a_sentence(clock):
+    restarts = Restarts("the server")
+    assert [restarts.pause("ill") for _ in range(supervise.RESTARTS)] == [2, 4, 8, 16, 32, 60]
+    with pytest.raises(RunError, match="ill; the server was started again 6 times and gives up"):
+        restarts.pause("ill")
+    clock.sleep(supervise.WITHIN + 1)
+    assert restarts.pause("ill") == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_a_lost_runner_is_noticed_after_a_few_looks():
+    words = [sys.executable, "-c", "import time; time.sleep(60)", supervise.RUNNER]
+    illness = Illness(SimpleNamespace(process=SimpleNamespace(pid=os.getpid())))
+    assert [illness.look() for _ in range(9)] == [""] * 9, "one that was never there is not lost"
+    child = subprocess.Popen(words)
+    try:
+        assert has_child(os.getpid(), supervise.RUNNER)
+        assert illness.look() == ""
+    finally:
+        child.kill()
+    while has_child(os.getpid(), supervise.RUNNER):
+        pass
+    found = [illness.look() for _ in range(supervise.MISSES + 1)]
+    child.wait()
+    assert found == [""] * supervise.MISSES + ["flower-superexec ended by itself"]
+
+
+def test_a_server_that_does_not_answer_is_ill_only_when_it_lasts():
+    illness = Illness(SimpleNamespace(process=SimpleNamespace(pid=os.getpid())))
+    for _ in range(3):
+        assert [illness.look(False) for _ in range(supervise.MISSES)] == [""] * supervise.MISSES
+        assert illness.look(True) == ""
+    found = [illness.look(False) for _ in range(supervise.MISSES + 1)]
+    assert found[-1] == "the SuperLink does not answer"
+
+
+@pytest.fixture
+def watched(own_trial, clock, monkeypatch):
+    """A server whose programs are played: ``lives`` are taken one after the other."""
+    made, said = Deployment.read(own_trial), []
+    watch = ServerWatch(made, said.append)
+    submitted = []
+    monkeypatch.setattr(operate, "answers", lambda *words: True)
+    monkeypatch.setattr(operate, "is_running", lambda deployment: bool(watch.going))
+    monkeypatch.setattr(
+        operate, "submit", lambda deployment: submitted.append(1) or str(100 + len(submitted))
+    )
+    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**12))
+
+    def play(*lives):
+        lives = list(lives)
+
+        @contextmanager
+        def server(deployment, say):
+            if isinstance(lives[0], Exception):
+                raise lives.pop(0)
+            yield lives.pop(0)
+
+        monkeypatch.setattr(operate, "server", server)
+
+    return SimpleNamespace(
+        watch=watch,
+        said=said,
+        play=play,
+        submitted=submitted,
+        live=LiveLog(watch.reader.file, made.sites, "5"),
+    )
+
+
+def test_a_superlink_that_ends_is_started_again_and_the_run_goes_on(watched):
+    ends = program(trouble="ERROR: out of memory", lives=3)
+    watched.play((ends,), (program(lives=2),), ConfigError("no certificate"))
+    watched.live.tell("began")
+    watched.live.tell("round", round=1, clients=[0], text="round 1 …")
+    with pytest.raises(ConfigError, match="no certificate"):
+        watched.watch.serve(lambda: watched.said.append("ready"))
+    assert watched.said == [
+        "ready",
+        "round 1 …",
+        "the SuperLink ended by itself (ERROR: out of memory); starting again in 2 s",
+        "ready",
+        "the run goes on from its last checkpoint",
+        "the SuperLink ended by itself (exit code 7); starting again in 4 s",
+    ]
+    assert watched.submitted == [1]
+
+
+def test_a_finished_run_is_not_started_again(watched):
+    watched.live.tell("began")
+    watched.live.tell("finished", text="finished")
+    watched.play((program(lives=2),), (program(lives=2),), ConfigError("enough"))
+    with pytest.raises(ConfigError, match="enough"):
+        watched.watch.serve(lambda: None)
+    assert watched.submitted == []
+
+
+def test_a_gate_that_ends_is_named(watched):
+    watched.play((program(), program(trouble="ERROR: no", lives=1)), ConfigError("enough"))
+    with pytest.raises(ConfigError):
+        watched.watch.serve(lambda: None)
+    assert watched.said == ["the gate ended by itself (ERROR: no); starting again in 2 s"]
+
+
+def test_a_database_that_cannot_be_written_is_an_illness(watched):
+    said = ["sqlite3.OperationalError: database or disk is full"]
+    watched.play((program(said),), ConfigError("enough"))
+    with pytest.raises(ConfigError):
+        watched.watch.serve(lambda: None)
+    assert watched.said == ["the SuperLink could not write its database; starting again in 2 s"]
+
+
+def test_a_full_disk_is_waited_for_and_then_the_run_goes_on(watched, monkeypatch):
+    free = iter([10**9, 10**6, 10**6, 10**9, 10**9])
+    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda place: SimpleNamespace(free=next(free)))
+    watched.play((program(),), (program(lives=1),), ConfigError("enough"))
+    watched.live.tell("began")
+    watched.live.tell("stopped", reason="writing run failed: No space left on device", text="stopped: full")
+    with pytest.raises(ConfigError):
+        watched.watch.serve(lambda: watched.said.append("ready"))
+    assert watched.said[:6] == [
+        "ready",
+        "stopped: full",
+        f"the disk of {watched.watch.deployment.path} was full; starting again in 2 s",
+        f"1 MB are left on the disk of {watched.watch.deployment.path}; make room",
+        "ready",
+        "the run goes on from its last checkpoint",
+    ]
+    assert watched.submitted == [1]
+
+
+@pytest.mark.parametrize(("state", "again"), [("finished:failed", 1), ("finished:stopped", 0)])
+def test_a_run_whose_process_is_gone_goes_on_unless_it_was_stopped(watched, monkeypatch, state, again):
+    monkeypatch.setattr(operate, "is_running", lambda deployment: False)
+    monkeypatch.setattr(operate, "state_of", lambda deployment, run: state)
+    watched.play((program(lives=20),), ConfigError("enough"))
+    watched.live.tell("began")
+    with pytest.raises(ConfigError):
+        watched.watch.serve(lambda: None)
+    assert len(watched.submitted) == again
+
+
+def test_a_first_start_that_fails_is_the_end(watched):
+    watched.play(RunError("port 8000 is taken"))
+    with pytest.raises(RunError, match="port 8000 is taken"):
+        watched.watch.serve(lambda: None)
+
+
+def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, monkeypatch):
+    said, lives = [], []
+
+    @contextmanager
+    def site(*words):
+        yield lives.pop(0)
+
+    monkeypatch.setattr(operate, "site", site)
+    monkeypatch.setattr(operate, "look", lambda *words: None)
+    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000")
+    away = f"ERROR {supervise.UNKNOWN_KEY}: no"
+    lives += [program(trouble=away, lives=1) for _ in range(50)]
+    lives += [program(trouble="INFO: SuperNode terminated gracefully.", lives=1)]
+    lives += [program(trouble="INFO: something", lives=1) for _ in range(supervise.RESTARTS + 1)]
+    with pytest.raises(
+        RunError, match=r"lyon could not take part: exit code 7 \(see a\.log\); lyon was started"
+    ):
+        supervise.take_part(settings, "data", said.append)
+    assert lives == []
+    assert not any("gracefully" in line for line in said)
+    waits = [line for line in said if "turned it away" in line]
+    assert len(waits) == 51
+    assert waits[-1].endswith("starting again in 60 s")
+
+
+def test_a_supernode_without_its_sign_of_life_is_started_again(clock, monkeypatch):
+    ill = program(["Exception in thread Thread-1 (_run):"])
+    assert supervise._watch_site(ill) == "Flower's SuperNode had lost its sign of life"
+
+
+def test_the_journal_has_the_time_and_bears_a_full_disk(tmp_path, clock):
+    said = []
+    supervise.Journal(tmp_path / "server.log", said.append)("hello")
+    assert (tmp_path / "server.log").read_text() == "now hello\n"
+    supervise.Journal(tmp_path / "no" / "where.log", said.append)("still said")
+    assert said == ["hello", "still said"]
+
+
+def test_what_a_run_writes_down_is_read_across_a_file_begun_anew(own_trial, monkeypatch):
+    from proxyfl.deploy import live
+
+    monkeypatch.setattr(live, "LIVE_BYTES", 300)
+    file = own_trial / "state" / "live.jsonl"
+    log, reader = LiveLog(file, ("a",), "1"), live.LiveReader(file)
+    seen = []
+    for number in range(40):
+        log.tell("note", number=number)
+        if number % 3 == 0:
+            seen += reader.new()
+    assert [line["number"] for line in seen] == list(range(40))
+    assert file.stat().st_size < 500
+    with file.open("a") as more:
+        more.write('{"event": "torn')
+    LiveLog(file, ("a",), "2").tell("note", number=99)
+    assert [line["number"] for line in reader.new()] == [99]
