@@ -102,3 +102,73 @@ def test_check_counts_a_sites_images(trial: Path) -> None:
 @pytest.mark.parametrize("verb", ["init", "explain", "check"])
 def test_help_answers(verb: str) -> None:
     assert "Examples" in invoke("deploy", verb, "--help").stdout
+
+
+def ending(trial, days):
+    """The trial's server and first site with certificates that last so long."""
+    from proxyfl.deploy import pki
+    from proxyfl.deploy.settings import Deployment
+
+    made = Deployment.read(trial)
+    authority = made.ca_certificate, made.ca_key
+    pki.issue_server(
+        made.server_certificate, made.server_key, authority, ["localhost"], days=days, renew=True
+    )
+    return made
+
+
+@pytest.mark.parametrize(("days", "said"), [(10, "ends in 9 days"), (-1, "ended 1 day(s) ago")])
+def test_a_certificate_that_ends_is_announced_with_the_command_that_renews_it(
+    own_trial, monkeypatch, days, said
+):
+    from proxyfl.deploy import expiry, pki
+
+    made = ending(own_trial, 10)
+    if days < 0:
+        monkeypatch.setattr(pki, "days_left", lambda file: -1 if file.name == "server.crt" else 900)
+    status = invoke("deploy", "status", own_trial)
+    words = " ".join(status.stdout.split())
+    assert (
+        f"note: {made.server_certificate} {said}; renew it with: proxyfl deploy init {own_trial} --renew"
+        in words
+    )
+    assert ("not trusted: its certificate has ended" in words) == (days < 0)
+    run = invoke("deploy", "run", own_trial)
+    assert run.exit_code == 2
+    assert ("has ended; renew it with" in run.stderr) == (days < 0)
+    site = made.site("site-01")
+    monkeypatch.setattr(pki, "days_left", lambda file: 3)
+    note, _ = expiry.of_site(site)
+    assert note == f"{site.certificate} ends in 3 days; ask the federation's operator for a new one"
+    checked = invoke("deploy", "check", own_trial / "sample" / "site-01.npz", "--site", site.path)
+    assert "ends in 3 days; ask the federation's operator" in " ".join(checked.stdout.split())
+
+
+def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial):
+    from proxyfl.deploy import kit
+    from proxyfl.deploy.roster import site_keys
+    from proxyfl.deploy.settings import Deployment
+
+    done = invoke("deploy", "remove-site", own_trial, "site-02")
+    assert done.exit_code == 0, done.stderr
+    assert "site-02 is removed: its key is no longer admitted" in done.stdout
+    assert "per_round is now 2, it was 3" in done.stdout
+    made = Deployment.read(own_trial)
+    assert made.sites == ("site-01", "site-03")
+    assert (own_trial / "removed" / "site-02" / "site.pub").is_file()
+
+    made.run.mkdir()
+    done = invoke("deploy", "remove-site", own_trial, "site-03")
+    assert "the run keeps its list of sites and goes on without site-03" in done.stdout
+    assert "no round can count" in " ".join(done.stdout.split())
+    made = Deployment.read(own_trial)
+    assert made.sites == ("site-01", "site-03")
+    assert list(site_keys(made).values()) == [0]
+    again = invoke("deploy", "remove-site", own_trial, "site-03")
+    assert again.exit_code == 2
+    assert "was removed already" in again.stderr
+    only = invoke("deploy", "remove-site", own_trial, "site-01")
+    assert "site-01 is the only site" in only.stderr
+    kit.renew(own_trial)
+    status = invoke("deploy", "status", own_trial)
+    assert "removed" in status.stdout

@@ -165,10 +165,10 @@ class Loopback:
     """A federation's programs; whatever is still there at the end is killed."""
 
     def __init__(self, made: Deployment) -> None:
-        self.made, self.started = made, dict[str, Started]()
+        self.made, self.started, self.folder = made, dict[str, Started](), made.path
 
     def start(self, name: str, *words: object) -> Started:
-        self.started[name] = start(self.made.path / f"{name}.out", *words)
+        self.started[name] = start(self.folder / f"{name}.out", *words)
         return self.started[name]
 
     def server(self) -> Started:

@@ -142,6 +142,8 @@ def status(folder: Folder) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(found.run, markup=False, soft_wrap=True)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def _tell(text: str) -> None:

@@ -348,6 +348,7 @@ def check(
     ],
 ) -> None:
     """Count a site's images and check them against the class list. Nothing is sent."""
+    from proxyfl.deploy.expiry import of_site
     from proxyfl.deploy.settings import Site
     from proxyfl.deploy.site_data import open_site
 
@@ -364,8 +365,8 @@ def check(
     table.add_row("all classes", f"{sum(counts.labelled):,}", f"{sum(counts.held_out):,}", style="bold")
     console.print(table)
     console.print(f"unlabelled: {counts.unlabelled:,}")
-    for note in found.notes:
-        console.print(f"note: {note}", markup=False)
+    for note in (*found.notes, *of_site(told)):
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     if not told.insecure and told.trusted.is_file():
         from proxyfl.deploy.signing import told_of
 

@@ -20,7 +20,7 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.trees import Tree, merge
 from proxyfl.data import sources
-from proxyfl.deploy import pki, signing
+from proxyfl.deploy import expiry, pki, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
@@ -154,7 +154,7 @@ def _grown_rounds(deployment: Deployment) -> tuple[int, int]:
 def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
     """A new server certificate and key for the same names and more, and what else is missing. Its days.
 
-    Sites need nothing, unless they had no certificate yet. The app is that of this version, signed anew.
+    Sites need nothing, unless theirs is missing or ends soon. The app is that of this version, signed anew.
     """
     deployment = Deployment.read(folder)
     if deployment.insecure:
@@ -165,9 +165,8 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
     if not (deployment.operator_key.is_file() and deployment.trusted.is_file()):
         deployment.operator_key.unlink(missing_ok=True)
         signing.create_operator(deployment)
-    for name in deployment.sites:
-        site = deployment.site(name)
-        if not site.certificate.is_file():
+    for site in map(deployment.site, deployment.present):
+        if not site.certificate.is_file() or expiry.ends_soon(site.certificate):
             _certify(deployment, site)
         write_bytes(site.trusted, deployment.trusted.read_bytes())
     write_app(deployment.app)

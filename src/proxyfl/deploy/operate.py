@@ -20,7 +20,7 @@ import tomli_w
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import write_bytes
-from proxyfl.deploy import entrance, signing
+from proxyfl.deploy import entrance, expiry, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.client_app import SITE, SITE_DATA
 from proxyfl.deploy.connector import Trouble
@@ -209,7 +209,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
         f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled images "
         f"to train on, {sum(counts.held_out):,} kept back"
     )
-    for note in found.notes:
+    for note in (*found.notes, *expiry.of_site(settings)):
         say(f"note: {note}")
     if not settings.insecure and settings.trusted.is_file():
         say(f"{settings.name} {signing.told_of(settings)}")
@@ -222,7 +222,10 @@ def _private(folder: Path) -> Path:
 
 
 def require_server(deployment: Deployment) -> None:
+    """Raise where the server does not answer, or could not with a certificate that has ended."""
     if not answers(deployment):
+        if not deployment.insecure:
+            entrance.check_server_files(deployment)
         raise RunError(
             f"the server does not answer at {local_address(deployment)}; start it with "
             f"'proxyfl deploy server {deployment.path}'"

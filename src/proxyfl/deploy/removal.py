@@ -20,7 +20,7 @@ def remove_site(folder: str | Path, name: str) -> list[str]:
     site = deployment.site(known_site(name, deployment.sites))
     if deployment.is_removed(name):
         raise ConfigError(f"{name} was removed already; its folder is {deployment.removed_folder(name)}")
-    staying = [one for one in deployment.sites if one != name and not deployment.is_removed(one)]
+    staying = [one for one in deployment.present if one != name]
     if not staying:
         raise ConfigError(f"{name} is the only site; a federation needs one")
     place = deployment.removed_folder(name)

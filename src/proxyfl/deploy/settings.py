@@ -188,6 +188,11 @@ class Deployment(DeploymentSettings):
         """Where the folder of a site lies that was taken out."""
         return self.path / REMOVED / known_site(name, self.sites)
 
+    @property
+    def present(self) -> list[str]:
+        """The sites that were not removed."""
+        return [name for name in self.sites if not self.is_removed(name)]
+
     def is_removed(self, name: str) -> bool:
         """Whether a site was taken out after a run had begun; it keeps its place in the list."""
         return self.removed_folder(name).is_dir() and not (self.path / name).exists()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.deploy import operate
+from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolment
 from proxyfl.deploy.live import LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.settings import REMOVED, Deployment
@@ -24,6 +24,7 @@ class Status:
     server: str
     sites: list[tuple[str, str, str, str, str]]
     run: str
+    notes: list[str]
 
 
 def look(deployment: Deployment) -> Status:
@@ -42,7 +43,9 @@ def look(deployment: Deployment) -> Status:
         node = REMOVED if deployment.is_removed(name) else nodes.get(name, "–")
         rows.append((name, node, *numbers, str(rounds[client])))
     waits = "starting" if operate.supervisor(deployment).is_locked() else "down"
-    return Status("up" if up else waits, rows, run_line(deployment))
+    if not deployment.insecure and expiry.has_ended(deployment.server_certificate):
+        waits = "not trusted: its certificate has ended"
+    return Status("up" if up else waits, rows, run_line(deployment), expiry.of_server(deployment))
 
 
 def _nodes(deployment: Deployment) -> dict[str, str]:

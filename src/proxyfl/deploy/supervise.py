@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import operate
+from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader
 from proxyfl.deploy.programs import PatientLog, Program
 from proxyfl.deploy.settings import Deployment, Site
@@ -100,6 +100,8 @@ class ServerWatch:
                 with operate.server(self.deployment, self.say) as programs:
                     began = True
                     ready()
+                    for note in expiry.of_server(self.deployment):
+                        self.say(f"note: {note}")
                     self._go_on()
                     why = self._watch(programs)
             except ConfigError:

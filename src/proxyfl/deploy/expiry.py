@@ -1,0 +1,52 @@
+"""Certificates that end soon or have ended: said before it matters, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proxyfl.core.errors import ConfigError
+from proxyfl.deploy import pki
+from proxyfl.deploy.settings import Deployment, Site
+
+SOON = 30
+"""Days before its end from which on a certificate is announced."""
+
+
+def of_server(deployment: Deployment) -> list[str]:
+    """What the operator should know of the server's, the authority's and the sites' certificates."""
+    if deployment.insecure:
+        return []
+    renew = f"proxyfl deploy init {deployment.path} --renew"
+    notes = _note(deployment.server_certificate, f"renew it with: {renew}, and restart the server")
+    notes += _note(deployment.ca_certificate, "set the federation up anew with 'proxyfl deploy init'")
+    for name in deployment.present:
+        cure = f"renew it with: {renew}, and hand the new one to {name}"
+        notes += _note(deployment.site(name).certificate, cure)
+    return notes
+
+
+def of_site(site: Site) -> list[str]:
+    """The same for the people of a site."""
+    if site.insecure:
+        return []
+    cure = "ask the federation's operator for a new one"
+    return [note for file in (site.certificate, site.ca_certificate) for note in _note(file, cure)]
+
+
+def ends_soon(certificate: Path) -> bool:
+    return pki.days_left(certificate) < SOON
+
+
+def has_ended(certificate: Path) -> bool:
+    return certificate.is_file() and pki.days_left(certificate) < 0
+
+
+def _note(certificate: Path, cure: str) -> list[str]:
+    try:
+        left = pki.days_left(certificate)
+    except ConfigError:  # missing or unreadable: said where it is used
+        return []
+    if left >= SOON:
+        return []
+    when = f"ends in {left} days" if left >= 0 else f"ended {-left} day(s) ago"
+    return [f"{certificate} {when}; {cure}"]

@@ -1,0 +1,206 @@
+"""The life of a real federation: processes that die, a disk that is full, runs that are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
+
+from loopback import PATIENCE, deployment, descendants, experiment, loopback, named, wait_for
+
+from proxyfl.runs import checkpoint
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.run import Run
+from proxyfl.runs.simulation import prepare
+from toybox import Told, gone, play, same_state
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
+]
+
+
+def small(rounds=3, **settings):
+    return experiment(
+        "fedavg", rounds=rounds, clients=2, per_round=2, subset=80, labels__per_class=4, **settings
+    )
+
+
+def played(config, folder):
+    """The weights that the simulation ends with."""
+    told = Told()
+    play(config, prepare(config), folder, observers=[told])
+    return told.reports[-1].state
+
+
+def assert_same_end(made, config, folder):
+    assert Run(made.run).finished
+    assert same_state(
+        checkpoint.load_newest(RunDirectory(made.run))[0].state, played(config, folder / "inline")
+    )
+
+
+KILLED = {
+    "the SuperLink": ("server", "flower-superlink", "the SuperLink ended by itself", "run"),
+    "its superexec": ("server", "flower-superexec", "flower-superexec ended by itself", "run"),
+    "the server app": ("server", "flwr-serverapp", "ended without a word", "run"),
+    "the gate": ("server", "gate", "the gate ended by itself", "run"),
+    "the SuperNode": ("site-01", "flower-supernode", "starting again", "run"),
+    "the site's superexec": ("site-01", "flower-superexec", "flower-superexec ended by itself", "run"),
+    "the client app": ("site-01", "flwr-clientapp", "", "run"),
+    "the server command": ("server", "", "", "the server is gone"),
+    "the site command": ("site-01", "", "", "run"),
+}
+
+
+@pytest.mark.parametrize("who", KILLED)
+def test_any_single_process_may_be_killed(tmp_path, who):
+    """In the second round. What follows is recovery to the same bits, or a sentence."""
+    verb, program, told, outcome = KILLED[who]
+    config = small()
+    made = deployment(tmp_path / "federation", config, quorum=2)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites()
+        run = federation.run()
+        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
+        started = federation.started[verb]
+        os.kill(named(started, program) if program else started.process.pid, signal.SIGKILL)
+        if told:
+            federation.wait_text(started, told)
+        if outcome != "run":
+            run.process.wait(PATIENCE)
+            assert run.process.returncode == 2
+            assert outcome in run.text()
+            federation.server()
+            run = federation.run()
+        if who == "the site command":
+            federation.site(0)
+        federation.finish(run)
+        for name, one in federation.started.items():
+            assert "Traceback" not in one.text(), name
+    assert_same_end(made, config, tmp_path)
+
+
+def test_stopping_the_server_in_a_run_leaves_nothing_and_a_new_run_starts_at_once(tmp_path):
+    config = small()
+    made = deployment(tmp_path / "federation", config)
+    with loopback(made) as federation:
+        server = federation.server()
+        federation.sites()
+        run = federation.run()
+        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
+        family = descendants(server.process.pid)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(60)
+        wait_for(lambda: all(map(gone, family)), "a process outlived the server", 10)
+        assert not RunDirectory(made.state).is_locked()
+        run.process.wait(PATIENCE)
+        assert "the server is gone" in run.text()
+        federation.server()
+        federation.finish(federation.run())
+    assert_same_end(made, config, tmp_path)
+
+
+def test_a_run_is_stopped_after_its_round_followed_and_ended_by_a_signal(tmp_path):
+    config = small(rounds=6)
+    made = deployment(tmp_path / "federation", config)
+    with loopback(made) as federation:
+        server = federation.server()
+        federation.sites()
+        federation.finish(federation.run("--detach"))
+        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 1)
+
+        attached = federation.start("attach", "deploy", "attach", made.path)
+        federation.wait_text(attached, "round 0 of 6")
+        attached.process.send_signal(signal.SIGINT)
+        federation.finish(attached)
+        assert "the run goes on" in attached.text()
+
+        stop = federation.start("stop", "deploy", "stop", made.path)
+        assert "as asked; the checkpoint is kept; continue with: proxyfl deploy run" in federation.finish(
+            stop
+        )
+        done = federation.checkpoint()
+        assert 1 <= done < 6
+        wait_for(lambda: not RunDirectory(made.state).is_locked(), "the lock")
+        assert f"round {done}: accuracy" in server.text()
+        assert f"round {done}: accuracy" in (made.state / "server.log").read_text()
+        assert "round 1: training" in federation.started["site-01"].text()
+
+        run = federation.run()
+        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == done + 2)
+        run.process.send_signal(signal.SIGTERM)
+        run.process.wait(PATIENCE)
+        assert run.process.returncode == 130
+        assert "stopped; continue with" in run.text()
+        assert not RunDirectory(made.state).is_locked()
+        time.sleep(15)
+        assert not RunDirectory(made.state).is_locked(), "what was stopped stays so"
+        federation.finish(federation.run())
+    assert_same_end(made, config, tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a file system needs root")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_disk_is_waited_for_and_the_federation_goes_on(tmp_path, small_disk):
+    config = small(rounds=4)
+    made = deployment(small_disk / "federation", config)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for client, name in enumerate(made.sites):
+        shutil.copytree(made.path / name, outside / name)
+        shutil.copy(made.path / f"data-{client}.npz", outside)
+    with loopback(made) as federation:
+        federation.folder = outside
+        server = federation.server()
+        for client, name in enumerate(made.sites):
+            federation.start(name, "deploy", "site", outside / name, "--data", outside / f"data-{client}.npz")
+        federation.run()
+        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
+        fill = small_disk / "fill"
+        with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+        federation.wait_text(server, "make room")
+        before = listing(made.path)
+        status = federation.start("status", "deploy", "status", made.path)
+        assert "server" in federation.finish(status)
+        assert listing(made.path) == before, "status only reads"
+        again = federation.start("again", "deploy", "run", made.path)
+        again.process.wait(PATIENCE)
+        assert again.process.returncode == 2
+        fill.unlink()
+        wait_for(lambda: Run(made.run).finished, "the run goes on by itself")
+        for name, one in federation.started.items():
+            assert "Traceback" not in one.text(), (name, one.text())
+        federation.finish(federation.start("status", "deploy", "status", made.path))
+    assert_same_end(made, config, tmp_path)
+
+
+def listing(folder: Path):
+    return sorted(
+        (str(path), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(("superlink", "gate", "server.log"))
+    )
