@@ -50,43 +50,41 @@ def assert_same_end(made, config, folder):
     )
 
 
-KILLED = {
-    "the SuperLink": ("server", "flower-superlink", "the SuperLink ended by itself", "run"),
-    "its superexec": ("server", "flower-superexec", "flower-superexec ended by itself", "run"),
-    "the server app": ("server", "flwr-serverapp", "ended without a word", "run"),
-    "the gate": ("server", "gate", "the gate ended by itself", "run"),
-    "the SuperNode": ("site-01", "flower-supernode", "starting again", "run"),
-    "the site's superexec": ("site-01", "flower-superexec", "flower-superexec ended by itself", "run"),
-    "the client app": ("site-01", "flwr-clientapp", "", "run"),
-    "the server command": ("server", "", "", "the server is gone"),
-    "the site command": ("site-01", "", "", "run"),
-}
+KILLED = (
+    ("server", "flower-superexec", "flower-superexec ended by itself"),
+    ("server", "flwr-serverapp", "the run's process ended without a word"),
+    ("server", "gate", "the gate ended by itself"),
+    ("server", "flower-superlink", "the SuperLink ended by itself"),
+    ("site-01", "flower-supernode", "starting again"),
+    ("site-01", "flower-superexec", "flower-superexec ended by itself"),
+    ("site-01", "flwr-clientapp", ""),
+    ("site-01", "", ""),
+    ("server", "", ""),
+)
+"""Below which command, which program (or the command itself), and what that command says of it."""
 
 
-@pytest.mark.parametrize("who", KILLED)
-def test_any_single_process_may_be_killed(tmp_path, who):
-    """In the second round. What follows is recovery to the same bits, or a sentence."""
-    verb, program, told, outcome = KILLED[who]
-    config = small()
+def test_every_single_process_may_be_killed(tmp_path):
+    """One a round. The run goes on by itself, or says how to continue it, and ends in the same bits."""
+    config = small(rounds=len(KILLED) + 1)
     made = deployment(tmp_path / "federation", config, quorum=2)
     with loopback(made) as federation:
         federation.server()
         federation.sites()
         run = federation.run()
-        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
-        started = federation.started[verb]
-        os.kill(named(started, program) if program else started.process.pid, signal.SIGKILL)
-        if told:
-            federation.wait_text(started, told)
-        if outcome != "run":
-            run.process.wait(PATIENCE)
-            assert run.process.returncode == 2
-            assert outcome in run.text()
-            federation.server()
-            run = federation.run()
-        if who == "the site command":
-            federation.site(0)
-        federation.finish(run)
+        for round, (verb, program, told) in enumerate(KILLED, start=1):
+            federation.wait_event(lambda line, n=round: line["event"] == "round" and line["round"] == n)
+            started = federation.started[verb]
+            os.kill(named(started, program) if program else started.process.pid, signal.SIGKILL)
+            if told:
+                federation.wait_text(started, told)
+            elif not program and verb != "server":
+                federation.site(0)
+        run.process.wait(PATIENCE)
+        assert run.process.returncode == 2
+        assert "the server is gone; start it again with 'proxyfl deploy server" in run.text()
+        federation.server()
+        federation.finish(federation.run())
         for name, one in federation.started.items():
             assert "Traceback" not in one.text(), name
     assert_same_end(made, config, tmp_path)
