@@ -202,3 +202,41 @@ def listing(folder: Path):
         for path in folder.rglob("*")
         if path.is_file() and not path.name.startswith(("superlink", "gate", "server.log"))
     )
+
+
+RESTORED = ("federation.toml", "ca/ca.crt", "server", "app", "run")
+
+
+@pytest.mark.parametrize("kept", [(), ("state",)], ids=["without", "with"])
+def test_restored_without_its_state_the_server_goes_on_and_sites_connect_again(tmp_path, kept):
+    """What the page tells to restore is enough; the sites were never stopped."""
+    config = small()
+    made = deployment(tmp_path / "federation", config)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for client, name in enumerate(made.sites):
+        shutil.copytree(made.path / name, outside / name)
+        shutil.copy(made.path / f"data-{client}.npz", outside)
+    with loopback(made) as federation:
+        federation.folder = outside
+        federation.server()
+        for client, name in enumerate(made.sites):
+            federation.start(name, "deploy", "site", outside / name, "--data", outside / f"data-{client}.npz")
+        federation.run()
+        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
+        federation.started["server"].kill()
+        lost = made.path.rename(tmp_path / "lost")
+        names = [*RESTORED, *kept, "test.npz", *(f"{name}/site.pub" for name in made.sites)]
+        for place in names:
+            (made.path / place).parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (lost / place).is_dir() else shutil.copy
+            copy(lost / place, made.path / place)
+        federation.started["run"].process.wait(PATIENCE)
+        federation.server()
+        federation.finish(federation.run())
+        for name in made.sites:
+            site = federation.started[name]
+            assert site.process.poll() is None, "a site waits"
+            assert "gracefully" not in site.text()
+            assert "Traceback" not in site.text()
+    assert_same_end(made, config, tmp_path)

@@ -166,7 +166,7 @@ class Server:
         patience = self.deployment.patience
         until, told = time.monotonic() + patience, ""
         while True:
-            self._heed(round - 1)
+            self._heed(draws.round - 1)
             self._admit(federation, enrolment)
             online = self.roster.online().keys() & enrolment.counts.keys()
             lack = draws.lacks(online, time.monotonic(), patience)
