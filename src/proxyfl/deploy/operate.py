@@ -282,7 +282,7 @@ def follow(
     """
     reader, begun = LiveReader(deployment.state / LIVE_FILE), False
     alive = asked = time.monotonic()
-    silent = 0
+    silent = over = 0
     while True:
         lines = reader.new()
         if not begun:
@@ -302,6 +302,9 @@ def follow(
                 reason = _gone(deployment)
             elif not silent and now - asked > QUIET:
                 asked, reason = now, _over(deployment, run)
+                over = over + 1 if reason else 0
+                if over < PROBES and "stopped" not in reason and supervisor(deployment).is_locked():
+                    reason = ""  # the server may be about to start it again
             if reason:
                 yield {"event": "stopped", "reason": reason, "text": f"stopped: {reason}"}
                 return
