@@ -59,11 +59,15 @@ def local_address(deployment: Deployment) -> str:
 def flower_home(deployment: Deployment, home: Path | None = None) -> dict[str, str]:
     """The environment for Flower's commands, with the connection they need written down."""
     home = home or deployment.state / "flower"
-    env = environment(home, {DEPLOYMENT: str(deployment.path)})
     link: dict[str, Any] = {"address": local_address(deployment), "insecure": deployment.insecure}
     if not deployment.insecure:
         link["root-certificates"] = str(deployment.ca_certificate)
-    write_bytes(home / "config.toml", tomli_w.dumps({"superlink": {"default": LINK, LINK: link}}).encode())
+    content = tomli_w.dumps({"superlink": {"default": LINK, LINK: link}}).encode()
+    try:
+        env = environment(home, {DEPLOYMENT: str(deployment.path)})
+        write_bytes(home / "config.toml", content)
+    except OSError as error:
+        raise RunError(f"{home} cannot be written ({error.strerror}); make room or make it writable") from None
     return env
 
 
