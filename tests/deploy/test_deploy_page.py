@@ -41,7 +41,9 @@ def test_commands_for_several_machines_exist(words: list[str]) -> None:
 
 
 def test_options_named_in_the_text_exist() -> None:
-    told = "".join(invoke("deploy", verb, "--help").stdout for verb in ("init", "site", "run", "check", "stop"))
+    told = "".join(
+        invoke("deploy", verb, "--help").stdout for verb in ("init", "site", "run", "check", "stop")
+    )
     options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", PAGE))
     assert options >= {"--renew", "--add-site", "--new-key", "--enrol-again", "--listen", "--insecure"}
     assert not {option for option in options if option not in told}

@@ -151,22 +151,3 @@ def test_a_machine_that_cannot_tell_users_apart_is_refused(monkeypatch, tmp_path
     monkeypatch.setitem(peers.TABLES, socket.AF_INET, tmp_path / "nothing")
     with pytest.raises(RunError, match="servers and sites need Linux"):
         peers.require()
-
-
-def test_a_leash_that_is_let_go_with_words_unread_ends_its_process():
-    """What a process told of its connections may lie unread when the other end goes: a reset, not an end."""
-    ours, theirs = socket.socketpair()
-    code = (
-        "import socket, sys, time; from proxyfl.deploy import launch; "
-        "leash = socket.socket(fileno=int(sys.argv[1])); launch.hold(leash); leash.send(b'1\\n'); "
-        "print('held', flush=True); time.sleep(600)"
-    )
-    words = [sys.executable, "-c", code, str(theirs.fileno())]
-    child = subprocess.Popen(
-        words, pass_fds=[theirs.fileno()], start_new_session=True, stdout=subprocess.PIPE
-    )
-    theirs.close()
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"held\n"
-    ours.close()
-    assert child.wait(WITHIN) == -signal.SIGKILL

@@ -67,7 +67,9 @@ def flower_home(deployment: Deployment, home: Path | None = None) -> dict[str, s
         env = environment(home, {DEPLOYMENT: str(deployment.path)})
         write_bytes(home / "config.toml", content)
     except OSError as error:
-        raise RunError(f"{home} cannot be written ({error.strerror}); make room or make it writable") from None
+        raise RunError(
+            f"{home} cannot be written ({error.strerror}); make room or make it writable"
+        ) from None
     return env
 
 
