@@ -180,7 +180,7 @@ def test_a_full_disk_is_waited_for_and_the_federation_goes_on(tmp_path, small_di
         with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(1 << 16))
-        federation.wait_text(server, "make room")
+        federation.wait_text(server, "\n0 MB are left on the disk")
         before = listing(made.path)
         status = federation.start("status", "deploy", "status", made.path)
         assert "server" in federation.finish(status)

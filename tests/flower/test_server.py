@@ -224,3 +224,22 @@ def test_settings_that_were_changed_are_refused(tmp_path, small):
         server(other, connect(deployed, small)).run()
     with pytest.raises(RunError, match="proxyfl deploy run"):
         resume(deployed.run)
+
+
+def test_a_superlink_that_fails_interrupts_a_run_and_is_not_its_end(tmp_path, small):
+    import httpx
+
+    from proxyfl.deploy.live import ENDS, LiveReader
+
+    deployed = deployment(tmp_path / "f", small)
+    one = server(deployed, connect(deployed, small))
+
+    def ill(report):
+        raise httpx.ConnectError("500")
+
+    one.live.round_finished = ill
+    with pytest.raises(httpx.ConnectError):
+        one.run()
+    last = LiveReader(deployed.state / "live.jsonl").new()[-1]
+    assert last["event"] not in ENDS
+    assert last["text"] == "the SuperLink does not do its work; the checkpoint is kept"

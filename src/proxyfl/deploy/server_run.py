@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import httpx
 import numpy as np
 from flwr.serverapp import Grid
 
@@ -77,6 +78,9 @@ class Server:
             self.live.tell("stopped", asked=True, reason=str(asked), text=f"{asked}; the checkpoint is kept")
         except (KeyboardInterrupt, SystemExit):  # by who stops the run, or by the end of the SuperLink
             self.live.tell("interrupted", text="interrupted; the checkpoint is kept")
+            raise
+        except httpx.HTTPError:  # no end: the server's command starts it again, and the run goes on
+            self.live.tell("interrupted", text="the SuperLink does not do its work; the checkpoint is kept")
             raise
         except BaseException as error:
             reason = str(error) or type(error).__name__
