@@ -138,7 +138,7 @@ def test_large_tensors_are_snapshots(run: Run) -> None:
 
 def test_timing_and_events(run: Run) -> None:
     assert [line["round"] for line in run.timing] == [1, 2, 3]
-    assert set(run.timing[0]) == {"round", "train", "serve", "evaluate", "record"}
+    assert set(run.timing[0]) == {"round", "train", "serve", "evaluate", "cpu", "record"}
     assert [line["event"] for line in run.events] == ["created", "started", "finished"]
 
 
