@@ -94,7 +94,10 @@ def test_a_leash_with_words_unread_holds_as_well():
         theirs.send(b"unread\n")
         theirs.close()
         ours.close()
-        assert held.wait(WITHIN) == -signal.SIGKILL
+        try:
+            assert held.wait(WITHIN) == -signal.SIGKILL
+        finally:
+            held.kill()
 
 
 def test_a_port_without_the_guard_is_found(tmp_path, monkeypatch):
