@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import getpass
-import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from proxyfl.core.config import Config
@@ -25,6 +20,7 @@ from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
+from proxyfl.deploy.texts import server_words, site_words, write_text
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import load_preset, load_toml, resolve
 from proxyfl.runs.simulation import Simulation, prepare
@@ -37,10 +33,6 @@ NATIVE_SIZE = {"digits": 8, "mnist": 28, "fashion-mnist": 28}
 SIZE = 32
 OWN_DATA = "folder:sites"
 """What a run's settings call data that lie at the sites."""
-
-
-class _Text(Template):
-    delimiter = "~"  # shell and systemd have other plans for the dollar
 
 
 @dataclass(frozen=True)
@@ -303,9 +295,9 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
     write_app(deployment.app)
     if not deployment.insecure:
         signing.sign_app(deployment)
-    words = _words(deployment, final)
-    _write(server / "start.sh", "start-server.sh", words, mode=0o755)
-    _write(server / "proxyfl-server.service", "server.service", words)
+    words = server_words(deployment, final)
+    write_text(server / "start.sh", "start-server.sh", words, mode=0o755)
+    write_text(server / "proxyfl-server.service", "server.service", words)
     _write_readme(deployment, final)
     if simulation:
         _write_sample(here / "sample", deployment, simulation)
@@ -327,10 +319,10 @@ def _write_site(deployment: Deployment, name: str) -> None:
         write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
         write_bytes(site.trusted, deployment.trusted.read_bytes())
         _certify(deployment, site)
-    words = _site_words(deployment, site)
-    _write(site.path / "start.sh", "start-site.sh", words, mode=0o755)
-    _write(site.path / "proxyfl-site.service", "site.service", words)
-    _write(site.path / "README.md", "site-README.md", words)
+    words = site_words(deployment, site)
+    write_text(site.path / "start.sh", "start-site.sh", words, mode=0o755)
+    write_text(site.path / "proxyfl-site.service", "site.service", words)
+    write_text(site.path / "README.md", "site-README.md", words)
 
 
 def _write_sample(folder: Path, deployment: Deployment, simulation: Simulation) -> None:
@@ -343,69 +335,4 @@ def _write_sample(folder: Path, deployment: Deployment, simulation: Simulation) 
 
 
 def _write_readme(deployment: Deployment, final: Path) -> None:
-    _write(deployment.path / "README.md", "README.md", _words(deployment, final))
-
-
-def _words(deployment: Deployment, final: Path) -> dict[str, object]:
-    """What the operator's texts leave open."""
-    host, port = split_address(deployment.address)
-    config, sites = deployment.config, deployment.sites
-    measured = (
-        f"the server's test images ({deployment.test})"
-        if deployment.test
-        else f"the {deployment.holdout:.0%} of labelled images that every site keeps back"
-    )
-    span = f"`{sites[0]}/`" if len(sites) == 1 else f"`{sites[0]}/` to `{sites[-1]}/`"
-    return {
-        "name": deployment.name,
-        "warning": _warning(deployment.insecure),
-        "count": len(sites),
-        "method": config.method.name,
-        "rounds": config.federation.rounds,
-        "address": deployment.address,
-        "accuracy": measured,
-        "folders": span,
-        "first": sites[0],
-        "path": final,
-        "shell_path": shlex.quote(str(final)),
-        "host": host,
-        "port": port,
-        "user": _user(),
-        "program": shutil.which("proxyfl") or "proxyfl",
-        "server_days": pki.SERVER_DAYS,
-        "ca_days": pki.CA_DAYS,
-    }
-
-
-def _user() -> str:
-    """Who the server's service runs as; in a container the user may have no name."""
-    with contextlib.suppress(OSError, KeyError, ImportError):
-        return getpass.getuser()
-    return "proxyfl"
-
-
-def _site_words(deployment: Deployment, site: Site) -> dict[str, object]:
-    return {
-        "site": site.name,
-        "name": deployment.name,
-        "warning": _warning(site.insecure),
-        "classes": ", ".join(site.classes),
-        "image_size": site.image_size,
-        "colour": "grey" if site.channels == 1 else "in colour",
-        "server": site.server,
-    }
-
-
-def _warning(insecure: bool) -> str:
-    if not insecure:
-        return ""
-    return (
-        "> **Insecure.** No encryption, no authentication: whoever reaches the port reads and joins. For "
-        "trying out on one machine only.\n\n"
-    )
-
-
-def _write(file: Path, template: str, words: Mapping[str, object], mode: int = 0o644) -> None:
-    text = resources.files("proxyfl.deploy").joinpath("templates", template).read_text(encoding="utf-8")
-    write_bytes(file, _Text(text).substitute(words).encode())
-    file.chmod(mode)
+    write_text(deployment.path / "README.md", "README.md", server_words(deployment, final))
