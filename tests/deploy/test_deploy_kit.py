@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import kit, pki
+from proxyfl.deploy import kit, pki, texts
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site, open_test
 from proxyfl.runs.simulation import prepare
@@ -387,6 +387,6 @@ def test_a_user_without_a_name_can_set_up_a_federation(
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found: 4711")
 
-    monkeypatch.setattr(kit.getpass, "getuser", nameless)
+    monkeypatch.setattr(texts.getpass, "getuser", nameless)
     found = kit.create(tmp_path / "d", plan())
     assert "User=proxyfl" in (found.path / "server/proxyfl-server.service").read_text()
