@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +32,9 @@ class Clock:
     def sleep(self, seconds):
         self.now += seconds
         self.slept.append(seconds)
+
+    def time(self):
+        return self.now
 
     def strftime(self, form):
         return "now"
@@ -177,7 +182,7 @@ def test_a_full_disk_is_waited_for_and_then_the_run_goes_on(watched, monkeypatch
     monkeypatch.setattr(supervise.shutil, "disk_usage", lambda place: SimpleNamespace(free=next(free)))
     watched.play((program(),), (program(lives=1),), ConfigError("enough"))
     watched.live.tell("began")
-    watched.live.tell("stopped", reason="writing run failed: No space left on device", text="stopped: full")
+    watched.live.tell("stopped", reason="writing run failed", text="stopped: full", full=True)
     with pytest.raises(ConfigError):
         watched.watch.serve(lambda: watched.said.append("ready"))
     assert watched.said[:6] == [
@@ -202,6 +207,72 @@ def test_a_run_whose_process_is_gone_goes_on_unless_it_was_stopped(watched, monk
     assert len(watched.submitted) == again
 
 
+def test_a_gate_without_a_sign_of_life_is_started_again(watched, clock):
+    from proxyfl.deploy.gate import sign_of_life
+
+    alive = sign_of_life(watched.watch.deployment)
+    alive.parent.mkdir(exist_ok=True)
+    alive.touch()
+    os.utime(alive, (clock.now, clock.now))
+    watched.play((program(), program()), ConfigError("enough"))
+    with pytest.raises(ConfigError):
+        watched.watch.serve(lambda: None)
+    assert watched.said == ["the gate does not answer; starting again in 2 s"]
+    assert supervise.SILENT < clock.now - 1000 < supervise.SILENT + 10
+
+
+def test_a_site_s_words_about_a_full_disk_do_not_count(watched):
+    watched.live.tell("began")
+    watched.live.tell("stopped", reason="client 1: No space left on device", text="stopped")
+    watched.play((program(lives=3),), ConfigError("enough"))
+    with pytest.raises(ConfigError):
+        watched.watch.serve(lambda: None)
+    assert watched.submitted == []
+
+
+def test_a_stop_that_was_asked_for_outlasts_a_crash(watched):
+    from proxyfl.deploy.stopping import ask_to_stop
+
+    watched.live.tell("began")
+    watched.play((program(lives=2),), (program(lives=2),), ConfigError("enough"))
+    ask_to_stop(watched.watch.deployment)
+    with pytest.raises(ConfigError):
+        watched.watch.serve(lambda: None)
+    assert watched.submitted == []
+    assert any("stopped, as asked" in line for line in watched.said)
+
+
+def test_a_site_whose_port_was_taken_starts_again_with_another(clock, monkeypatch):
+    said, tries = [], []
+
+    @contextmanager
+    def site(*words):
+        tries.append(1)
+        raise RunError("the guard of Flower's local port does not work")
+        yield
+
+    monkeypatch.setattr(operate, "site", site)
+    monkeypatch.setattr(operate, "look", lambda *words: None)
+    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000", state=Path("lyon/state"))
+    with pytest.raises(RunError, match="gives up"):
+        supervise.take_part(settings, "data", said.append)
+    assert len(tries) == supervise.RESTARTS + 1
+
+
+def test_a_halted_program_is_ill():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        os.kill(child.pid, signal.SIGSTOP)
+        illness = Illness(SimpleNamespace(process=SimpleNamespace(pid=child.pid)))
+        while not supervise.is_halted(child.pid):
+            pass
+        found = [illness.look() for _ in range(supervise.MISSES + 1)]
+    finally:
+        child.kill()
+        child.wait()
+    assert found == [""] * supervise.MISSES + ["Flower's program was halted"]
+
+
 def test_a_first_start_that_fails_is_the_end(watched):
     watched.play(RunError("port 8000 is taken"))
     with pytest.raises(RunError, match="port 8000 is taken"):
@@ -217,13 +288,13 @@ def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, m
 
     monkeypatch.setattr(operate, "site", site)
     monkeypatch.setattr(operate, "look", lambda *words: None)
-    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000")
+    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000", state=Path("lyon/state"))
     away = f"ERROR {supervise.UNKNOWN_KEY}: no"
     lives += [program(trouble=away, lives=1) for _ in range(50)]
     lives += [program(trouble="INFO: SuperNode terminated gracefully.", lives=1)]
     lives += [program(trouble="INFO: something", lives=1) for _ in range(supervise.RESTARTS + 1)]
     with pytest.raises(
-        RunError, match=r"lyon could not take part: exit code 7 \(see a\.log\); lyon was started"
+        RunError, match=r"lyon could not take part: exit code 7 \(see .*supernode\.log\); lyon was started"
     ):
         supervise.take_part(settings, "data", said.append)
     assert lives == []

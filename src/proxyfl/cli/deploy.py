@@ -102,6 +102,7 @@ def run(
     from proxyfl.deploy import operate
     from proxyfl.deploy.enrolment import forget_counts
     from proxyfl.deploy.settings import Deployment
+    from proxyfl.deploy.stopping import clear_stop
 
     deployment = Deployment.read(folder)
     if operate.is_running(deployment):
@@ -111,6 +112,7 @@ def run(
     operate.require_server(deployment)
     if enrol_again:
         forget_counts(deployment.run)
+    clear_stop(deployment)
     number = operate.submit(deployment)
     if detach:
         _tell(f"run {number} started; look at it with: {command('deploy', 'status', folder)}")

@@ -68,7 +68,10 @@ def headers_of(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | Answer:
     """The body, or why there is none: too large, too slow, of unknown length."""
-    length = dict(scope["headers"]).get(b"content-length", b"")
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:  # it would win over the length that is checked here
+        return Answer(400)
+    length = headers.get(b"content-length", b"")
     if not length.isdigit():
         return Answer(411)
     if int(length) > limit:
@@ -81,6 +84,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | Answe
                 if message["type"] != "http.request":
                     return Answer(400)
                 body += message.get("body", b"")
+                if len(body) > limit:
+                    return Answer(413)
                 if not message.get("more_body"):
                     return bytes(body)
     except TimeoutError:

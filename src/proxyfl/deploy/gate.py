@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
+import os
 import socket
 import ssl
-import struct
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 import httpx
 
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.deploy import forward, pki, signing
+from proxyfl.deploy import fleet, forward, pki, signing
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
 from proxyfl.deploy.roster import node_key, site_keys
 from proxyfl.deploy.settings import Deployment
@@ -31,7 +33,7 @@ CONNECTIONS = 32
 """Open connections of one site; its own program uses a quarter of them."""
 
 FROM_ADDRESS, ALL = 128, 1024
-"""Open connections from one address, and altogether, before anybody has said who they are."""
+"""Open connections from one address, and altogether, of those who have not said who they are."""
 
 BACKLOG = 256
 OPEN = "open"
@@ -73,12 +75,18 @@ class Door(socket.socket):
         connection, address = super().accept()
         if len(self.opened.get(address[0], ())) >= FROM_ADDRESS or sum(map(len, self.opened.values())) >= ALL:
             self.sweep()
-        if len(self.opened.get(address[0], ())) >= FROM_ADDRESS or sum(map(len, self.opened.values())) >= ALL:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.close()
-            raise ConnectionAbortedError("too many connections")
+        same = len(self.waiting([address[0]])) >= FROM_ADDRESS
+        if same or len(waiting := self.waiting(self.opened)) >= ALL:
+            oldest, _ = (self.waiting([address[0]]) if same else waiting)[0]
+            with contextlib.suppress(OSError):  # whoever waits longest without a certificate makes room
+                oldest.shutdown(socket.SHUT_RDWR)
         self.opened.setdefault(address[0], []).append((connection, address))
         return connection, address
+
+    def waiting(self, hosts: Iterable[str]) -> list[tuple[socket.socket, Any]]:
+        """The connections of these hosts that have shown no certificate yet, the oldest first."""
+        held = (one for host in hosts for one in self.opened.get(host, ()))
+        return [one for one in held if one[1] not in self.greeted and one[0].fileno() >= 0]
 
     def sweep(self) -> None:
         """Forget what is closed, and tell of those that never showed a certificate."""
@@ -156,7 +164,12 @@ class Gate:
             answer = _refuse(403, "node", "a site speaks for its own node only")
         else:
             body = await forward.read_body(scope, receive, self.limit)
-            answer = body if isinstance(body, Answer) else await self._pass_on(site, kind, scope, body)
+            if isinstance(body, Answer):
+                answer = body
+            elif why := fleet.fault(kind, body):
+                answer = _refuse(403, "message", why)
+            else:
+                answer = await self._pass_on(site, kind, scope, body)
         sizes = f"in={len(body) if isinstance(body, bytes) else 0} out={len(answer.body)}"
         what = kind or ascii(f"{scope['method']} {scope['raw_path'].decode('latin1')}"[:100])
         took = f"{(time.monotonic() - began) * 1000:.0f}ms"
@@ -230,6 +243,11 @@ def log(who: str, host: str, what: str, status: int, note: str = "") -> None:
     print(f"{at} {who} {host} {what} {status or '-'} {note}".rstrip(), flush=True)
 
 
+def sign_of_life(deployment: Deployment) -> Path:
+    """A file whose time is that of the gate's last second."""
+    return deployment.state / "gate.alive"
+
+
 def is_open(line: str) -> bool:
     """Whether a line of the log says that the gate takes connections."""
     return line.split()[3:4] == [OPEN]
@@ -256,8 +274,13 @@ def main(words: list[str]) -> None:
 
     Protocol.gate, Protocol.door = gate, door
 
+    alive = sign_of_life(deployment)
+    alive.touch()
+
     async def sweep() -> None:
         door.sweep()
+        with contextlib.suppress(OSError):
+            os.utime(alive)
 
     listener = forward.Listener(
         gate, door, tls(deployment), Protocol, callback_notify=sweep, timeout_notify=1

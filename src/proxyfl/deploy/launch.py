@@ -63,6 +63,7 @@ def hold(leash: socket.socket) -> None:
 
 def main() -> None:
     name, *words = sys.argv[1:]
+    os.umask(0o077)  # databases and logs are for their owner
     leash = socket.socket(fileno=int(os.environ[LEASH]))
     hold(leash)
     if name == "gate":  # it looks at certificates instead of users

@@ -30,7 +30,6 @@ from proxyfl.deploy.roster import site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site
-from proxyfl.deploy.stopping import clear_stop
 from proxyfl.runs.directory import RunDirectory
 
 LINK = "federation"
@@ -243,7 +242,6 @@ def submit(deployment: Deployment) -> str:
     require_server(deployment)
     if not deployment.insecure:
         signing.signature_of(deployment)
-    clear_stop(deployment)
     answer = ask_flwr(["run", str(deployment.app), LINK], flower_home(deployment))
     return str(answer["run-id"])
 
@@ -261,7 +259,8 @@ def supervisor(deployment: Deployment, *, make: bool = False) -> RunDirectory:
     """What is locked while ``proxyfl deploy server`` runs, also while it starts a program again."""
     place = deployment.state / "supervisor"
     if make:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _private(deployment.state)
+        _private(place)
     return RunDirectory(place, f"proxyfl deploy server {deployment.path}")
 
 

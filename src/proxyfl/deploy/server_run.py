@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import time
@@ -84,7 +85,7 @@ class Server:
             raise
         except BaseException as error:
             reason = str(error) or type(error).__name__
-            self.live.tell("stopped", reason=reason, text=f"stopped: {reason}")
+            self.live.tell("stopped", reason=reason, text=f"stopped: {reason}", full=_is_full(error))
             raise
 
     def _create(self) -> None:
@@ -266,6 +267,15 @@ class Server:
             "std": form.std,
             "method": config.method.name,
         }
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is behind an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def sizes_only(enrolment: Enrolment) -> Partition:

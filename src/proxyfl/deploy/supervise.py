@@ -15,9 +15,11 @@ from typing import Any, NoReturn
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.deploy import expiry, operate
-from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader
+from proxyfl.deploy.gate import sign_of_life
+from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
 from proxyfl.deploy.programs import PatientLog, Program
 from proxyfl.deploy.settings import Deployment, Site
+from proxyfl.deploy.stopping import stop_asked
 
 LOOK = 2.0
 """Seconds between two looks at the programs."""
@@ -37,8 +39,11 @@ ROOM, LITTLE = 10_000_000, 200_000_000
 RUNNER = "flower-superexec"
 """The program of Flower's that starts apps, below its SuperLink or SuperNode."""
 
-DATABASE, FULL = "OperationalError", "No space left on device"
-"""In what a SuperLink says that cannot write its database, and in why a run stopped."""
+DATABASE = "OperationalError"
+"""In what a SuperLink says that cannot write its database. What sites send cannot hold it: see the gate."""
+
+SILENT = 30.0
+"""Seconds without a sign of life after which the gate is ill."""
 
 THREAD = "Exception in thread"
 """What a program says that goes on with a part of it dead, as a SuperNode without its sign of life."""
@@ -131,6 +136,8 @@ class ServerWatch:
                 return f"the disk of {self.deployment.path} was full"
             if why := illness.look(operate.answers(self.deployment)):
                 return why
+            if len(programs) > 1 and self._gate_silent():
+                return "the gate does not answer"
             idle = idle + 1 if self.begun and not operate.is_running(self.deployment) else 0
             if idle > MISSES:
                 idle = self._play_again()
@@ -146,7 +153,7 @@ class ServerWatch:
         if line["event"] == "began":
             self.going, self.begun, self.owed = str(line.get("run")), True, False
         elif line["event"] in ENDS and str(line.get("run")) == self.going:
-            self.going, self.begun, self.owed = "", False, FULL in str(line.get("reason"))
+            self.going, self.begun, self.owed = "", False, line.get("full") is True
 
     def _play_again(self) -> int:
         """The run's process is gone without a word: unless it was stopped, it goes on."""
@@ -159,7 +166,18 @@ class ServerWatch:
         self._go_on()
         return 0
 
+    def _gate_silent(self) -> bool:
+        try:
+            return time.time() - sign_of_life(self.deployment).stat().st_mtime > SILENT
+        except OSError:
+            return False
+
     def _go_on(self) -> None:
+        if self.owed and stop_asked(self.deployment):
+            self.owed = False
+            text = "stopped, as asked; the checkpoint is kept"
+            log = LiveLog(self.deployment.state / LIVE_FILE, self.deployment.sites, "")
+            log.tell("stopped", asked=True, reason=text, text=text)
         if self.owed:
             self.say("the run goes on from its last checkpoint")
             self.going, self.owed = operate.submit(self.deployment), False
@@ -186,10 +204,12 @@ class Illness:
     def look(self, answers: bool = True) -> str:
         runs = has_child(self.program.process.pid, RUNNER)
         self.had_runner = self.had_runner or runs
-        lost = self.had_runner and not runs
-        self.misses = self.misses + 1 if lost or not answers else 0
+        lost, halted = self.had_runner and not runs, is_halted(self.program.process.pid)
+        self.misses = self.misses + 1 if lost or halted or not answers else 0
         if self.misses <= MISSES:
             return ""
+        if halted:
+            return "Flower's program was halted"
         return f"{RUNNER} ended by itself" if lost else "the SuperLink does not answer"
 
 
@@ -206,14 +226,20 @@ def take_part(settings: Site, data: Path, say: Say, address: str = "") -> NoRetu
     pause, began = PAUSE, 0.0
     while True:
         began = time.monotonic()
-        with operate.site(settings, data, say, address) as program:
-            say(f"{settings.name} is starting; server {address or settings.server}")
-            why = _watch_site(program)
+        log = settings.state / "supernode.log"
+        try:
+            with operate.site(settings, data, say, address) as program:
+                say(f"{settings.name} is starting; server {address or settings.server}")
+                why = _watch_site(program)
+        except ConfigError:
+            raise
+        except (RunError, OSError) as error:  # another program was quicker to take its port, a full disk
+            why = str(error)
         if UNKNOWN_KEY in why or GRACEFUL in why:
             pause = PAUSE if time.monotonic() - began > WITHIN / 10 else min(2 * pause, PAUSE_LAST)
             why = "the server turned it away: its key is not known there (yet), or this clock is wrong"
         else:
-            pause = restarts.pause(f"{settings.name} could not take part: {why} (see {program.log})")
+            pause = restarts.pause(f"{settings.name} could not take part: {why} (see {log})")
         say(f"{settings.name}: {why}; starting again in {pause:.0f} s")
         time.sleep(pause)
 
@@ -234,6 +260,14 @@ def _cause(program: Program) -> str:
     if code < 0:
         return f"killed by signal {-code}"
     return said if said.startswith("ERROR") or GRACEFUL in said else f"exit code {program.ended}"
+
+
+def is_halted(pid: int) -> bool:
+    """Whether a process was stopped and does nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def has_child(pid: int, name: str) -> bool:
