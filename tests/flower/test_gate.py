@@ -98,7 +98,7 @@ def connection(made, context, server=None):
     return http.client.HTTPSConnection(host, port, context=context, timeout=20)
 
 
-def post(made, path, body=b"x", *, site="site-01", node=None, method="POST", headers=None, **how):
+def post(made, path, body=b"xx", *, site="site-01", node=None, method="POST", headers=None, **how):
     """A request with a site's certificate, its path as it stands; status and why it was refused."""
     line = connection(made, how.get("context") or client_tls(made.site(site)), how.get("server"))
     with contextlib.closing(line):
@@ -130,7 +130,7 @@ def log_text(made):
 def test_a_site_is_passed_on_and_written_down(made, gate, behind):
     assert post(made, "/v1/fleet/pull-messages") == (200, "")
     assert behind.paths == ["/v1/fleet/pull-messages"]
-    wait_for(lambda: "site-01 127.0.0.1 pull-messages 200 in=1 out=1" in log_text(made), "a line", 10)
+    wait_for(lambda: "site-01 127.0.0.1 pull-messages 200 in=2 out=2" in log_text(made), "a line", 10)
 
 
 @pytest.mark.parametrize("kind", ["none", "authority's", "server's", "another federation's"])
@@ -234,10 +234,25 @@ def test_size_head_and_pace_are_bounded(made, gate, behind):
     assert post(made, "/v1/fleet/push-object", bytes((1 << 20) + 1))[0] == 413
     assert post(made, "/v1/fleet/push-object", headers={"flwr-long": "x" * 40_000})[0] == 431
     assert behind.paths == []
-    sent = [post(made, "/v1/fleet/push-object", bytes(1 << 20), site="site-03") for _ in range(4)]
+    sent = [post(made, "/v1/fleet/push-object", b"xx" * (1 << 19), site="site-03") for _ in range(4)]
     assert sent[0] == (200, "")
     assert (503, "busy") in sent
     assert post(made, "/v1/fleet/push-object", site="site-01") == (200, "")
+
+
+def test_a_site_sends_messages_in_its_own_name_only(made, gate, behind):
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+
+    def pushed(sender, answers):
+        about = Metadata(src_node_id=sender, dst_node_id=1, reply_to_message_id=answers)
+        request = PushMessagesRequest(node=Node(node_id=7), messages_list=[Message(metadata=about)])
+        return post(made, "/v1/fleet/push-messages", request.SerializeToString())
+
+    assert pushed(7, "ab" * 32) == (200, "")
+    assert pushed(8, "ab" * 32) == pushed(1, "") == pushed(7, "OperationalError") == (403, "message")
+    assert behind.paths == ["/v1/fleet/push-messages"]
 
 
 def test_a_site_holds_no_more_than_its_connections(made, gate):
@@ -287,7 +302,7 @@ def test_the_app_gets_the_operators_signature_and_a_foreign_one_does_not(made, g
         behind.answers["/v1/fleet/get-fab"] = told.SerializeToString()
         address = f"https://{made.bind[0]}:{made.bind[1]}/v1/fleet/get-fab"
         with httpx.Client(verify=client_tls(made.site("site-01"))) as client:
-            found = client.post(address, headers=node_header(made, "site-01"), content=b"x")
+            found = client.post(address, headers=node_header(made, "site-01"), content=b"xx")
         told.ParseFromString(found.content)
         return told.fab
 
@@ -317,12 +332,12 @@ def test_a_connector_says_what_is_wrong(made, gate, behind):
     def asked(kind, address="", connector=None):
         connector = connector or Connector(site, address or f"127.0.0.1:{made.bind[1]}", told.append)
         scope = {"method": "POST", "raw_path": f"/v1/fleet/{kind}".encode(), "query_string": b""}
-        scope["headers"] = [(b"content-length", b"1")]
+        scope["headers"] = [(b"content-length", b"2")]
         scope["headers"] += [(k.encode(), v.encode()) for k, v in node_header(made, "site-01").items()]
         sent = []
 
         async def receive():
-            return {"type": "http.request", "body": b"x"}
+            return {"type": "http.request", "body": b"xx"}
 
         async def send(message):
             sent.append(message)
