@@ -15,6 +15,8 @@ from serving import connect, newest, server, texts
 
 from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.deploy import measure, server_run
+from proxyfl.deploy.live import LIVE_FILE
+from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
 from proxyfl.runs import checkpoint
 from proxyfl.runs.experiment import resume
@@ -177,6 +179,31 @@ def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, sm
     hits = int((predicted == test.labels[:30]).sum())
     assert run.metrics[-1]["accuracy"] == (30 + 2 * hits) / 90
     assert any("site-02 measured nothing: its counts do not add up" in text for text in texts(deployed))
+
+
+def test_sites_are_asked_for_accuracy_in_measured_rounds_only(tmp_path):
+    config = experiment(
+        "fedavg", rounds=5, per_round=2, subset=80, labels__per_class=4, federation__evaluate_every=2
+    )
+    deployed = deployment(tmp_path / "f", config, test="", holdout=0.5)
+    net = connect(deployed, config, heldout=30)
+    asked, honest = [], net.nodes[50].handler
+
+    def counting(kind, records):
+        if kind == MessageType.EVALUATE:
+            asked.append(codec.header_of(records)["round"])
+        return honest(kind, records)
+
+    net.nodes[50].handler = counting
+    server(deployed, net).run()
+    run = Run(deployed.run)
+    assert asked == [2, 4, 5]
+    for name in ("accuracy", "per_class", "evaluation"):
+        assert [line["round"] for line in run.metrics if name in line] == [2, 4, 5], name
+    rounds = [text for text in texts(deployed) if text.startswith("round ")]
+    assert ["accuracy" in text for text in rounds] == [False, True, False, True, True]
+    assert "null" not in (deployed.state / LIVE_FILE).read_text()
+    assert f"run finished: round 5 of 5, accuracy {run.summary.last:.1%}" in run_line(deployed)
 
 
 def counted(counts):

@@ -26,7 +26,7 @@ class Seen:
 
     size: int = 0
     rounds: int = 0
-    accuracy: float = 0.0
+    accuracy: float | None = None
 
 
 class Board:
@@ -65,7 +65,8 @@ class Board:
             before, now = self.seen[job.path], look_at(job.path, self.seen[job.path])
             self.seen[job.path] = now
             if self.progress.disable and before.rounds < now.rounds == job.rounds:
-                self.console.print(f"{job.name}: finished, accuracy {percent(now.accuracy)}", markup=False)
+                reached = "" if now.accuracy is None else f", accuracy {percent(now.accuracy)}"
+                self.console.print(f"{job.name}: finished{reached}", markup=False)
             if job.path in failed and job.path not in self.failed:
                 self.failed[job.path] = failed[job.path]
                 reason = failed[job.path].strip().splitlines()[-1]
@@ -80,7 +81,8 @@ class Board:
             seen = self.seen[job.path]
             done, failed = seen.rounds >= job.rounds, job.path in self.failed
             begun = seen.rounds > 0 or is_working(job.path)
-            state = f"[green]{percent(seen.accuracy)}" if seen.rounds else "in its first round"
+            state = "not measured yet" if seen.rounds else "in its first round"
+            state = state if seen.accuracy is None else f"[green]{percent(seen.accuracy)}"
             self.progress.update(
                 self.bars[job.path],
                 completed=seen.rounds,
@@ -111,13 +113,13 @@ def is_working(path: Path) -> bool:
 
 
 def look_at(path: Path, before: Seen) -> Seen:
-    """A run's last round, read again only when its metrics file has grown."""
-    from proxyfl.runs.directory import RunDirectory, read_json_lines
+    """A run's last rounds, read again only when its metrics file has grown."""
+    from proxyfl.runs.directory import RunDirectory, measured, read_json_lines
 
     metrics = RunDirectory(path).metrics
     size = metrics.stat().st_size if metrics.exists() else 0
     if size == before.size:
         return before
     lines = read_json_lines(metrics)
-    accuracy = lines[-1].get("accuracy") if lines else None
+    accuracy = next((line["accuracy"] for line in reversed(measured(lines))), None)
     return Seen(size, len(lines), accuracy if isinstance(accuracy, float) else before.accuracy)

@@ -76,7 +76,7 @@ def show(deployment: Deployment, lines: Iterable[dict[str, Any]], quiet: bool) -
     from proxyfl.cli.progress import LiveProgress, tell_result
     from proxyfl.runs.run import Run
 
-    before = [line["accuracy"] for line in Run(deployment.run).metrics] if deployment.run.is_dir() else []
+    before = [line.get("accuracy") for line in Run(deployment.run).metrics] if deployment.run.is_dir() else []
     rounds = deployment.config.federation.rounds
     with LiveProgress(err(), rounds, before, quiet=quiet) as progress:
         for line in lines:

@@ -82,7 +82,7 @@ def evaluate(run: RunName, model: Model = Which.last, data: Data = None, data_ro
     )
     if data is not None:
         return
-    if result.accuracy != card.accuracy:
+    if card.accuracy is not None and result.accuracy != card.accuracy:
         console.print(f"[yellow]the run recorded {percent(card.accuracy)} for this model[/]")
     if model is Which.best:
         console.print("[yellow]the best round was chosen on these test images, so this is optimistic[/]")

@@ -73,6 +73,7 @@ def _half_made(run: RunDirectory) -> bool:
 def _row(run: Run | Damaged) -> list[str]:
     from rich.markup import escape
 
+    from proxyfl.runs.directory import measured
     from proxyfl.runs.run import Damaged
 
     name = escape(run.path.name)
@@ -81,7 +82,7 @@ def _row(run: Run | Damaged) -> list[str]:
     try:
         config, lines = run.config, run.metrics
         total = config.federation.rounds
-        accuracy = percent(run.summary.mean_last) if lines else "–"
+        accuracy = percent(run.summary.mean_last) if measured(lines) else "–"
         state = "finished" if run.finished else "stopped"
         if run.directory.is_locked():
             state = "running"
@@ -103,6 +104,7 @@ def show(
     rounds: Annotated[int, typer.Option(min=1, help="How many of the last rounds to list.")] = 5,
 ) -> None:
     """One run: its settings, result, accuracy curve, last rounds and the clients that failed."""
+    from proxyfl.runs.directory import measured
     from proxyfl.runs.run import Run
 
     found = Run(find_run(run))
@@ -113,9 +115,13 @@ def show(
     if not lines:
         console.print("no round is finished yet")
     else:
-        console.print(summary_table(found.summary, found.config.keep.last_rounds))
-        console.print()
-        _print_curve([line["accuracy"] for line in lines], console)
+        if scored := measured(lines):
+            console.print(summary_table(found.summary, found.config.keep.last_rounds))
+            console.print()
+            _print_curve(scored, console)
+        else:
+            every = found.config.federation.evaluate_every
+            console.print(f"accuracy has not been measured yet: federation.evaluate_every = {every}\n")
         console.print(_last_rounds(lines[-rounds:]))
         console.print()
         console.print(_last_traffic(lines[-1]))
@@ -128,14 +134,15 @@ def show(
         console.print(f"\nstopped after round {len(lines)} of {total}; {how}", markup=False, soft_wrap=True)
 
 
-def _print_curve(accuracy: list[float], console: Console) -> None:
-    if len(accuracy) < 2:
+def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:
+    if len(lines) < 2:
         return
+    accuracy = [line["accuracy"] for line in lines]
     rows = curve(accuracy, min(60, max(10, console.width - 24)))
     labels = [percent(max(accuracy)), *[""] * (len(rows) - 2), percent(min(accuracy))]
     for label, row in zip(labels, rows, strict=True):
         console.print(f"[dim]{label:>8}[/] [green]{row.rstrip()}[/]")
-    console.print(f"[dim]{'':8} test accuracy, rounds 1 to {len(accuracy)}[/]\n")
+    console.print(f"[dim]{'':8} test accuracy, rounds {lines[0]['round']} to {lines[-1]['round']}[/]\n")
 
 
 def _last_rounds(lines: list[dict[str, Any]]) -> Table:
@@ -148,7 +155,7 @@ def _last_rounds(lines: list[dict[str, Any]]) -> Table:
         losses = line.get("losses", {})
         table.add_row(
             str(line["round"]),
-            percent(line["accuracy"]),
+            _share(line.get("accuracy")),
             f"{sum(losses.values()):.3f}" if losses else "–",
             *(str(len(line.get(name, ()))) for name in ("clients", "idle", "failed")),
             _share(pseudo.get("selected_share")),

@@ -132,8 +132,9 @@ def summary_table(summary: Summary, last_rounds: int) -> Table:
     """A run's result: the mean of the last rounds leads, since the best round is chosen on test data."""
     from proxyfl.data.files import in_words
 
-    used = min(last_rounds, summary.rounds)
+    used = min(last_rounds, summary.measured)
     mean = "accuracy, mean of last round" if used == 1 else f"accuracy, mean of last {used}"
+    mean += " measured" * (summary.measured < summary.rounds and used > 1)
     table = plain_table(mean, "last", f"best (round {summary.best_round})", "rounds", "time", "sent")
     table.add_row(
         f"[bold green]{percent(summary.mean_last)}[/]",

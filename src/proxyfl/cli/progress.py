@@ -31,17 +31,19 @@ WORDS = 70
 class LiveProgress:
     """An observer that shows rounds, the round's clients, last and best accuracy and the time left.
 
-    Failed clients are told in any case. ``before`` are the accuracies of rounds played by an earlier process.
+    Failed clients are told in any case. ``before`` are the accuracies of rounds played by an earlier process,
+    None for those that were not measured.
     """
 
     def __init__(
-        self, console: Console, rounds: int, before: Sequence[float] = (), *, quiet: bool = False
+        self, console: Console, rounds: int, before: Sequence[float | None] = (), *, quiet: bool = False
     ) -> None:
         self.console, self.rounds, self.quiet = console, rounds, quiet
         self.live = console.is_terminal and not quiet
         self.done_before = len(before)
-        self.last = before[-1] if before else None
-        self.best = max(before, default=None)
+        scored = [accuracy for accuracy in before if accuracy is not None]
+        self.last = scored[-1] if scored else None
+        self.best = max(scored, default=None)
         self.round, self.answers, self.expected = len(before), 0, 0
         self.started = self.updated = time.monotonic()
         self.bars: Progress | None = None
@@ -72,14 +74,15 @@ class LiveProgress:
         self._show(self.round - 1 + self.answers / (self.expected + 1))
 
     def round_finished(self, report: RoundReport) -> None:
-        self.last = report.metrics["accuracy"]
-        self.best = max(self.best if self.best is not None else 0.0, self.last)
+        accuracy = report.metrics.get("accuracy")
+        if accuracy is not None:
+            self.last = accuracy
+            self.best = max(self.best if self.best is not None else 0.0, accuracy)
         self._show(self.round)
         if not self.live and not self.quiet:
             took = duration(time.monotonic() - self.round_began)
-            self.console.print(
-                f"round {self.round}/{self.rounds}  {self._accuracy()}  {took}", soft_wrap=True
-            )
+            said = f"{self._accuracy()}  " if accuracy is not None else ""
+            self.console.print(f"round {self.round}/{self.rounds}  {said}{took}", soft_wrap=True)
 
     def seconds_left(self, completed: float) -> float | None:
         """From the pace since this process began; None before the first answer."""
@@ -148,7 +151,7 @@ def train(
     config: Config,
     go: Callable[[Sequence[Observer]], Run],
     *,
-    before: Sequence[float] = (),
+    before: Sequence[float | None] = (),
     log: Sequence[str] = (),
     quiet: bool = False,
 ) -> None:

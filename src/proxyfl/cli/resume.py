@@ -45,12 +45,12 @@ def resume(
 
     path = find_run(run, lambda place: is_run(place) or _creation_cut_short(place))
     directory = RunDirectory(path)
-    before: list[float] = []
+    before: list[float | None] = []
     if path.exists():
         directory.require()
         saved, _ = load_newest(directory)
         require_same_config(directory, saved)
-        before = [json.loads(line)["accuracy"] for line in saved.metrics.splitlines()]
+        before = [json.loads(line).get("accuracy") for line in saved.metrics.splitlines()]
         config = resolve("", load_toml(directory.config))
         if saved.state.round >= config.federation.rounds and is_whole(directory, saved):
             _tell_finished(path, quiet)

@@ -132,7 +132,7 @@ def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
     from proxyfl.core.files import SHORT, begins_with, has_hash
     from proxyfl.core.seal import is_intact
     from proxyfl.runs.checkpoint import keeps_metrics, read
-    from proxyfl.runs.directory import AT_SITES
+    from proxyfl.runs.directory import AT_SITES, json_lines, measured
 
     saved = read(run.checkpoints / newest)
     early = keeps_metrics(saved.folder)  # an earlier version's run, which has no copies
@@ -143,7 +143,7 @@ def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
         verdicts.append((file, has_hash(file, saved.run_files.get(file.name), most), wrong))
     for file in (run.metrics,) if early else (run.metrics, run.metrics_copy):
         verdicts.append((file, begins_with(file, saved.metrics), "not what the checkpoint says"))
-    copies = [run.best_copy] if saved.metrics and not early else []
+    copies = [run.best_copy] if measured(json_lines(saved.metrics)) and not early else []
     for file in (*copies, *sorted(run.snapshots.glob("round-*.safetensors"))):
         verdicts.append((file, is_intact(file), wrong))
     found = [(str(file.relative_to(run.path)), "" if fine else fault) for file, fine, fault in verdicts]
@@ -174,11 +174,14 @@ def _versions_on(shelf: Path) -> list[tuple[int, int]]:
 
 
 def _model_fault(run: RunDirectory, which: str) -> str:
+    from proxyfl.runs.directory import measured, read_json_lines
     from proxyfl.runs.export import load_model
 
     path = run.models / f"{which}.safetensors"
-    if not path.is_file() and run.metrics.is_file() and not run.metrics.stat().st_size:
-        return ""  # there is no model before the first round
+    if not path.is_file() and run.metrics.is_file():
+        unmeasured = which == "best" and not measured(read_json_lines(run.metrics))
+        if unmeasured or not run.metrics.stat().st_size:
+            return ""  # there is no model before the first round, no best one before the first measured
     try:
         load_model(path)
     except ProxyFLError as error:

@@ -162,6 +162,13 @@ class FederationSettings:
     max_norm: float = setting(
         0.0, "refuse updates whose change of weights is longer; 0: a million times the weights' length", low=0
     )
+    evaluate_every: int = setting(
+        1, "rounds between two measurements of accuracy; the last round is always measured", low=1, later=True
+    )
+
+    def measures(self, round: int) -> bool:
+        """Whether accuracy is measured in this round."""
+        return round % self.evaluate_every == 0 or round == self.rounds
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ class LiveLog:
     def round_finished(self, report: RoundReport) -> None:
         metrics = report.metrics
         text = round_line(metrics, report.timing, self.sites)
-        self.tell("finished round", round=metrics["round"], accuracy=metrics.get("accuracy"), text=text)
+        found = {name: metrics[name] for name in ("round", "accuracy") if name in metrics}
+        self.tell("finished round", **found, text=text)
 
 
 def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: tuple[str, ...]) -> str:
@@ -83,11 +84,11 @@ def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: t
         kind = "late" if words.startswith(LATE) else "not connected" if words.startswith(AWAY) else "refused"
         named[kind].append(name)
     answered = ", ".join(sites[client] for client in metrics["clients"]) or "nobody"
-    measured = metrics.get("accuracy")
-    parts = [f"accuracy {measured:.1%}, " * (measured is not None) + f"answered: {answered}"]
+    measured = "accuracy" in metrics
+    parts = [(f"accuracy {metrics['accuracy']:.1%}, " if measured else "") + f"answered: {answered}"]
     parts += [f"{kind}: {', '.join(names)}" for kind, names in named.items() if names]
     spent = f"{sum(timing.values()):.1f} s"
-    if measured is not None:
+    if measured:
         spent += f", {timing['evaluate']:.1f} s of it measuring accuracy"
     return f"round {metrics['round']}: {'; '.join([*parts, spent])}"
 

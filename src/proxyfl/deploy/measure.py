@@ -125,7 +125,7 @@ def _confusion(reply: RecordDict | str, classes: int, registered: int) -> Tensor
 
 
 class SourceNote:
-    """An observer, told before the recorder: a round's metrics say where its accuracy comes from."""
+    """An observer, told before the recorder: a measured round's metrics say where its accuracy is from."""
 
     def __init__(self, measure: ServerTest | SiteTest) -> None:
         self.measure = measure
@@ -137,4 +137,5 @@ class SourceNote:
         pass
 
     def round_finished(self, report: RoundReport) -> None:
-        report.metrics["evaluation"] = dict(self.measure.source)
+        if "accuracy" in report.metrics:
+            report.metrics["evaluation"] = dict(self.measure.source)

@@ -13,7 +13,7 @@ from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolment
 from proxyfl.deploy.live import LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.settings import REMOVED, Deployment
-from proxyfl.runs.directory import read_json_lines
+from proxyfl.runs.directory import measured, read_json_lines
 from proxyfl.runs.run import Run
 
 
@@ -74,6 +74,6 @@ def run_line(deployment: Deployment) -> str:
     except (ProxyFLError, OSError) as error:
         return f"the run cannot be read: {error}"
     state = "finished" if run.finished else "running" if going else "stopped"
-    measured = [line["accuracy"] for line in metrics if line.get("accuracy") is not None]
-    accuracy = f", accuracy {measured[-1]:.1%}" if measured else ""
+    scored = measured(metrics)
+    accuracy = f", accuracy {scored[-1]['accuracy']:.1%}" if scored else ""
     return f"run {state}: round {len(metrics)} of {total}{accuracy}{said}"

@@ -145,11 +145,10 @@ def play_round(
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
 
-    result = federation.evaluate(state)
+    measured, counts = _measure(federation, state)
     metrics = {
         "round": round,
-        "accuracy": result.accuracy,
-        "per_class": result.per_class,
+        **measured,
         **(redraw.record() if redraw else {}),
         "clients": fold.clients,
         "idle": [client for client in chosen if client not in clients],
@@ -162,7 +161,7 @@ def play_round(
     done = time.perf_counter()
     timing = {"train": trained - started, "serve": served - trained, "evaluate": done - served}
     timing[CPU] = _processor_time(federation.engine) - computed
-    report = RoundReport(state, metrics, timing, {**ctx.snapshots, "confusion": result.confusion})
+    report = RoundReport(state, metrics, timing, {**ctx.snapshots, **counts})
     for observer in observers:
         observer.round_finished(report)
     return state
@@ -185,6 +184,14 @@ def _serve(federation: Federation, ctx: ServerContext, fold: Fold) -> None:
         ctx.metrics["counts"] = counts
     if config.privacy.clip:
         ctx.metrics["privacy"] = spent(config, ctx.round, federation.population)
+
+
+def _measure(federation: Federation, state: ServerState) -> tuple[dict[str, Any], Tensors]:
+    """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured."""
+    if not federation.config.federation.measures(state.round):
+        return {}, {}
+    result = federation.evaluate(state)
+    return {"accuracy": result.accuracy, "per_class": result.per_class}, {"confusion": result.confusion}
 
 
 def _require_quorum(config: Config, fold: Fold, clients: list[int]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.paper.plan import Case, weights_hash
 from proxyfl.paper.scales import TUNING_SEEDS
 from proxyfl.report.keys import changed, leaves, plain
@@ -120,6 +120,11 @@ def result(case: Case, job: Job) -> Result:
     """A finished run as a cell."""
     run = Run(job.path)
     summary, lines, config = run.summary, run.metrics, run.config
+    if summary.measured < len(lines):
+        raise RunError(
+            f"{job.path} measured accuracy in {summary.measured} of its {len(lines)} rounds, and the paper's "
+            "tables need it in all; run it again with federation.evaluate_every = 1"
+        )
     tail = min(config.keep.last_rounds, len(lines))
     pseudo = [line.get("pseudo") or {} for line in lines[-tail:]]
     return Result(

@@ -15,20 +15,12 @@ from typing import Any
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
 from proxyfl.methods import registry
-from proxyfl.report.keys import (
-    BESIDE,
-    Settings,
-    hashable,
-    leaves,
-    order,
-    plain,
-    short_names,
-    telling,
-    told_by,
-)
+from proxyfl.report import keys
+from proxyfl.report.keys import BESIDE, Settings, hashable, leaves, order, plain, short_names, told_by
 from proxyfl.report.paired import Difference, paired_difference
 from proxyfl.report.style import LOOKS
 from proxyfl.report.tables import Spread
+from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run, Summary
 from proxyfl.runs.settings import COMMON
 
@@ -46,14 +38,14 @@ Group = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run, read: its settings, its accuracy after each round (``curve``), the program's ``commit``."""
+    """One run, read: settings, accuracy by measured round (``curve``), the program's ``commit``."""
 
     name: str
     finished: bool
     seed: int
     settings: Settings
     tail: int
-    curve: tuple[float, ...]
+    curve: tuple[tuple[int, float], ...]
     summary: Summary
     commit: str
 
@@ -70,7 +62,7 @@ class Outcome:
 
     def rounds_to(self, target: float) -> int | None:
         """The first round that reaches an accuracy."""
-        return next((number for number, value in enumerate(self.curve, 1) if value >= target), None)
+        return next((number for number, value in self.curve if value >= target), None)
 
 
 @dataclass(frozen=True)
@@ -264,10 +256,10 @@ def _read_all(runs: Iterable[tuple[Run, Settings]], *, partial: bool) -> tuple[l
         finished = run.finished
         try:
             if not finished:
-                rounds, total = len(run.metrics), settings["federation.rounds"]
-                kept = "taken in" if partial and rounds else "left out"
-                notes.append(f"{kept}, not finished: {run.path}, {rounds} of {total} rounds")
-            if finished or (partial and rounds):
+                lines, total = run.metrics, settings["federation.rounds"]
+                kept = "taken in" if partial and measured(lines) else "left out"
+                notes.append(f"{kept}, not finished: {run.path}, {len(lines)} of {total} rounds")
+            if finished or kept == "taken in":
                 outcomes.append(_read(run, settings, finished=finished))
         except RunError as error:
             notes.append(f"left out, damaged: {run.path}: {error}")
@@ -282,8 +274,8 @@ def _read(run: Run, settings: Settings, *, finished: bool) -> Outcome:
         finished=finished,
         seed=settings["seed"],
         settings=settings,
-        tail=min(settings["keep.last_rounds"], summary.rounds),
-        curve=tuple(line["accuracy"] for line in run.metrics),
+        tail=min(settings["keep.last_rounds"], summary.measured),
+        curve=tuple((line["round"], line["accuracy"]) for line in measured(run.metrics)),
         summary=summary,
         commit=str(run.directory.hints().get("commit", "")),
     )
@@ -360,7 +352,7 @@ def _varying(
                 for method in by_method:
                     own[method] += [key] if len(by_method[method]) > 1 else []
     shared.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
-    needed, settled = telling(shared, [outcome.settings for outcome in outcomes])
+    needed, settled = keys.telling(shared, [outcome.settings for outcome in outcomes])
     following = _following(own, needed, outcomes)
     own = {method: [key for key in keys if key not in following[method]] for method, keys in own.items()}
     more = dict.fromkeys(key for keys in following.values() for key in keys)

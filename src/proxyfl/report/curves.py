@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.report import style
 from proxyfl.report.tables import span
+from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ MOST_TICKS = 12
 """Rounds up to which every one that is drawn is named on the axis."""
 
 Curves = dict[str, NDArray[np.float64]]
-"""Accuracy in per cent by method, (runs, rounds)."""
+"""Accuracy in per cent by method, (runs, rounds); NaN where it was not measured."""
 
 
 def accuracy_curves(
@@ -38,7 +39,7 @@ def accuracy_curves(
 ) -> list[Path]:
     """Test accuracy of each method's runs, as PNG, SVG and CSV; gives the three files.
 
-    Where a method has several runs, the line is their mean over the rounds that all have finished and the
+    Where a method has several runs, the line is their mean over the rounds that all have measured and the
     band reaches from the lowest to the highest. ``every`` draws the rounds that it divides, each with its
     marker, and the last; the CSV has all. ``legend`` says what the names are;
     those that are no methods may bring ``looks``.
@@ -47,7 +48,7 @@ def accuracy_curves(
         (method, run.config.seed, line["round"], line["accuracy"], run.path.name)
         for method, each in runs.items()
         for run in each
-        for line in run.metrics
+        for line in measured(run.metrics)
     ]
     names = dict.fromkeys(run.config.data.name for each in runs.values() for run in each)
     figure = draw_curves(
@@ -64,11 +65,18 @@ def accuracy_curves(
 
 
 def _accuracies(method: str, runs: Sequence[Run]) -> NDArray[np.float64]:
-    lines = [[line["accuracy"] for line in run.metrics] for run in runs]
+    lines = [[line.get("accuracy", np.nan) for line in run.metrics] for run in runs]
     common = min(map(len, lines), default=0)
     if not common:
         raise RunError(f"not every run of {method} has finished a round; go on with 'proxyfl resume RUN'")
-    return 100 * np.array([line[:common] for line in lines])
+    found = 100 * np.array([line[:common] for line in lines])
+    if not _measured_by_all(found).any():
+        raise RunError(f"the runs of {method} have measured no round in common (federation.evaluate_every)")
+    return found
+
+
+def _measured_by_all(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.asarray(~np.isnan(values).any(0))
 
 
 def drawn_rounds(rounds: int, every: int, first: int = 1) -> NDArray[np.int64]:
@@ -98,9 +106,11 @@ def draw_curves(
     rounds = max(values.shape[1] for values in curves.values()) + first - 1
     looks = style.looks(curves) | dict(looks or {})
     apart = max(1, rounds // MARKERS) if every == 1 else 1
-    by_last = sorted(curves, key=lambda method: float(curves[method].mean(0)[-1]), reverse=True)
+    last = {method: values.mean(0)[_measured_by_all(values)][-1] for method, values in curves.items()}
+    by_last = sorted(curves, key=lambda method: float(last[method]), reverse=True)
     for position, method in enumerate(by_last):
         x, look = drawn_rounds(curves[method].shape[1] + first - 1, every, first), looks[method]
+        x = x[_measured_by_all(curves[method])[x - first]]
         values = curves[method][:, x - first]
         axes.plot(
             x, values.mean(0), label=method, color=look.colour, linestyle=look.line, linewidth=look.width,

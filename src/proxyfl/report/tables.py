@@ -62,7 +62,7 @@ def _row(method: str, runs: Sequence[Run]) -> Row:
         last=Spread.of([summary.last for summary in found]),
         best=Spread.of([summary.best for summary in found]),
         rounds=(min(summary.rounds for summary in found), max(summary.rounds for summary in found)),
-        tail=min(min(run.config.keep.last_rounds, s.rounds) for run, s in zip(runs, found, strict=True)),
+        tail=min(min(run.config.keep.last_rounds, s.measured) for run, s in zip(runs, found, strict=True)),
         seconds=statistics.fmean(summary.seconds for summary in found),
         megabytes=statistics.fmean(summary.megabytes for summary in found),
     )

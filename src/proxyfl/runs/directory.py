@@ -25,7 +25,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +257,11 @@ def json_lines(content: bytes) -> list[dict[str, Any]]:
             if isinstance(value, dict):
                 lines.append(value)
     return lines
+
+
+def measured(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of the rounds whose accuracy was measured (``federation.evaluate_every``)."""
+    return [line for line in lines if "accuracy" in line]
 
 
 @contextlib.contextmanager

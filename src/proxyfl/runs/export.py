@@ -34,7 +34,8 @@ class ModelCard:
     std: tuple[float, ...]
     method: str
     round: int
-    accuracy: float
+    accuracy: float | None
+    """None where its round was not measured."""
 
 
 @dataclass
@@ -62,7 +63,7 @@ def _require_plausible(card: ModelCard, weights: Tensors) -> None:
     sizes = (card.width, card.channels, card.image_size, card.round)
     if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in sizes):
         raise ValueError("its card has a name that is no text or a size that is no whole number")
-    numbers = (*card.mean, *card.std, card.accuracy)
+    numbers = (*card.mean, *card.std, 0.0 if card.accuracy is None else card.accuracy)
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         raise ValueError("its card has a number that is none")
     if not len(card.mean) == len(card.std) == card.channels or not 1 <= card.image_size <= MAX_SIZE:

@@ -191,9 +191,9 @@ def identity(run: Path) -> str:
 
 
 def scalars(report: RoundReport) -> dict[str, float]:
-    """A round in numbers: accuracy, losses, quality of pseudo-labels, megabytes, seconds by phase."""
+    """A round in numbers: accuracy if measured, losses, quality of pseudo-labels, megabytes, seconds."""
     metrics = report.metrics
-    values = {"accuracy": float(metrics["accuracy"])}
+    values = {"accuracy": float(metrics["accuracy"])} if "accuracy" in metrics else {}
     for part in ("losses", "pseudo", "counts"):
         for name, value in metrics.get(part, {}).items():
             if isinstance(value, (int, float)):

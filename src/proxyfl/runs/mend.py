@@ -19,7 +19,7 @@ from proxyfl.data.partition import Partition
 from proxyfl.methods.base import Method
 from proxyfl.runs.assembly import assemble, model_card
 from proxyfl.runs.checkpoint import Checkpoint
-from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.directory import RunDirectory, json_lines, measured
 from proxyfl.runs.export import ModelCard, save_model
 from proxyfl.runs.ledger import restore
 from proxyfl.runs.simulation import Simulation
@@ -88,10 +88,10 @@ def mend_models(run: RunDirectory, saved: Checkpoint, built: Callable[[], Built]
     """
     last, files = run.models / "last.safetensors", (run.models / "best.safetensors", run.best_copy)
     best = _best_round(saved)
+    if saved.metrics and not is_intact(last):
+        _write_last(last, saved, *built())
     if best is None:
         return []
-    if not is_intact(last):
-        _write_last(last, saved, *built())
     strange = [file for file in files if _told(file) != best]
     if not strange:
         return []
@@ -110,12 +110,13 @@ def mend_models(run: RunDirectory, saved: Checkpoint, built: Callable[[], Built]
 
 def _best_round(saved: Checkpoint) -> tuple[int, float] | None:
     """The first of the best rounds that count, and its accuracy."""
-    accuracies = [json.loads(line)["accuracy"] for line in saved.metrics.splitlines()]
-    return (accuracies.index(max(accuracies)) + 1, max(accuracies)) if accuracies else None
+    lines = measured(json_lines(saved.metrics))
+    best = max(lines, key=lambda line: float(line["accuracy"]), default=None)
+    return None if best is None else (best["round"], best["accuracy"])
 
 
 def _told(file: Path) -> tuple[int, float] | None:
-    """Which round's model a file says it is, and how good; None where it is damaged."""
+    """Which round's model a file says it is, and how good; None where it is damaged or was not measured."""
     try:
         card = json.loads(read_sealed(file)[1]["proxyfl"])
         return int(card["round"]), float(card["accuracy"])
@@ -124,6 +125,6 @@ def _told(file: Path) -> tuple[int, float] | None:
 
 
 def _write_last(place: Path, saved: Checkpoint, method: Method, card: dict[str, Any]) -> None:
-    accuracy = json.loads(saved.metrics.splitlines()[-1])["accuracy"]
+    accuracy = json.loads(saved.metrics.splitlines()[-1]).get("accuracy")
     weights = method.model(saved.state.weights)
     save_model(place, weights, ModelCard(**card, round=saved.state.round, accuracy=accuracy))

@@ -81,7 +81,7 @@ def _is_privacy(value: Any) -> bool:
 
 
 Form = tuple[str, Callable[[Any], bool]]
-REQUIRED = ("round", "accuracy", "traffic")
+REQUIRED = ("round", "traffic")
 _NUMBERS: Form = ("a table of numbers", _all_in(_is_number))
 _TOLD: Form = ("made of numbers", _is_finite)
 _CLIENTS: Form = ("a list of clients", lambda value: isinstance(value, list) and all(map(_is_count, value)))

@@ -15,7 +15,7 @@ from proxyfl.federation.loop import RoundReport
 from proxyfl.methods.base import Method
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
-from proxyfl.runs.directory import RunDirectory, read_json_lines
+from proxyfl.runs.directory import RunDirectory, measured, read_json_lines
 from proxyfl.runs.export import ModelCard, save_model
 from proxyfl.runs.ledger import Ledger
 
@@ -34,7 +34,7 @@ class Recorder:
         self.run, self.config, self.method, self.card = run, config, method, card
         self.ledger, self.run_files = Ledger(run, saved.metrics), saved.run_files
         lines = [json.loads(line) for line in saved.metrics.splitlines()]
-        self.best = max((line["accuracy"] for line in lines), default=-1.0)
+        self.best = max((line["accuracy"] for line in measured(lines)), default=-1.0)
         self._better: tuple[Tensors, ModelCard] | None = None
         kept = [line for line in read_json_lines(run.timing) if _until(len(lines), line)]
         write_bytes(run.timing, "".join(json.dumps(line) + "\n" for line in kept).encode())
@@ -75,11 +75,11 @@ class Recorder:
             write_sealed(self.run.snapshots / f"round-{round:08d}.safetensors", report.snapshots)
 
     def _models(self, report: RoundReport) -> None:
-        accuracy = report.metrics["accuracy"]
+        accuracy = report.metrics.get("accuracy")
         card = ModelCard(**self.card, round=report.state.round, accuracy=accuracy)
         weights = self.method.model(report.state.weights)
         save_model(self.run.models / "last.safetensors", weights, card)
-        if accuracy > self.best:
+        if accuracy is not None and accuracy > self.best:
             self.best, self._better = accuracy, (weights, card)
 
     def _commit(self, report: RoundReport) -> None:

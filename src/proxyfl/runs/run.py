@@ -20,7 +20,7 @@ from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
 from proxyfl.federation.loop import CPU
 from proxyfl.runs import checkpoint, ledger
-from proxyfl.runs.directory import AT_SITES, MODELS, RunDirectory, json_lines, read_json_lines
+from proxyfl.runs.directory import AT_SITES, MODELS, RunDirectory, json_lines, measured, read_json_lines
 from proxyfl.runs.export import TrainedModel, load_model
 from proxyfl.runs.plausible import require_records
 from proxyfl.runs.settings import load_toml, resolve
@@ -29,9 +29,13 @@ from proxyfl.runs.simulation import load_dataset
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in a line. Accuracy leads with the mean of the last rounds; the best is chosen on test data."""
+    """A run in a line. Accuracy leads with the mean of the last rounds; the best is chosen on test data.
+
+    Where not every round was measured, these are the last and the best of the ``measured`` ones.
+    """
 
     rounds: int
+    measured: int
     mean_last: float
     last: float
     best: float
@@ -136,17 +140,20 @@ class Run:
         lines = self.metrics
         if not lines:
             raise RunError(f"{self.path} has not finished a round yet")
-        accuracy = [line["accuracy"] for line in lines]
-        tail = accuracy[-self.config.keep.last_rounds :]
-        best = max(accuracy)
+        scored = measured(lines)
+        if not scored:
+            raise RunError(f"{self.path} has not measured accuracy yet (federation.evaluate_every)")
+        tail = [line["accuracy"] for line in scored[-self.config.keep.last_rounds :]]
+        best = max(scored, key=lambda line: float(line["accuracy"]))
         sent = sum(line["traffic"]["bytes_up"] + line["traffic"]["bytes_down"] for line in lines)
         timing = self.timing
         return Summary(
             rounds=len(lines),
+            measured=len(scored),
             mean_last=sum(tail) / len(tail),
-            last=accuracy[-1],
-            best=best,
-            best_round=accuracy.index(best) + 1,
+            last=tail[-1],
+            best=best["accuracy"],
+            best_round=best["round"],
             seconds=sum(_seconds(line) for line in timing),
             cpu_seconds=sum(_seconds({CPU: line.get(CPU)}, clock=False) for line in timing),
             megabytes=sent / 1e6,

@@ -75,7 +75,7 @@ def pseudo_values(run: Run, name: str) -> list[float]:
 def tail(groups: Iterable[Group]) -> str:
     """Over which rounds accuracies are averaged, in words."""
     runs = [run for group in groups for run in group.runs]
-    counts = {min(run.config.keep.last_rounds, run.config.federation.rounds) for run in runs}
+    counts = {min(run.config.keep.last_rounds, run.summary.measured) for run in runs}
     if counts == {1}:
         return "the last round"
     return f"the last {counts.pop()} rounds" if len(counts) == 1 else "the last rounds"

@@ -17,6 +17,7 @@ from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces
 from proxyfl.report.html.records import Records
 from proxyfl.report.keys import Settings, Told, leaves, order, plain, short_names, telling, told_by
+from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run
 
 COLOURS = {
@@ -102,7 +103,7 @@ def run_data(run: Run, records: Records, parts: Mapping[str, Any]) -> dict[str, 
 def status(run: Run, records: Records) -> dict[str, Any]:
     """A run in a line of the list: what it is and how far."""
     config, state = run.config, records.state(run)
-    total, last = config.federation.rounds, records.metrics[-1] if records.metrics else {}
+    total, last = config.federation.rounds, (measured(records.metrics) or [{}])[-1]
     left = records.seconds_left(total) if state == "running" else None
     return {
         "name": run.path.name,

@@ -62,7 +62,7 @@ def usable(lines: Sequence[Line]) -> list[Line]:
 
 def slim(line: Line) -> Line:
     """A record of a round without what only a program wants, such as each client's class counts."""
-    if "accuracy" not in line:
+    if not {"accuracy", "traffic"} & line.keys():
         return line
     kept = {name: line[name] for name in KEPT if name in line}
     if isinstance(kept.get("traffic"), Mapping):
@@ -92,7 +92,9 @@ def curves(records: Records) -> dict[str, Numbers]:
     """Columns by name, one value per drawn round: ``accuracy``, ``pseudo.…``, ``losses.…``, ``seconds.…``."""
     seconds = {line["round"]: _durations(line) for line in records.timing}
     rows = []
-    for position in spread(len(records.metrics), MOST_POINTS):
+    measured = [place for place, line in enumerate(records.metrics) if "accuracy" in line]
+    drawn = {measured[place] for place in spread(len(measured), MOST_POINTS)}
+    for position in sorted(drawn.union(spread(len(records.metrics), MOST_POINTS))):
         line = records.metrics[position]
         row = {"round": line["round"], "accuracy": number(line.get("accuracy"))}
         for group in ("losses", "pseudo"):

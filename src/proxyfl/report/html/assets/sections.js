@@ -102,8 +102,14 @@ function settings(data) {
   return nodes;
 }
 
+// Rounds without a value leave no gap in a line of accuracies: they were not measured.
+function measured(one) {
+  const there = (values) => values && values.filter((_, k) => one.y[k] !== null);
+  return { ...one, x: there(one.x), y: there(one.y), low: there(one.low), high: there(one.high) };
+}
+
 function accuracy(data) {
-  const series = groupSeries(data, "accuracy");
+  const series = groupSeries(data, "accuracy").map(measured);
   if (!series.length) return [nothing("No round is finished yet.")];
   const drawn = Math.max(...data.runs.map((run) => (run.curves.round || []).length)), done = Math.max(...data.runs.map((run) => run.done));
   const thinned = drawn < done ? ` ${drawn} of ${done} rounds are drawn, spread evenly.` : "";
