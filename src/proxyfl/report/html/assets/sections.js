@@ -110,7 +110,7 @@ function measured(one) {
 
 function accuracy(data) {
   const series = groupSeries(data, "accuracy").map(measured);
-  if (!series.length) return [nothing("No round is finished yet.")];
+  if (!series.length) return [nothing(data.runs.some((run) => run.done) ? "Accuracy has not been measured yet." : "No round is finished yet.")];
   const drawn = Math.max(...data.runs.map((run) => (run.curves.round || []).length)), done = Math.max(...data.runs.map((run) => run.done));
   const thinned = drawn < done ? ` ${drawn} of ${done} rounds are drawn, spread evenly.` : "";
   const nodes = [lineChart("Test accuracy", series, { y: "test accuracy", share: true, note: bandNote(data) + thinned })];
