@@ -93,7 +93,10 @@ def test_a_config_file_runs_and_other_settings_go_over_it(call):
 
 MISTAKES = [
     (["digit"], "unknown preset 'digit'; did you mean 'digits'?"),
-    (["none.toml"], "none.toml does not exist; known presets: cifar10, cifar100, cinic10, digits, svhn"),
+    (
+        ["none.toml"],
+        "none.toml does not exist; known presets: cifar10, cifar100, cinic10, digits, fashion-mnist, svhn",
+    ),
     (["--method", "proxifl"], "unknown method 'proxifl'; did you mean 'proxyfl'?"),
     (["--set", "train.epokhs=3"], "unknown setting 'train.epokhs'; did you mean 'epochs'?"),
     (["--set", "method.gpt.epoch=3"], "unknown setting 'method.gpt.epoch'; did you mean 'epochs'?"),

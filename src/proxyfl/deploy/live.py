@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.state import Failure, Update
-from proxyfl.federation.loop import RoundReport
+from proxyfl.federation.loop import CPU, RoundReport
 
 LIVE_FILE, OLD = "live.jsonl", ".old.jsonl"
 LIVE_BYTES = 5_000_000
@@ -87,7 +87,7 @@ def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: t
     measured = "accuracy" in metrics
     parts = [(f"accuracy {metrics['accuracy']:.1%}, " if measured else "") + f"answered: {answered}"]
     parts += [f"{kind}: {', '.join(names)}" for kind, names in named.items() if names]
-    spent = f"{sum(timing.values()):.1f} s"
+    spent = f"{sum(seconds for name, seconds in timing.items() if name != CPU):.1f} s"
     if measured:
         spent += f", {timing['evaluate']:.1f} s of it measuring accuracy"
     return f"round {metrics['round']}: {'; '.join([*parts, spent])}"
