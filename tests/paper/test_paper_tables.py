@@ -65,6 +65,15 @@ def test_reduced_scales_compare_gaps_and_not_accuracies(ablation: dict) -> None:
     assert "–: not run yet (3 cells)." in panel.caption
 
 
+def test_a_data_set_that_the_paper_lacks_has_gaps_of_ours_alone(made: Make) -> None:
+    results = {
+        ("ProxyFL", "digits@0.1"): [made("ProxyFL", "digits@0.1", 1, [0.9])],
+        ("SAGE", "digits@0.1"): [made("SAGE", "digits@0.1", 1, [0.8])],
+    }
+    panel = tables(item("table1"), scale("mini"), results, [Column("digits", 0.1)])[0]
+    assert texts(panel, "SAGE") == ["SAGE", "80.00", "−10.00", "–"]
+
+
 def test_another_accuracy_can_be_shown(ablation: dict) -> None:  # type: ignore[type-arg]
     best = tables(item("table2"), scale("mini"), ablation, [C10], "best")[0]
     assert texts(best, "GPT + ICPL")[1] == "92.00"

@@ -98,7 +98,7 @@ def _accuracies(
         heads += [panels.Column(each, follows=True) for each in _beside(item, size, printed)]
     ranks = [_ranks(item, results, column, what, metric) for column in columns]
     rows: list[tuple[Field, ...]] = []
-    base = None if _absolute(item, size) else reference(item, printed, columns)
+    base = None if _absolute(item, size) or not printed.values else reference(item, printed, columns)
 
     def pair(label: str, column: Column) -> tuple[float | None, float | None]:
         ours = what.spread(results.get((label, column.key), ()), metric)
@@ -144,11 +144,11 @@ def _beside(item: Item, size: Scale, printed: Published) -> tuple[str, ...]:
     return ("paper", "diff.") if _absolute(item, size) else ("gap", "paper's gap")
 
 
-def reference(item: Item, printed: Published, columns: Sequence[Column]) -> str | None:
+def reference(item: Item, printed: Published, columns: Sequence[Column]) -> str:
     """The row from which gaps are taken: the first one of weight that the paper has numbers of."""
     names = [*item.references, *(row.label for row in item.rows)]
     known = [name for name in names if any(printed.get(name, each.key) is not None for each in columns)]
-    return known[0] if known else None
+    return [*known, *names][0]
 
 
 def _gaps(
