@@ -34,6 +34,8 @@ SHOW_EXAMPLES = examples(
 )
 EXPORT_EXAMPLES = examples("proxyfl paper export table2 --scale mini --out results/mini-table2.csv")
 
+RESULTS = Path("results")
+
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures: list, run, show, export.")
 
 
@@ -66,6 +68,14 @@ PaperRuns = Annotated[
     Path | None,
     typer.Option("--runs", help="Where runs are kept.", show_default="paper-SCALE in the runs folder"),
 ]
+Recorded = Annotated[
+    Path,
+    typer.Option(
+        "--results",
+        help="Exported tables: runs in them count as done.",
+        show_default="results, if it is there",
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="Where it is computed: cpu, cuda, mps.")]
 
 
@@ -74,6 +84,7 @@ def ls(
     scale: AtScale = ScaleName.mini,
     seeds: Seeds = "",
     runs: PaperRuns = None,
+    results: Recorded = RESULTS,
     data_root: DataRoot = None,
     device: Device = "cpu",
 ) -> None:
@@ -81,13 +92,15 @@ def ls(
     from proxyfl.core.machine import usable_cores
     from proxyfl.paper import catalogue, plan
     from proxyfl.paper.cost import Experience
+    from proxyfl.paper.results import recorded
 
     size, folder, numbers = _place(scale, runs, seeds)
     wanted = {
         name: plan.cases(each, size, device=device) for name, each in catalogue.ITEMS.items() if each.has_data
     }
-    jobs = {name: plan.jobs(each, numbers, folder, data_root) for name, each in wanted.items()}
-    experience = Experience.of(job for each in jobs.values() for job in each)
+    known = recorded(results)
+    jobs = {name: plan.jobs(each, numbers, folder, data_root, known) for name, each in wanted.items()}
+    experience = Experience.of((job for each in jobs.values() for job in each), known)
     right = ("runs", "done", "rest")
     table = plain_table("item", "what", *right, "source", right=right, keep=("item", *right, "source"))
     for name, each in catalogue.ITEMS.items():
@@ -136,6 +149,7 @@ def run(
     seeds: Seeds = "",
     only: Only = "",
     runs: PaperRuns = None,
+    results: Recorded = RESULTS,
     data_root: DataRoot = None,
     device: Device = "cpu",
     side_by_side: SideBySide = 0,
@@ -143,16 +157,24 @@ def run(
 ) -> None:
     """Make the runs of a table or figure that are not there yet. Stopped? The same command goes on."""
     from proxyfl.paper import plan
+    from proxyfl.paper.results import recorded
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
     missing = _note_absent(wanted, data_root)
     there = [case for case in wanted if dry_run or plan.data_of(case) not in missing]
-    jobs = plan.jobs(there, numbers, folder, data_root)
-    show = _again("show")
-    if wanted and not jobs and not dry_run:
+    if wanted and not there and not dry_run:
         raise RunError(f"{found.name} needs data that is not at hand; see the notes above")
-    make(jobs, side_by_side, dry_run, f"look       {show}")
+    known = recorded(results)
+    missing_runs = [job for job in plan.jobs(there, numbers, folder, data_root, known) if not job.finished]
+    if starts := plan.starts(there, missing_runs, folder, data_root):
+        make(starts, side_by_side, dry_run, "common starts are made")
+    make(
+        plan.jobs(there, numbers, folder, data_root, known),
+        side_by_side,
+        dry_run,
+        f"look       {_again('show')}",
+    )
 
 
 @app.command(epilog=SHOW_EXAMPLES)
@@ -175,6 +197,7 @@ def show(
         ),
     ] = None,
     runs: PaperRuns = None,
+    results: Recorded = RESULTS,
     data_root: DataRoot = None,
     device: Device = "cpu",
 ) -> None:
@@ -182,18 +205,18 @@ def show(
     from proxyfl.paper import plan
     from proxyfl.paper.differences import differences
     from proxyfl.paper.figures import draw
-    from proxyfl.paper.results import gather
+    from proxyfl.paper.results import gather, recorded
     from proxyfl.paper.tables import tables
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
     columns = plan.columns(found, size, plan.read_choice(only, size))
     form = form or SUFFIXES.get(file.suffix if file and not found.picture else "", Format.terminal)
-    results = gather(wanted, numbers, folder)
+    found_results = gather(wanted, numbers, folder, recorded(results))
     chosen = plan.part(found, wanted)
-    panels = tables(chosen, size, results, columns, metric)
+    panels = tables(chosen, size, found_results, columns, metric)
     if form is not Format.csv:  # which holds the numbers of which the rest is made
-        panels += differences(chosen, size, results, columns, metric)
+        panels += differences(chosen, size, found_results, columns, metric)
     if panels:
         _tell(found, size, panels, form, None if found.picture else file, _again("show"))
     if found.picture:
@@ -201,7 +224,7 @@ def show(
         path = file or folder / "figures" / found.name
         for made in draw(found, size, wanted, columns, numbers, folder, path, data_root):
             err().print(f"figure     {made}", markup=False, soft_wrap=True)
-    if found.rows and not results:
+    if found.rows and not found_results:
         err().print(
             f"note: no finished run of these is in {folder}; make some with: {_again('run')}",
             style="yellow", markup=False, soft_wrap=True,
@@ -243,20 +266,21 @@ def export(
         typer.Option("--out", metavar="FILE.csv", help="The file.", show_default="print it"),
     ] = None,
     runs: PaperRuns = None,
+    results: Recorded = RESULTS,
     device: Device = "cpu",
 ) -> None:
     """One CSV row per finished run: settings, seed, accuracy after each round, identity and commit."""
-    from proxyfl.paper.results import gather, to_csv
+    from proxyfl.paper.results import gather, recorded, to_csv
     from proxyfl.report.style import write
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
     if not found.rows:
         raise ConfigError(f"{found.name} is made without runs; '{_again('show')}' shows it")
-    results = gather(wanted, _reported(numbers), folder)
-    if not results:
+    gathered = gather(wanted, _reported(numbers), folder, recorded(results))
+    if not gathered:
         raise RunError(f"{found.name} has no finished run in {folder}; make some with '{_again('run')}'")
-    text = to_csv(results)
+    text = to_csv(gathered)
     if file is None:
         typer.echo(text, nl=False)
     else:
@@ -310,8 +334,8 @@ def _note_absent(wanted: Sequence[Case], data_root: Path | None) -> dict[str, st
 
 
 AGAIN = {
-    "seeds": "--seeds", "only": "--only", "metric": "--metric", "runs": "--runs", "data_root": "--data-root",
-    "device": "--device",
+    "seeds": "--seeds", "only": "--only", "metric": "--metric", "runs": "--runs", "results": "--results",
+    "data_root": "--data-root", "device": "--device",
 }  # fmt: skip
 """Options that another verb takes as well, by parameter."""
 

@@ -32,14 +32,19 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[Any, ...] = (),
+    later: bool = False,
     **fidelity: Any,
 ) -> Any:
-    """A dataclass field with a meaning, an allowed range and, where they differ, values per fidelity."""
+    """A dataclass field with a meaning, an allowed range and, where they differ, values per fidelity.
+
+    A setting that came ``later`` counts for a run's identity only where it is not at its default, so that
+    runs made before it existed keep their names.
+    """
     unknown = set(fidelity) - set(FIDELITIES)
     if unknown:
         raise TypeError(f"not a fidelity: {', '.join(sorted(unknown))}")
     meta = {"meaning": meaning, "low": low, "high": high, "choices": choices, "fidelity": fidelity}
-    return field(default=default, metadata=meta)
+    return field(default=default, metadata={**meta, "later": later})
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,14 @@ class ModelSettings:
 
     name: str = setting("resnet8", "registered network")
     width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
+    weights: str = setting(
+        "",
+        "start from these weights: a model file, or a run (its last model); empty: from the seed",
+        later=True,
+    )
+    weights_hash: str = setting(
+        "", "SHA-256 of the tensors started from; filled in when empty, compared when given", later=True
+    )
 
 
 @dataclass(frozen=True)
@@ -252,8 +265,8 @@ class Config:
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     federation: FederationSettings = field(default_factory=FederationSettings)
-    aggregation: AggregationSettings = field(default_factory=AggregationSettings)
-    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    aggregation: AggregationSettings = field(default_factory=AggregationSettings, metadata={"later": True})
+    privacy: PrivacySettings = field(default_factory=PrivacySettings, metadata={"later": True})
     compute: ComputeSettings = field(default_factory=ComputeSettings)
     keep: KeepSettings = field(default_factory=KeepSettings)
     method: MethodSettings = field(default_factory=MethodSettings)

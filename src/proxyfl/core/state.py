@@ -6,6 +6,7 @@ Everything here is plain data. A tensor's name says where it belongs: ``weights/
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -145,3 +146,13 @@ def within(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def content_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and values, however and wherever they are stored."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

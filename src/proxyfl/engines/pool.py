@@ -104,7 +104,7 @@ class _Job:
 class _Worker:
     """A worker process, as its parent sees it."""
 
-    def __init__(self, slot: int, setup: Header, store: int, broadcast: int) -> None:
+    def __init__(self, slot: int, setup: Header, start: Tensors, store: int, broadcast: int) -> None:
         self.slot, self.ready = slot, False
         self.job: _Job | None = None
         ours, theirs = socket.socketpair()
@@ -128,7 +128,7 @@ class _Worker:
             theirs.close()
             os.close(life_read)
         with contextlib.suppress(OSError):  # dead already: it will be found so, with the reason it gave
-            send(self.connection, setup, {})
+            send(self.connection, setup, start)
 
     def end(self) -> int:
         """Its exit code; negative is a signal."""
@@ -150,6 +150,7 @@ class PoolEngine:
         self._layout: Layout = {}
         self._retry: deque[_Job] = deque()
         self._stillborn = 0
+        self.cpu_seconds = 0.0
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
         """Answers in the order of the tasks. At most ``workers + SLACK`` are under way or waiting.
@@ -202,7 +203,8 @@ class PoolEngine:
         for slot in sorted(set(range(self.count)) - {worker.slot for worker in self.workers}):
             compute = {**config["compute"], "device": names[slot % len(names)]}
             setup = {**self._setup, "config": {**config, "compute": compute}}
-            self.workers.append(_Worker(slot, setup, self.store.fd, self.broadcast.fd))
+            start = self.trainer.start
+            self.workers.append(_Worker(slot, setup, start, self.store.fd, self.broadcast.fd))
         return self.workers
 
     def _describe(self) -> Header:
@@ -260,6 +262,7 @@ class PoolEngine:
             raise raised(header)
         elif worker.job is not None:
             worker.job.answer = unpack_answer(header, tensors)
+            self.cpu_seconds += header["cpu_seconds"]
             worker.job = None
 
     def _bury(self, worker: _Worker) -> None:

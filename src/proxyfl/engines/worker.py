@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,9 @@ def serve(channel: int, store: int, broadcast: int) -> None:
 
 
 def _serve(connection: Connection, store: int, broadcast: int) -> None:
-    setup, _ = receive(connection)
+    setup, start = receive(connection)
     try:
-        engine = _engine(setup, store)
+        engine = _engine(setup, start, store)
     except Exception as error:
         send(connection, {"kind": "trouble", **describe(error)}, {})
         return
@@ -56,8 +57,10 @@ def _serve(connection: Connection, store: int, broadcast: int) -> None:
         header, tensors = receive(connection)
         sent = shared.read(broadcast, header["broadcast"])
         task = unpack_task(header, tensors, namespace(sent, "weights"), namespace(sent, "extras"))
+        began = time.process_time()
         try:
-            frames = encoded(*pack_answer(next(engine.run([task]))))
+            answer, content = pack_answer(next(engine.run([task])))
+            frames = encoded({**answer, "cpu_seconds": time.process_time() - began}, content)
         except Exception as error:  # no client's fault: the parent raises it again
             frames = encoded({"kind": "trouble", **describe(error)}, {})
         del sent, task, tensors
@@ -65,7 +68,7 @@ def _serve(connection: Connection, store: int, broadcast: int) -> None:
             connection.send_bytes(frame)
 
 
-def _engine(setup: dict[str, Any], store: int) -> InlineEngine:
+def _engine(setup: dict[str, Any], start: Tensors, store: int) -> InlineEngine:
     for plugin in setup["plugins"]:
         load_plugin(plugin)
     config = read_config(setup["config"], setup["config"]["fidelity"])
@@ -79,5 +82,6 @@ def _engine(setup: dict[str, Any], store: int) -> InlineEngine:
         setup["classes"],
         holdings.images.shape[1],
         Shelf(Path(setup["shelf"]), setup["versions"]),
+        start,
     )
     return InlineEngine(trainer, lambda k: holdings.client(k, oracle=method.oracle), holdings.truth)

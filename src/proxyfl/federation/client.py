@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.config import ComputeSettings, Config
-from proxyfl.core.errors import MethodError
+from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
@@ -24,31 +24,46 @@ from proxyfl.federation.watch import watch
 from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext
 from proxyfl.models import build
+from proxyfl.models.registry import part_of
 
 
 class ClientTrainer:
     """Trains one client at a time with one network that is reused. Keeps nothing between clients."""
 
     def __init__(
-        self, config: Config, method: Method, views: ViewSettings, classes: int, channels: int, shelf: Shelf
+        self,
+        config: Config,
+        method: Method,
+        views: ViewSettings,
+        classes: int,
+        channels: int,
+        shelf: Shelf,
+        start: Tensors | None = None,
     ) -> None:
         self.config, self.method, self.views = config, method, views
-        self.classes, self.channels, self.shelf = classes, channels, shelf
+        self.classes, self.channels, self.shelf, self.start = classes, channels, shelf, start or {}
         self.device = torch.device(config.compute.device)
         self.network = self.placed(self.new_network())
 
     def new_network(self) -> nn.Module:
-        """The network as the seed initialises it: the same in every process."""
+        """The network before the first round, the same in every process: as the seed initialises it, and
+        where the run starts from weights, with those.
+        """
         model = self.config.model
         with isolated(self.config.seed, 0, SERVER, "initialise"):
-            return build(model.name, self.classes, self.channels, model.width, heads=self.method.needs_heads)
+            network = build(
+                model.name, self.classes, self.channels, model.width, heads=self.method.needs_heads
+            )
+        if self.start:
+            network.load_state_dict(fitting(self.start, network.state_dict()), strict=False)
+        return network
 
     def placed(self, network: nn.Module) -> nn.Module:
         """On the device, in the memory layout in which convolutions are fastest."""
         return network.to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def initial_weights(self) -> Tensors:
-        """The server's weights before the first round, rebuilt from the seed."""
+        """The server's weights before the first round."""
         return self.method.initial(self.method.shared(detached(self.new_network().state_dict())))
 
     def train(self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None = None) -> Update:
@@ -121,6 +136,28 @@ class ClientTrainer:
             initial=self.initial_weights,
             state=self.shelf.load(task.client, task.version) if self.method.keeps_state else {},
         )
+
+
+def fitting(start: Tensors, own: Tensors) -> Tensors:
+    """Those of the weights to start from that the network has; tensors that do not fit are an error.
+
+    Projection heads may be on one side only: they belong to some methods alone.
+    """
+    strange = [name for name in start if name not in own and part_of(name) != "heads"]
+    missing = [name for name in own if name not in start and part_of(name) != "heads"]
+    other = [
+        f"{name} {tuple(start[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own
+        if name in start and start[name].shape != own[name].shape
+    ]
+    for names, what in ((other, "other shapes"), (missing, "no"), (strange, "unknown tensors:")):
+        if names:
+            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise ConfigError(
+                f"the weights to start from do not fit this network: {what} {listed}; choose the model.name, "
+                "model.width, classes and channels that they were trained with"
+            )
+    return {name: value for name, value in start.items() if name in own}
 
 
 def autocast(compute: ComputeSettings, device: torch.device) -> AbstractContextManager[Any]:

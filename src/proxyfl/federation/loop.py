@@ -25,9 +25,15 @@ from proxyfl.federation.watch import shares
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore, ServerContext
 
+CPU = "cpu"
+"""Processor seconds of a round on this machine, beside the durations by the clock that add up to it."""
+
 
 class Engine(Protocol):
-    """Gets client work done somewhere. Answers come in the order of the tasks, one for each."""
+    """Gets client work done somewhere. Answers come in the order of the tasks, one for each.
+
+    One that computes in other processes of this machine counts their processor time in ``cpu_seconds``.
+    """
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]: ...
 
@@ -104,6 +110,7 @@ def run_rounds(federation: Federation, state: ServerState, observers: Iterable[O
 def play_round(federation: Federation, state: ServerState, observers: tuple[Observer, ...]) -> ServerState:
     config, method = federation.config, federation.method
     started, round = time.perf_counter(), state.round + 1
+    computed = _processor_time(federation.engine)
     chosen = sample_clients(config, round, federation.population)
     clients = federation.able(chosen)
     for observer in observers:
@@ -158,10 +165,16 @@ def play_round(federation: Federation, state: ServerState, observers: tuple[Obse
     }
     done = time.perf_counter()
     timing = {"train": trained - started, "serve": served - trained, "evaluate": done - served}
+    timing[CPU] = _processor_time(federation.engine) - computed
     report = RoundReport(state, metrics, timing, {**ctx.snapshots, "confusion": result.confusion})
     for observer in observers:
         observer.round_finished(report)
     return state
+
+
+def _processor_time(engine: Engine) -> float:
+    elsewhere: float = getattr(engine, "cpu_seconds", 0.0)
+    return time.process_time() + elsewhere
 
 
 def _require_quorum(config: Config, fold: Fold, clients: list[int]) -> None:

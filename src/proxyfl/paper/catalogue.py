@@ -105,6 +105,7 @@ EVERY = _cells(DATA, ALPHAS)
 WORST = _cells(DATA, (0.1,))
 CIFAR10, CIFAR100 = _cells(["cifar10"], (0.1,)), _cells(["cifar100"], (0.1,))
 
+COMMON_START = Row("Common start", "fedavg")
 PROXYFL = Row("ProxyFL", "proxyfl")
 LEADING = (
     Row("FedAvg", "fedavg"),
@@ -146,6 +147,14 @@ SAME_MASK = "FixMatch-GPL with ProxyFL's mask"
 """What GPT and ICPL are measured from: they differ from it by nothing else."""
 
 _ITEMS = (
+    Item(
+        "warm",
+        "The common start of runs at mini scale",
+        "FedAvg on labelled images, whose last weights every method of a seed starts from",
+        rows=(COMMON_START,),
+        columns=EVERY,
+        notes=("Not in the paper, whose runs start from scratch.",),
+    ),
     Item(
         "table1",
         "Test accuracy with 10 % labels",

@@ -14,9 +14,11 @@ import torch
 from proxyfl.core.config import Config
 from proxyfl.data import sources
 from proxyfl.methods import registry
+from proxyfl.paper.results import Known
 from proxyfl.runs.batch import BY_WORKERS, Job
 from proxyfl.runs.profile import matrix_peak
 from proxyfl.runs.run import Run
+from proxyfl.runs.settings import identity
 
 GMAC = 0.195
 """Billions of multiplications of a forward pass: ResNet-8 of width 4, one image of 32 × 32."""
@@ -54,12 +56,13 @@ class Experience:
     seconds: dict[tuple[Protocol, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
-    def of(cls, jobs: Iterable[Job]) -> Experience:
-        found = cls()
+    def of(cls, jobs: Iterable[Job], known: Known | None = None) -> Experience:
+        found, known = cls(), known or {}
         for job in {job.path: job for job in jobs}.values():
-            if job.finished:
-                key = protocol(job.config), job.config.method.name
-                found.seconds[key].append(core_seconds(Run(job.path)))
+            result = known.get(identity(job.config))
+            seconds = result.cpu_seconds if result else core_seconds(Run(job.path)) if job.finished else None
+            if seconds:
+                found.seconds[protocol(job.config), job.config.method.name].append(seconds)
         return found
 
     def cost(self, config: Config) -> tuple[float, str]:
@@ -73,10 +76,13 @@ class Experience:
 
 
 def core_seconds(run: Run) -> float:
-    """A run's time by the clock, times the workers that it is known to have had."""
+    """A run's processor time; where it has none on record its time by the clock, times its workers."""
+    summary = run.summary
+    if summary.cpu_seconds:
+        return summary.cpu_seconds
     noted = [line.get("workers") for line in run.events if line.get("event") == BY_WORKERS]
     counts = [each for each in noted if isinstance(each, int) and 0 < each < MOST_WORKERS]
-    return max(counts, default=1) * run.summary.seconds
+    return max(counts, default=1) * summary.seconds
 
 
 def protocol(config: Config) -> Protocol:

@@ -79,5 +79,6 @@ def _between(results: Results, row: str, other: str, column: Column, metric: str
     return paired_difference(_by_seed(ours, metric), _by_seed(theirs, metric))
 
 
-def _by_seed(cell: Sequence[Result], metric: str) -> dict[int, float]:
-    return {result.seed: result.accuracy(metric) for result in cell}
+def _by_seed(cell: Sequence[Result], metric: str) -> dict[tuple[int, str], float]:
+    """Only runs that started from the same weights are paired."""
+    return {(result.seed, result.start_hash): result.accuracy(metric) for result in cell}

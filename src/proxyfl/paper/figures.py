@@ -78,7 +78,7 @@ def draw(
     runs: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for case in wanted:
         for job in (case.job(seed, folder) for seed in seeds):
-            if job.finished:
+            if job.path.exists() and job.finished:
                 runs[case.key].append(Run(job.path))
     there = [column for column in columns if not item.rows or any(key == column.key for _, key in runs)]
     names = list(dict.fromkeys(column.data for column in there))

@@ -8,21 +8,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
-from proxyfl.core.trees import merge, nested
+from proxyfl.core.seal import read_sealed
+from proxyfl.core.state import content_hash
+from proxyfl.core.trees import dotted, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.files import data_root
-from proxyfl.paper.catalogue import Column, Item, Row
-from proxyfl.paper.scales import TITLES, Scale, scale
+from proxyfl.paper.catalogue import COMMON_START, Column, Item, Row, item
+from proxyfl.paper.scales import TITLES, Protocol, Scale
 from proxyfl.runs.batch import Job
 from proxyfl.runs.experiment import load_config
-from proxyfl.runs.settings import default_name
+from proxyfl.runs.settings import default_name, identity
+
+if TYPE_CHECKING:
+    from proxyfl.paper.results import Known
 
 KEYS = ("data", "alpha", "method", "row")
 """By what a part of an item can be chosen."""
+
+WARM_SEEDS = 1000
+"""Added to the seed of a common start, so that what follows does not repeat its clients and batches."""
+
+UNKNOWN = "0" * 64
+"""In place of the hash of weights that are not made yet."""
 
 Choice = Mapping[str, Sequence[str]]
 """Values by key; a case must have one of them for each key."""
@@ -37,6 +48,19 @@ class Case:
     row: Row
     column: Column
     device: str = "cpu"
+    warming: bool = False
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.scale.protocols[self.column.data]
+
+    @cached_property
+    def start(self) -> Case | None:
+        """The case whose last weights this one starts from: FedAvg on the same data, labels and partition."""
+        if self.warming or not self.protocol.warm:
+            return None
+        row = dataclasses.replace(COMMON_START, ratio=self.ratio)
+        return Case(item("warm"), self.scale, row, self.column, self.device, warming=True)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -52,25 +76,61 @@ class Case:
         longer = self.item.full if self.scale.comparable else {}
         spread = {"partition.alpha": self.column.alpha, "labels.ratio": self.ratio}
         place = {} if self.device == "cpu" else {"compute.device": self.device}
-        return {**self.item.settings, **longer, **self.row.settings, **spread, **place}
+        if self.warming:
+            return {**dotted(self.protocol.warm), **spread, **place}
+        own = dotted({"method": self.protocol.methods.get(self.row.method, {})})
+        return {**own, **self.item.settings, **longer, **self.row.settings, **spread, **place}
 
     @cached_property
     def config(self) -> Config:
-        return _config(self.scale.name, self.column.data, self.row.method, json.dumps(self.settings))
+        protocol = self.protocol
+        settings = merge(protocol.settings, nested(self.settings))
+        return _config(protocol.preset, self.row.method, json.dumps(settings))
 
-    def job(self, seed: int, folder: Path, root: Path | None = None) -> Job:
-        config = dataclasses.replace(self.config, seed=seed)
+    def job(self, seed: int, folder: Path, root: Path | None = None, known: Known | None = None) -> Job:
+        """The run of a seed. ``known`` are results of runs that may not be in the folder.
+
+        Where the run it starts from is neither there nor known, the job has a name that no run has: its start
+        has to be made first.
+        """
+        config = dataclasses.replace(self.config, seed=seed + WARM_SEEDS * self.warming)
+        if self.protocol.own_split:
+            config = dataclasses.replace(
+                config,
+                labels=dataclasses.replace(config.labels, seed=seed),
+                partition=dataclasses.replace(config.partition, seed=seed),
+            )
+        if self.start:
+            config = _from(config, self.start.job(seed, folder, root, known), known or {})
         own = [f"{key.rpartition('.')[2]} {value}" for key, value in self.row.settings.items()]
         labels = [f"labels {self.ratio:g}"] if self.ratio != 0.1 else []
-        words = [self.config.method.name, self.config.data.name, f"alpha {self.column.alpha:g}"]
+        method = "common start" if self.warming else self.config.method.name
+        words = [method, self.config.data.name, f"alpha {self.column.alpha:g}"]
         name = " · ".join([*words, *labels, *own, f"seed {seed}"])
-        return Job(name, config, folder / default_name(config), root)
+        recorded = known is not None and identity(config) in known
+        return Job(name, config, folder / default_name(config), root, recorded)
+
+
+def _from(config: Config, start: Job, known: Known) -> Config:
+    """The config with the last weights of a run to start from."""
+    digest = UNKNOWN
+    if found := known.get(identity(start.config)):
+        digest = found.final_hash
+    elif start.finished:
+        digest = weights_hash(start.path)
+    model = dataclasses.replace(config.model, weights=str(start.path.resolve()), weights_hash=digest)
+    return dataclasses.replace(config, model=model)
 
 
 @cache
-def _config(scale_name: str, data: str, method: str, settings: str) -> Config:
-    protocol = scale(scale_name).protocols[data]
-    return load_config(protocol.preset, merge(protocol.settings, nested(json.loads(settings))), method)
+def weights_hash(run: Path) -> str:
+    """The hash of a finished run's last weights."""
+    return content_hash(read_sealed(run / "models" / "last.safetensors")[0])
+
+
+@cache
+def _config(preset: str, method: str, settings: str) -> Config:
+    return load_config(preset, json.loads(settings), method)
 
 
 def columns(item: Item, size: Scale, only: Choice | None = None) -> list[Column]:
@@ -90,7 +150,7 @@ def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cp
     """The cases of an item that are asked for: each of its rows in each column, as far as it is chosen."""
     only = only or {}
     return [
-        Case(item, size, row, column, device)
+        Case(item, size, row, column, device, warming=item.name == "warm")
         for column in columns(item, size, only)
         for row in item.rows
         if row.label in only.get("row", [row.label]) and row.method in only.get("method", [row.method])
@@ -138,11 +198,24 @@ def read_choice(text: str, size: Scale) -> Choice:
     return only
 
 
-def jobs(wanted: Iterable[Case], seeds: Iterable[int], folder: Path, root: Path | None = None) -> list[Job]:
+def jobs(
+    wanted: Iterable[Case],
+    seeds: Iterable[int],
+    folder: Path,
+    root: Path | None = None,
+    known: Known | None = None,
+) -> list[Job]:
     """Each run once, however many cases need it."""
     seeds = list(seeds)
-    found = (case.job(seed, folder, root) for case in wanted for seed in seeds)
+    found = (case.job(seed, folder, root, known) for seed in seeds for case in wanted)
     return list({job.path: job for job in found}.values())
+
+
+def starts(wanted: Iterable[Case], missing: Iterable[Job], folder: Path, root: Path | None) -> list[Job]:
+    """The runs that missing ones start from. Their weights have to be here: a record is not enough."""
+    cases = {case.start.column.key: case.start for case in wanted if case.start}
+    seeds = dict.fromkeys(job.config.seed for job in missing)
+    return jobs(cases.values(), seeds, folder, root)
 
 
 def absent(names: Iterable[str], root: Path | None = None) -> dict[str, str]:

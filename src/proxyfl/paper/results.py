@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.paper.plan import Case
+from proxyfl.paper.plan import Case, weights_hash
 from proxyfl.paper.scales import TUNING_SEEDS
 from proxyfl.report.keys import changed, leaves, plain
 from proxyfl.runs.batch import Job
@@ -29,6 +30,7 @@ class Result:
 
     ``settings`` are those that differ from the preset's, ``curve`` is the accuracy after each round; labels
     and excluded images are means over the ``last_rounds``. ``commit`` is the program's when the run began.
+    ``start_hash`` is that of the weights it started from, if not the seed's, ``final_hash`` that of its last.
     """
 
     item: str
@@ -52,6 +54,11 @@ class Result:
     settings: str
     identity: str
     commit: str
+    confident_share: float | None = None
+    cpu_seconds: float | None = None
+    start_hash: str = ""
+    start_accuracy: float | None = None
+    final_hash: str = ""
 
     @property
     def mean_last(self) -> float:
@@ -75,20 +82,42 @@ class Result:
 Results = Mapping[tuple[str, str], Sequence[Result]]
 """By row and column, each over its seeds."""
 
+Known = Mapping[str, Result]
+"""By identity: runs that are finished, here or on another machine."""
 
-def gather(wanted: Iterable[Case], seeds: Iterable[int], folder: Path) -> dict[tuple[str, str], list[Result]]:
-    """The finished runs of the cases. Seeds on which protocols were chosen are left out."""
-    found: dict[tuple[str, str], list[Result]] = {}
-    seeds = [seed for seed in seeds if seed not in TUNING_SEEDS]
-    for case in wanted:
-        jobs = (case.job(seed, folder) for seed in seeds)
-        done = [_result(case, job) for job in jobs if job.finished]
-        if done:
-            found[case.key] = done
+
+def recorded(folder: Path) -> dict[str, Result]:
+    """The runs of every exported table in a folder. Other files there are left alone."""
+    found: dict[str, Result] = {}
+    for file in sorted(folder.glob("*.csv")) if folder.is_dir() else ():
+        with contextlib.suppress(ConfigError):
+            found |= {result.identity: result for cell in from_csv(file).values() for result in cell}
     return found
 
 
-def _result(case: Case, job: Job) -> Result:
+def gather(
+    wanted: Iterable[Case], seeds: Iterable[int], folder: Path, known: Known | None = None
+) -> dict[tuple[str, str], list[Result]]:
+    """The finished runs of the cases, from the folder or known. Seeds on which protocols were chosen are left
+    out.
+    """
+    found: dict[tuple[str, str], list[Result]] = {}
+    known = known or {}
+    seeds = [seed for seed in seeds if seed not in TUNING_SEEDS]
+    for case in wanted:
+        for seed in seeds:
+            job = case.job(seed, folder, known=known)
+            if there := known.get(identity(job.config)):
+                row, column = case.key
+                placed = dataclasses.replace(there, item=case.item.name, row=row, column=column)
+                found.setdefault(case.key, []).append(placed)
+            elif job.finished:
+                found.setdefault(case.key, []).append(result(case, job))
+    return found
+
+
+def result(case: Case, job: Job) -> Result:
+    """A finished run as a cell."""
     run = Run(job.path)
     summary, lines, config = run.summary, run.metrics, run.config
     tail = min(config.keep.last_rounds, len(lines))
@@ -102,6 +131,9 @@ def _result(case: Case, job: Job) -> Result:
         seconds=summary.seconds, megabytes=summary.megabytes, dtype=config.compute.dtype,
         preset=config.preset, settings=changed(leaves(job.config.to_tree())), identity=identity(config),
         commit=str(run.environment.get("commit", "")),
+        confident_share=_mean(pseudo, "selected_share"), cpu_seconds=summary.cpu_seconds,
+        start_hash=config.model.weights_hash, start_accuracy=run.environment.get("start_accuracy"),
+        final_hash=weights_hash(job.path),
     )  # fmt: skip
 
 
@@ -112,7 +144,9 @@ def _mean(records: Sequence[Mapping[str, float]], key: str) -> float | None:
 
 NUMBERS = {"alpha": float, "ratio": float, "seed": int, "rounds": int, "last_rounds": int}
 MEASURED = ("mean_last", "last", "best")
-OPTIONAL = ("pseudo_accuracy", "excluded_visits")
+OPTIONAL = ("pseudo_accuracy", "excluded_visits", "confident_share", "cpu_seconds", "start_accuracy")
+LATER = ("confident_share", "cpu_seconds", "start_hash", "start_accuracy", "final_hash")
+"""Columns that tables exported by the first version lack."""
 FIELDS = [field.name for field in dataclasses.fields(Result) if field.name != "curve"]
 HEADER = [*FIELDS, *MEASURED, "curve"]
 
@@ -146,6 +180,7 @@ def from_csv(path: Path) -> dict[tuple[str, str], list[Result]]:
 
 
 def _read(row: Mapping[str, str]) -> Result:
+    row = {**dict.fromkeys(LATER, ""), **row}
     values: dict[str, Any] = {name: row[name] for name in FIELDS}
     values |= {name: kind(row[name]) for name, kind in NUMBERS.items()}
     values |= {name: float(row[name]) if row[name] else None for name in OPTIONAL}

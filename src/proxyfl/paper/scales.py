@@ -18,19 +18,27 @@ from proxyfl.core.trees import Tree
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "cinic10": "CINIC-10"}
 """The paper's data sets, in its order."""
 
-TITLES = {**DATA, "digits": "digits"}
+TITLES = {**DATA, "digits": "digits", "fashion-mnist": "Fashion-MNIST"}
 TUNING_SEEDS = (101, 102)
 """On which reduced protocols are chosen. They are never reported."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How one data set is used: a preset and what differs from it. ``why`` tells where that is from."""
+    """How one data set is used: a preset and what differs from it. ``why`` tells where that is from.
+
+    With ``own_split`` every seed draws its own labelled images and partition. ``warm`` are the settings of
+    the FedAvg run whose last weights all methods start from; without any they start from the seed's.
+    ``methods`` holds settings for single methods: ramps in rounds, shortened like the runs.
+    """
 
     preset: str
     settings: Tree = field(default_factory=dict)
     tried: bool = True
     why: str = ""
+    own_split: bool = False
+    warm: Tree = field(default_factory=dict)
+    methods: Mapping[str, Tree] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,8 @@ def scale(name: str) -> Scale:
         return Scale(name, "the paper's own protocol", 3, protocols, TARGETS, relative=False)
     if name == "mini":
         protocols = {data: _read(f"mini-{data}") for data in TITLES}
-        title = "reduced, meant for at most 15 core-minutes a run"
-        return Scale(name, title, 3, protocols, RELATIVE_TARGETS, extra=("digits",))
+        title = "reduced, meant for at most 15 core-minutes a run; but for digits from a warm start"
+        return Scale(name, title, 3, protocols, RELATIVE_TARGETS, extra=("digits", "fashion-mnist"))
     if name == "micro":
         protocols = dict.fromkeys(DATA, _read("micro"))
         title = "seconds a run, to see that all works: every column is digits"
@@ -89,4 +97,12 @@ def protocol_text(name: str) -> str:
 
 def _read(name: str) -> Protocol:
     table = tomllib.loads(protocol_text(name))
-    return Protocol(table["preset"], table.get("set", {}), table["tried"], table["why"])
+    return Protocol(
+        table["preset"],
+        table.get("set", {}),
+        table["tried"],
+        table["why"],
+        table.get("own_split", False),
+        table.get("warm", {}),
+        table.get("methods", {}),
+    )

@@ -5,8 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+
+Pair = TypeVar("Pair", int, tuple[int, str])
+"""What makes two runs a pair: the seed, and where runs start from weights, those."""
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -52,7 +56,7 @@ class Difference:
         return word if self.pairs >= ENOUGH else f"{word}, few seeds"
 
 
-def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+def paired_difference(ours: Mapping[Pair, float], theirs: Mapping[Pair, float]) -> Difference | None:
     """Ours minus theirs over the seeds that both have; None where there is no such seed."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:

@@ -18,6 +18,7 @@ from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import registry
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import Simulation
+from proxyfl.runs.start import read_start
 
 WORKERS = "PROXYFL_WORKERS"
 """The environment variable that says how many worker processes a run has where nobody says it."""
@@ -32,8 +33,9 @@ def assemble(
     # A damaged checkpoint sends a run back to the oldest one kept: clients' states must reach back as far.
     versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
     shelf, store = Shelf(run.clients, versions), Shelf(run.server, versions)
+    start = read_start(run, config)
     trainer = ClientTrainer(
-        config, method, simulation.train_views, len(dataset.classes), dataset.channels, shelf
+        config, method, simulation.train_views, len(dataset.classes), dataset.channels, shelf, start
     )
     network = trainer.placed(trainer.new_network())
     batch = eval_batch(config.compute.eval_batch, dataset.image_size, trainer.device)

@@ -47,6 +47,8 @@ class Job:
     config: Config
     path: Path
     data_root: Path | None = None
+    recorded: bool = False
+    """Whether its results are known though its folder may be on another machine."""
 
     @property
     def rounds(self) -> int:
@@ -56,7 +58,7 @@ class Job:
     def finished(self) -> bool:
         """A folder that cannot be read is not finished: who makes the run tells what is wrong with it."""
         try:
-            return self.path.exists() and Run(self.path).finished
+            return self.recorded or (self.path.exists() and Run(self.path).finished)
         except ProxyFLError:
             return False
 

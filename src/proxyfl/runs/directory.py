@@ -5,6 +5,7 @@
     config.toml             every setting, with the command that runs it on the first line
     environment.json        versions, threads, dtype, where the data was
     partition.safetensors   who holds what
+    start.safetensors       the weights it started from, where they are not the seed's
     metrics.jsonl           one line per round; the same bits whenever and wherever it was computed
     timing.jsonl            durations per round
     events.jsonl            starts, resumes, clients that failed, warnings
@@ -49,6 +50,7 @@ class RunDirectory:
         self.config = self.path / "config.toml"
         self.environment = self.path / "environment.json"
         self.partition = self.path / "partition.safetensors"
+        self.start = self.path / "start.safetensors"
         self.metrics = self.path / "metrics.jsonl"
         self.timing = self.path / "timing.jsonl"
         self.events = self.path / "events.jsonl"

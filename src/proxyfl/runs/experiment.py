@@ -29,6 +29,7 @@ from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, load_toml, resolve, to_toml
 from proxyfl.runs.simulation import Simulation, prepare
+from proxyfl.runs.start import settle_start, write_start
 
 
 class Experiment:
@@ -49,7 +50,7 @@ class Experiment:
     ) -> None:
         if config is not None and (method is not None or preset is not None or settings):
             raise ConfigError("give either a config or a method, a preset and settings, not both")
-        config = config or load_config(preset or "digits", from_short(settings), method)
+        config = settle_start(config or load_config(preset or "digits", from_short(settings), method))
         self.data_root = Path(data_root) if data_root else None
         name = sources.absolute(config.data.name, self.data_root)
         self.config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
@@ -112,6 +113,10 @@ def resume(
 
 def load_config(preset: str | Path, overrides: dict[str, Any], method: str | None = None) -> Config:
     """A config from a preset's name or a TOML file, overrides, and a method's name."""
+    return settle_start(_load_config(preset, overrides, method))
+
+
+def _load_config(preset: str | Path, overrides: dict[str, Any], method: str | None) -> Config:
     layers = [overrides, {"method": {"name": method}} if method else {}]
     if isinstance(preset, Path) or str(preset).endswith(".toml"):
         table = load_toml(Path(preset))
@@ -135,10 +140,16 @@ def _furnish(aside: RunDirectory, config: Config, simulation: Simulation, root: 
     write_bytes(aside.environment, json.dumps(_describe(config, simulation, root), indent=1).encode())
     write_bytes(aside.config, to_toml(config, "proxyfl run config.toml").encode())
     write_tensors(aside.partition, simulation.partition.to_tensors())
+    write_start(aside, config, simulation)
     for file in (aside.metrics, aside.metrics_copy, aside.timing, aside.events):
         file.touch()
     federation, trainer = assemble(aside, config, simulation)
     state = federation.start(trainer.initial_weights())
+    if config.model.weights_hash:
+        with numerics(config.compute):
+            accuracy = federation.evaluate(state).accuracy
+        noted = {**_describe(config, simulation, root), "start_accuracy": accuracy}
+        write_bytes(aside.environment, json.dumps(noted, indent=1).encode())
     files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
     files["data"] = simulation.fingerprint()
     checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)

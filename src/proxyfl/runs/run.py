@@ -18,6 +18,7 @@ from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import Tensors
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
+from proxyfl.federation.loop import CPU
 from proxyfl.runs import checkpoint, ledger
 from proxyfl.runs.directory import AT_SITES, RunDirectory, json_lines, read_json_lines
 from proxyfl.runs.export import TrainedModel, load_model
@@ -36,6 +37,7 @@ class Summary:
     best: float
     best_round: int
     seconds: float
+    cpu_seconds: float
     megabytes: float
 
 
@@ -133,21 +135,22 @@ class Run:
         tail = accuracy[-self.config.keep.last_rounds :]
         best = max(accuracy)
         sent = sum(line["traffic"]["bytes_up"] + line["traffic"]["bytes_down"] for line in lines)
-        seconds = sum(_seconds(line) for line in self.timing)
+        timing = self.timing
         return Summary(
             rounds=len(lines),
             mean_last=sum(tail) / len(tail),
             last=accuracy[-1],
             best=best,
             best_round=accuracy.index(best) + 1,
-            seconds=seconds,
+            seconds=sum(_seconds(line) for line in timing),
+            cpu_seconds=sum(_seconds({CPU: line.get(CPU)}, clock=False) for line in timing),
             megabytes=sent / 1e6,
         )
 
 
-def _seconds(timing: dict[str, Any]) -> float:
+def _seconds(timing: dict[str, Any], *, clock: bool = True) -> float:
     """What a line of timing adds up to; nobody vouches for it, so what is no duration does not count."""
-    durations = [value for name, value in timing.items() if name != "round"]
+    durations = [value for name, value in timing.items() if name not in ("round", *([CPU] * clock))]
     return sum(value for value in durations if isinstance(value, int | float) and 0 <= value < 1e9)
 
 

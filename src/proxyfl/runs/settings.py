@@ -190,12 +190,21 @@ def to_toml(config: Config, first_line: str = "") -> str:
 def identity(config: Config) -> str:
     """A hash of everything that decides the result, for naming runs."""
     tree = config.to_tree()
-    del tree["keep"], tree["preset"]
-    for later in ("aggregation", "privacy"):  # runs made before there were these keep their names
-        if getattr(config, later) == getattr(Config(), later):
-            del tree[later]
+    del tree["keep"], tree["preset"], tree["model"]["weights"]  # where weights lie; what they are counts
+    _drop_later(config, tree)
     text = json.dumps(tree, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _drop_later(settings: Any, tree: Tree) -> None:
+    """Take out what came later and is at its default."""
+    usual = type(settings)()
+    for spec in dataclasses.fields(settings):
+        value = getattr(settings, spec.name)
+        if spec.metadata.get("later") and value == getattr(usual, spec.name):
+            tree.pop(spec.name, None)
+        elif dataclasses.is_dataclass(value) and spec.name in tree:
+            _drop_later(value, tree[spec.name])
 
 
 def default_name(config: Config) -> str:

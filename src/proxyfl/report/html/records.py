@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxyfl.federation.loop import CPU
 from proxyfl.federation.traffic import PARTS, WAYS
 from proxyfl.runs.run import Run
 
@@ -176,7 +177,8 @@ def _reason(value: Any) -> str:
 
 
 def _durations(line: Line) -> dict[str, float]:
-    return {name: value for name, value in line.items() if name != "round" and number(value) is not None}
+    left_out = ("round", CPU)
+    return {name: value for name, value in line.items() if name not in left_out and number(value) is not None}
 
 
 def _table(line: Mapping[str, Any], name: str) -> dict[str, Any]:

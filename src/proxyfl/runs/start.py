@@ -1,0 +1,110 @@
+"""The weights a run starts from, where they are not the seed's: another run's model, or a model file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from proxyfl.core.config import Config
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.seal import read_sealed, write_sealed
+from proxyfl.core.state import Tensors, content_hash
+from proxyfl.data.partition import Partition
+from proxyfl.methods import registry
+from proxyfl.runs.directory import AT_SITES, RunDirectory
+from proxyfl.runs.run import Run
+from proxyfl.runs.simulation import Simulation
+
+
+def settle_start(config: Config) -> Config:
+    """The config with the place of its weights written out and their hash; unchanged where it has none."""
+    model = config.model
+    if not model.weights:
+        return config
+    place = Path(model.weights).expanduser().resolve()
+    if not model.weights_hash:
+        model = dataclasses.replace(model, weights_hash=content_hash(_read(place)))
+    return dataclasses.replace(config, model=dataclasses.replace(model, weights=str(place)))
+
+
+def write_start(run: RunDirectory, config: Config, simulation: Simulation) -> None:
+    """Copy the weights into a new run, so that it can go on when their source is gone."""
+    if not config.model.weights_hash:
+        return
+    if not config.model.weights:
+        raise ConfigError("model.weights_hash is set without model.weights; name the model file or run")
+    place = Path(config.model.weights)
+    tensors = _read(place)
+    if content_hash(tensors) != config.model.weights_hash:
+        raise ConfigError(
+            f"the weights at {place} are not those this config was made for; put them back, or clear "
+            "model.weights_hash to start from what is there"
+        )
+    if source := _run_of(place):
+        _require_known_labels(source, config, simulation)
+    write_sealed(run.start, tensors)
+
+
+def read_start(run: RunDirectory, config: Config) -> Tensors:
+    """The weights a run started from; empty where it started from the seed's."""
+    wanted = config.model.weights_hash
+    if not wanted:
+        return {}
+    for place in (run.start, Path(config.model.weights)):
+        try:
+            tensors = _read(place)
+        except (RunError, ConfigError):
+            continue
+        if content_hash(tensors) == wanted:
+            return tensors
+    raise RunError(
+        f"{run.start} is missing or damaged, and {config.model.weights} does not hold the same weights; "
+        "put one of them back from a copy"
+    )
+
+
+def _read(place: Path) -> Tensors:
+    file = place / "models" / "last.safetensors" if place.is_dir() else place
+    try:
+        return read_sealed(file)[0]
+    except FileNotFoundError:
+        raise ConfigError(
+            f"model.weights: {file} does not exist; name a model file, or a run with a finished round"
+        ) from None
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _run_of(place: Path) -> Run | None:
+    """The run that a model is of, if it lies in one."""
+    for folder in (place, place.parent.parent):
+        found = RunDirectory(folder)
+        if found.config.is_file() and found.checkpoints.is_dir():
+            return Run(folder)
+    return None
+
+
+def _require_known_labels(source: Run, config: Config, simulation: Simulation) -> None:
+    """Refuse weights that were trained with labels which this run hides: its accuracy would mean nothing."""
+    theirs = source.config
+    if theirs.data.name != config.data.name or source.environment.get("data") == AT_SITES:
+        return
+    cure = "train the start on the same data, labels and partition, or on another data set"
+    method = registry.create(theirs.method.name, theirs.method.parameters, theirs.fidelity)
+    if method.oracle:
+        raise ConfigError(
+            f"{source.path} knew every label of {config.data.name}, which this run hides; {cure}"
+        )
+    if source.environment.get("data") != simulation.fingerprint():
+        raise ConfigError(
+            f"{source.path} was trained on another selection of {config.data.name}, so it may know labels "
+            f"that this run hides; {cure}"
+        )
+    if not np.isin(_labelled(source.partition), _labelled(simulation.partition)).all():
+        raise ConfigError(f"{source.path} was trained with labels that this run hides; {cure}")
+
+
+def _labelled(partition: Partition) -> np.ndarray:
+    return partition.labelled.values
