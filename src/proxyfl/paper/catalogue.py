@@ -148,6 +148,11 @@ UNTUNED = "no tuning"
 SAME_MASK = "FixMatch-GPL with ProxyFL's mask"
 """What GPT and ICPL are measured from: they differ from it by nothing else."""
 
+BASELINES = (
+    Row("FixMatch-GPL", "fixmatch-gpl"),
+    Row(SAME_MASK, "fixmatch-gpl", {"method.mask": "either"}),
+)
+
 _ITEMS = (
     Item(
         "warm",
@@ -161,13 +166,7 @@ _ITEMS = (
         "comparison",
         "The four comparisons named beforehand",
         "ProxyFL against FedAvg, FixMatch-GPL, FixMatch-GPL with ProxyFL's mask, and SAGE",
-        rows=(
-            Row("FedAvg", "fedavg"),
-            Row("FixMatch-GPL", "fixmatch-gpl"),
-            Row(SAME_MASK, "fixmatch-gpl", {"method.mask": "either"}),
-            Row("SAGE", "sage"),
-            PROXYFL,
-        ),
+        rows=(Row("FedAvg", "fedavg"), *BASELINES, Row("SAGE", "sage"), PROXYFL),
         columns=WORST,
         references=("ProxyFL",),
         corrected=True,
@@ -191,8 +190,7 @@ _ITEMS = (
         "What GPT and ICPL contribute",
         "ProxyFL without its parts, with each, with both",
         rows=(
-            Row("FixMatch-GPL", "fixmatch-gpl"),
-            Row(SAME_MASK, "fixmatch-gpl", {"method.mask": "either"}),
+            *BASELINES,
             Row("GPT", "gpt-only"),
             Row("ICPL", "icpl-only"),
             Row("GPT + ICPL", "proxyfl"),
