@@ -148,10 +148,8 @@ UNTUNED = "no tuning"
 SAME_MASK = "FixMatch-GPL with ProxyFL's mask"
 """What GPT and ICPL are measured from: they differ from it by nothing else."""
 
-BASELINES = (
-    Row("FixMatch-GPL", "fixmatch-gpl"),
-    Row(SAME_MASK, "fixmatch-gpl", {"method.mask": "either"}),
-)
+_GPL = "fixmatch-gpl"
+BASELINES = (Row("FixMatch-GPL", _GPL), Row(SAME_MASK, _GPL, {"method.mask": "either"}))
 
 _ITEMS = (
     Item(
