@@ -36,23 +36,23 @@ from torch import Tensor
 from proxyfl.core.config import Config
 from proxyfl.core.rng import SERVER, numpy_rng
 from proxyfl.core.state import Task, Tensors, Update
-from proxyfl.engines.hostile import (
+from proxyfl.engines.inline import InlineEngine
+from proxyfl.federation.client import numerics
+from proxyfl.federation.loop import Engine, RoundReport, run_rounds
+from proxyfl.methods.addons.gpt import tune_proxies
+from proxyfl.report import plot_style
+from proxyfl.runs.assembly import assemble
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.simulation import prepare
+from proxyfl.testing.attacks import (
     CLASSIFIER,
-    HostileEngine,
+    AttackedEngine,
     flip_labels,
     model_replacement,
     proxy_poisoning,
     sign_flip,
 )
-from proxyfl.engines.inline import InlineEngine
-from proxyfl.federation.client import numerics
-from proxyfl.federation.loop import Engine, RoundReport, run_rounds
-from proxyfl.methods.addons.gpt import tune_proxies
-from proxyfl.report import style
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.settings import from_short, resolve
-from proxyfl.runs.simulation import prepare
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, ROUNDS, LAST = 20, 8, 2
@@ -128,7 +128,7 @@ def accuracy(case: Case, folder: Path) -> float:
         holdings = flip_labels(holdings, attackers, federation.classes)
     engine: Engine = InlineEngine(trainer, holdings.client)
     if attack := ATTACKS[case.attack]:
-        engine = HostileEngine(engine, attack, attackers)
+        engine = AttackedEngine(engine, attack, attackers)
     federation.engine, told = engine, Accuracies()
     with numerics(config.compute):
         run_rounds(federation, federation.start(trainer.initial_weights()), [told])
@@ -194,7 +194,7 @@ def write(found: dict[tuple[str, ...], float], results: Path) -> None:
             if (attack == "none") == (share == 0):
                 cells = [cell("proxyfl", attack, share, defence) for defence in DEFENCES]
                 rows.append([attack, f"{100 * share:.0f}", *cells, seeds])
-    style.save_csv(results / "attacks.csv", ("attack", "attackers (%)", *DEFENCES, "seeds"), rows)
+    plot_style.save_csv(results / "attacks.csv", ("attack", "attackers (%)", *DEFENCES, "seeds"), rows)
     rows = []
     for attack in (name for name in ATTACKS if name.startswith("proxy")):
         for share in SHARES:
@@ -203,7 +203,7 @@ def write(found: dict[tuple[str, ...], float], results: Path) -> None:
             ]
             rows.append([attack, f"{100 * share:.0f}", *cells, seeds])
     heads = [f"{defence}, {words}" for defence in WITHOUT_GPT for words in GPT.values()]
-    style.save_csv(results / "attacks-gpt.csv", ("attack", "attackers (%)", *heads, "seeds"), rows)
+    plot_style.save_csv(results / "attacks-gpt.csv", ("attack", "attackers (%)", *heads, "seeds"), rows)
 
 
 def draw(results: Path, path: Path) -> None:
@@ -212,9 +212,16 @@ def draw(results: Path, path: Path) -> None:
         rows = list(csv.DictReader(file))
     honest = next(row for row in rows if row["attack"] == "none")
     attacks = [name for name in ATTACKS if name != "none"]
-    figure = style.new_figure(14.5, 3.6)
+    figure = plot_style.new_figure(14.5, 3.6)
     panels = figure.subplots(1, len(attacks), sharey=True)
-    spare = [style.BLACK, style.ORANGE, style.SKY, style.GREEN, style.VERMILLION, style.PURPLE]
+    spare = [
+        plot_style.BLACK,
+        plot_style.ORANGE,
+        plot_style.SKY,
+        plot_style.GREEN,
+        plot_style.VERMILLION,
+        plot_style.PURPLE,
+    ]
     for axes, attack in zip(panels, attacks, strict=True):
         mine = [honest, *(row for row in rows if row["attack"] == attack)]
         for (defence, marker), colour in zip(zip(DEFENCES, "oDs^vP", strict=True), spare, strict=True):
@@ -223,13 +230,13 @@ def draw(results: Path, path: Path) -> None:
             axes.plot(shares, values, color=colour, marker=marker, linewidth=1.8, label=defence)
         axes.set_ylim(0, 100)
         axes.set_xticks([100 * share for share in SHARES])
-        style.dress(axes, title=attack, x="attackers (%)", grid="y")
-    panels[0].set_ylabel("test accuracy (%)", fontsize=style.TEXT)
+        plot_style.dress(axes, title=attack, x="attackers (%)", grid="y")
+    panels[0].set_ylabel("test accuracy (%)", fontsize=plot_style.TEXT)
     lines, names = panels[0].get_legend_handles_labels()
     figure.legend(
-        lines, names, title="defence", loc="outside right upper", fontsize=style.TEXT, frameon=False
+        lines, names, title="defence", loc="outside right upper", fontsize=plot_style.TEXT, frameon=False
     )
-    style.save(figure, path)
+    plot_style.save(figure, path)
 
 
 class Classifiers(Accuracies):
@@ -286,7 +293,7 @@ def poison_rows(seeds: int, results: Path) -> None:
         moved = [f"{mean:.2f}", f"{tuned:.2f}"]
         rows.append([epochs, number, f"{strength:g}", f"{count} of {clients}", *moved])
     heads = ("local epochs", "round", "strength", "attackers", "mean moves by", "tuned proxies move by")
-    style.save_csv(results / "attacks-rows.csv", heads, rows)
+    plot_style.save_csv(results / "attacks-rows.csv", heads, rows)
 
 
 def main() -> None:

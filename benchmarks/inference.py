@@ -32,7 +32,7 @@ from scipy.stats import rankdata
 from proxyfl.core.state import Tensors, Update
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import RoundReport, run_rounds
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import from_short, resolve
@@ -182,7 +182,7 @@ def main() -> None:
         "rank correlation",
         "distance to all shares",
     )
-    style.save_csv(options.out, heads, rows)
+    plot_style.save_csv(options.out, heads, rows)
 
 
 if __name__ == "__main__":

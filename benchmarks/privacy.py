@@ -30,7 +30,7 @@ from proxyfl.data.partition import Partition, Ragged
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import run_rounds
 from proxyfl.federation.privacy import spent
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import from_short, resolve
@@ -147,7 +147,7 @@ def write(found: dict[tuple[str, ...], float], out: Path) -> None:
             cells.append(f"{statistics.mean(values):.1f} ± {spread:.1f}" if values else "–")
         rows.append([clients, f"{noise:g}", epsilon(case, "poisson"), epsilon(case, "stream"), *cells])
     heads = ("clients", "noise", "ε, Poisson sampling", "ε, fixed-size sampling")
-    style.save_csv(out, (*heads, *(f"{method} (%)" for method in METHODS)), rows)
+    plot_style.save_csv(out, (*heads, *(f"{method} (%)" for method in METHODS)), rows)
 
 
 def main() -> None:

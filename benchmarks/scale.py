@@ -29,9 +29,9 @@ from stage import MEGABYTE, Stage, drawn_simulation, largest, resident, settings
 from torch import Tensor
 
 from proxyfl.core.state import Tensors, size_in_bytes
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.sampling import sample_clients
-from proxyfl.federation.shelf import Shelf
-from proxyfl.report import style
+from proxyfl.report import plot_style
 
 ROOT = Path(__file__).parents[1]
 SIZES = (200, 2_000, 20_000, 100_000)
@@ -44,8 +44,8 @@ COLUMNS = ("method", "clients", "seconds", "time_ratio", "cpu_seconds", "cpu_rat
            "peak_ratio", "loaded_kb", "saved_kb")  # fmt: skip
 
 
-class CountedShelf(Shelf):
-    """A shelf that adds up the bytes of what it is asked to load and save."""
+class CountedStore(ClientStore):
+    """A store that adds up the bytes of what it is asked to load and save."""
 
     loaded = saved = 0
 
@@ -68,13 +68,13 @@ def serve(method: str, clients: int, rounds: int, folder: Path) -> None:
     )  # fmt: skip
     simulation = drawn_simulation(clients, labelled=4, unlabelled=8, images=20_000, size=8)
     with staged(folder, config, simulation, workers=0) as stage:
-        shelf = CountedShelf(stage.trainer.shelf.folder, stage.trainer.shelf.versions)
-        stage.trainer.shelf = shelf
+        store = CountedStore(stage.trainer.store.folder, stage.trainer.store.versions)
+        stage.trainer.store = store
         stage.play()
         if stage.federation.method.keeps_state:
             acquaint(stage, clients)
         for _ in sys.stdin:
-            shelf.loaded = shelf.saved = 0
+            store.loaded = store.saved = 0
             wall, cpu = time.perf_counter(), time.process_time()
             stage.play()
             answer = {
@@ -83,8 +83,8 @@ def serve(method: str, clients: int, rounds: int, folder: Path) -> None:
                 "resident": resident(),
                 "above": resident() - start,
                 "peak": largest(),
-                "loaded": shelf.loaded,
-                "saved": shelf.saved,
+                "loaded": store.loaded,
+                "saved": store.saved,
             }
             print(json.dumps(answer), flush=True)
 
@@ -95,12 +95,12 @@ def acquaint(stage: Stage, clients: int) -> None:
     Only the files that coming rounds will ask for are made: who that is can be known beforehand.
     """
     config, population = stage.federation.config, stage.federation.population
-    round, shelf = stage.state.round, stage.trainer.shelf
-    tensors = shelf.load(next(iter(stage.state.versions)), round)
+    round, store = stage.state.round, stage.trainer.store
+    tensors = store.load(next(iter(stage.state.versions)), round)
     later = range(round + 1, config.federation.rounds + 1)
     coming = {client for turn in later for client in sample_clients(config, turn, population)}
     for client in coming - stage.state.versions.keys():
-        shelf.save(client, round, tensors)
+        store.save(client, round, tensors)
     stage.state = replace(stage.state, versions=dict.fromkeys(range(clients), round))
 
 
@@ -196,29 +196,29 @@ def show(rows: list[list[Any]]) -> None:
 
 def draw(rows: list[list[Any]], path: Path) -> None:
     """Time and memory of a round beside those with the fewest clients, over the number registered."""
-    figure = style.new_figure(9, 4)
+    figure = plot_style.new_figure(9, 4)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, name, title in zip(panels, ("time_ratio", "resident_ratio"),
                                  ("Time per round", "Resident memory"), strict=True):  # fmt: skip
-        for method, look in style.looks(dict.fromkeys(row[0] for row in rows)).items():
+        for method, look in plot_style.looks(dict.fromkeys(row[0] for row in rows)).items():
             mine = [row for row in rows if row[0] == method]
             axes.plot(
                 [row[1] for row in mine], [float(row[COLUMNS.index(name)]) for row in mine],
                 color=look.colour, linestyle=look.line, marker=look.marker, linewidth=look.width,
                 markersize=look.size, label=method,
             )  # fmt: skip
-        axes.axhline(LIMIT, color=style.MUTED, linewidth=1, linestyle=style.DASHED)
+        axes.axhline(LIMIT, color=plot_style.MUTED, linewidth=1, linestyle=plot_style.DASHED)
         axes.set_xscale("log")
         axes.set_xticks([row[1] for row in mine], [f"{row[1]:,}" for row in mine])
         axes.minorticks_off()
         axes.set_ylim(0, 1.3)
-        style.dress(axes, title=title, x="registered clients", grid="y")
-    panels[0].set_ylabel(f"ratio to {min(row[1] for row in rows):,} clients", fontsize=style.TEXT)
-    panels[0].legend(frameon=False, fontsize=style.SMALL + 1, loc="lower left")
+        plot_style.dress(axes, title=title, x="registered clients", grid="y")
+    panels[0].set_ylabel(f"ratio to {min(row[1] for row in rows):,} clients", fontsize=plot_style.TEXT)
+    panels[0].legend(frameon=False, fontsize=plot_style.SMALL + 1, loc="lower left")
     panels[1].annotate(f"{LIMIT}", (1, LIMIT), xycoords=("axes fraction", "data"), va="bottom", ha="right",
-                       color=style.MUTED, fontsize=style.SMALL)  # fmt: skip
-    style.note(figure, f"{PER_ROUND} clients of equal size in every round, all over one store of images")
-    style.save(figure, path)
+                       color=plot_style.MUTED, fontsize=plot_style.SMALL)  # fmt: skip
+    plot_style.note(figure, f"{PER_ROUND} clients of equal size in every round, all over one store of images")
+    plot_style.save(figure, path)
 
 
 def main() -> None:
@@ -240,7 +240,7 @@ def main() -> None:
         for method in options.methods.split(","):
             rows += rows_of(method, measure(method, sizes, options.rounds, Path(folder)))
     show(rows)
-    style.save_csv(options.results, COLUMNS, rows)
+    plot_style.save_csv(options.results, COLUMNS, rows)
     draw(rows, options.picture)
 
 

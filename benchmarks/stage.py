@@ -27,7 +27,7 @@ from proxyfl.federation.loop import Federation, play_round
 from proxyfl.runs import checkpoint
 from proxyfl.runs.assembly import assemble, model_card
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.ledger import Mark
+from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.settings import from_short, resolve, to_toml
 from proxyfl.runs.simulation import Simulation

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from proxyfl import Experiment, resume
-from proxyfl.core.seal import read_sealed
+from proxyfl.core.checksum import read_verified
 from proxyfl.core.state import content_hash
 from proxyfl.methods import registry
 
@@ -86,7 +86,7 @@ def draw(path: Path) -> Path:
 
 
 def ended(run: Path) -> dict[str, str]:
-    weights = read_sealed(run / "models" / "last.safetensors")[0]
+    weights = read_verified(run / "models" / "last.safetensors")[0]
     return {
         "weights": content_hash(weights),
         "metrics": hashlib.sha256((run / "metrics.jsonl").read_bytes()).hexdigest(),

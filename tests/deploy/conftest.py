@@ -11,7 +11,7 @@ pytest.importorskip("cryptography", reason="needs proxyfl[flower]")
 pytest.importorskip("flwr", reason="needs proxyfl[flower]")
 
 from calling import known_place
-from proxyfl.deploy import kit
+from proxyfl.deploy import scaffold
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +23,8 @@ def known_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A deployment with sample data. Not to be changed: see ``own_trial``."""
     folder = tmp_path_factory.mktemp("deploy") / "trial"
-    plan = kit.Plan(kit.site_names("3"), hosts=("fl.example.org", "10.0.0.5"), sample=True)
-    kit.create(folder, plan)
+    plan = scaffold.Plan(scaffold.site_names("3"), hosts=("fl.example.org", "10.0.0.5"), sample=True)
+    scaffold.create(folder, plan)
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.deploy import refusals
+from proxyfl.deploy import validation
 from proxyfl.deploy.explain import Explanation, explain, rehearse
 from proxyfl.deploy.settings import Deployment
 from proxyfl.methods import registry
@@ -150,7 +150,7 @@ class Nosy(FixMatch):
 
 
 def test_reasons_come_from_hooks_and_not_from_names() -> None:
-    assert refusals.reads_single_sites(Nosy(FixMatchParameters())) == [
+    assert validation.reads_single_sites(Nosy(FixMatchParameters())) == [
         "nosy keeps tensors of each site's update"
     ]
-    assert refusals.reads_single_sites(FixMatch(FixMatchParameters())) == []
+    assert validation.reads_single_sites(FixMatch(FixMatchParameters())) == []

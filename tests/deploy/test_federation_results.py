@@ -19,7 +19,7 @@ from PIL import Image
 
 from calling import invoke
 from proxyfl import Run
-from proxyfl.core.seal import read_sealed, write_sealed
+from proxyfl.core.checksum import read_verified, write_verified
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.experiment import Experiment
 from toybox import TINY
@@ -42,9 +42,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def named(run: Path, classes: tuple[str, ...] = NAMES) -> None:
     for which in ("best", "last"):
         file = run / "models" / f"{which}.safetensors"
-        tensors, metadata = read_sealed(file)
+        tensors, metadata = read_verified(file)
         card = {**json.loads(metadata["proxyfl"]), "classes": classes}
-        write_sealed(file, tensors, {"proxyfl": json.dumps(card)})
+        write_verified(file, tensors, {"proxyfl": json.dumps(card)})
     config = run / "config.toml"
     config.write_text(config.read_text().replace('name = "digits"', 'name = "folder:sites"'))
 

@@ -14,9 +14,9 @@ from safetensors.torch import save
 from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines import shared
+from proxyfl.engines.remote_error import describe, raised
+from proxyfl.engines.serialization import pack_answer, pack_task, unpack_answer, unpack_task
 from proxyfl.engines.shared import SharedTensors
-from proxyfl.engines.trouble import describe, raised
-from proxyfl.engines.wire import pack_answer, pack_task, unpack_answer, unpack_task
 from toybox import same_bits
 
 TENSORS = {

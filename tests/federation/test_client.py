@@ -18,7 +18,7 @@ from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.data.stream import ClientData, Stream
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.federation.client import ClientTrainer, numerics
-from proxyfl.federation.shelf import Shelf
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.methods import create
 from proxyfl.models import build
 from toybox import Told, make_simulation, play, same_bits, tiny_config
@@ -28,7 +28,7 @@ SIMULATION = make_simulation()
 
 def trainer(config: Config, folder: Path) -> ClientTrainer:
     method = create(config.method.name, config.method.parameters, config.fidelity)
-    return ClientTrainer(config, method, SIMULATION.train_views, 10, 1, Shelf(folder))
+    return ClientTrainer(config, method, SIMULATION.train_views, 10, 1, ClientStore(folder))
 
 
 def by_hand(

@@ -17,9 +17,9 @@ from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.engines.pool import PoolEngine
 from proxyfl.federation.client import numerics
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Engine, Federation, play_round, run_rounds
 from proxyfl.federation.sampling import Population
-from proxyfl.federation.shelf import Shelf
 from proxyfl.report.html.records import Records, failures
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
@@ -136,8 +136,8 @@ def check_same(spoilt: ServerState, failed: ServerState, told: Told, reference: 
     assert count == len(rows) == len(BAD) * ROUNDS
     assert [row[:2] for row in rows] == [[r, str(k)] for r in range(1, ROUNDS + 1) for k in BAD]
     assert not set(spoilt.versions) & set(BAD)
-    shelf = Shelf(folder / "server")
-    assert all(shelf.newest(client, ROUNDS) == {} for client in BAD)
+    store = ClientStore(folder / "server")
+    assert all(store.newest(client, ROUNDS) == {} for client in BAD)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.state import Failure, Task, Tensors, Update
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Engine, RoundReport, run_rounds
-from proxyfl.federation.shelf import Shelf
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
 from toybox import Told, make_simulation, play, tiny_config
@@ -104,8 +104,8 @@ def test_a_round_leaves_no_tensor_behind(tmp_path: Path, method: str) -> None:
     assert census.found[2:] == [census.found[2]] * 4
 
 
-class CountedShelf(Shelf):
-    """A shelf that notes who is loaded and saved."""
+class CountedStore(ClientStore):
+    """A store that notes who is loaded and saved."""
 
     def __init__(self, folder: Path, versions: int) -> None:
         super().__init__(folder, versions)
@@ -129,8 +129,8 @@ def test_state_is_loaded_and_saved_only_for_those_who_take_part(
     simulation = make_simulation((1,) * registered, (1,) * registered)
     config = tiny_config(method, rounds=3, clients=registered, per_round=4)
     federation, trainer = assemble(RunDirectory(tmp_path), config, simulation, workers=0)
-    trainer.shelf = shelf = CountedShelf(tmp_path / "clients", 3)
-    federation.store = store = CountedShelf(tmp_path / "server", 3)
+    trainer.store = kept = CountedStore(tmp_path / "clients", 3)
+    federation.store = store = CountedStore(tmp_path / "server", 3)
     told = Told()
     run_rounds(federation, federation.start(trainer.initial_weights()), [told])
     wanted: list[tuple[int, int]] = []
@@ -141,8 +141,8 @@ def test_state_is_loaded_and_saved_only_for_those_who_take_part(
         saved += [(client, round) for client in clients]
         before |= dict.fromkeys(clients, round)
     assert len(saved) == 12
-    assert shelf.saved == saved
-    assert shelf.loaded == wanted
+    assert kept.saved == saved
+    assert kept.loaded == wanted
     assert store.saved == (saved if method == "fedmatch" else [])
     assert sorted(int(place.name) for place in (tmp_path / "clients").glob("*/*")) == sorted(before)
     if registered == 6:

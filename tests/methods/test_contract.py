@@ -20,8 +20,8 @@ from proxyfl.core.config import FIDELITIES, Config
 from proxyfl.core.errors import MethodError
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update, size_in_bytes
 from proxyfl.data.dataset import Split
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Engine
-from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import create, recipes, registry
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
@@ -216,20 +216,20 @@ def test_what_a_client_keeps_is_on_its_shelf(
         first(name)
         assert list(RunDirectory(folder / name / "first").clients.rglob("*.safetensors")) == []
         return
-    run = RunDirectory(folder / name / "shelf")
+    run = RunDirectory(folder / name / "store")
     handed: dict[tuple[int, int], Tensors] = {}
-    usual = Shelf.save
+    usual = ClientStore.save
 
-    def noted(shelf: Shelf, client: int, round: int, tensors: Tensors, base: int = 0) -> None:
-        if shelf.folder == run.clients:
+    def noted(store: ClientStore, client: int, round: int, tensors: Tensors, base: int = 0) -> None:
+        if store.folder == run.clients:
             handed[client, round] = {key: value.detach().clone() for key, value in tensors.items()}
-        usual(shelf, client, round, tensors, base)
+        usual(store, client, round, tensors, base)
 
-    monkeypatch.setattr(Shelf, "save", noted)
+    monkeypatch.setattr(ClientStore, "save", noted)
     state = played(config_for(name), digits(), run.path).state
     assert state.versions
     for client, round in state.versions.items():
-        kept = Shelf(run.clients).load(client, round)
+        kept = ClientStore(run.clients).load(client, round)
         assert sum(value.numel() for value in kept.values()) > 0
         assert same_bits(kept, handed[client, round])
         assert same_bits(load(save(kept)), kept)

@@ -15,7 +15,7 @@ from proxyfl.core.config import setting
 from proxyfl.core.errors import MethodError
 from proxyfl.core.state import ServerState, Tensors, Update
 from proxyfl.data.stream import Batch
-from proxyfl.federation.shelf import Shelf
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.methods import create, registry
 from proxyfl.methods.base import Addon, Method, MethodParameters
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
@@ -195,7 +195,7 @@ def test_every_hook_takes_effect(tmp_path: Path) -> None:
     assert all(begun[1, k] == {} for k in range(4))
     assert all(begun[2, k]["times"].item() == 1 for k in range(4))
     assert end.versions == {0: 2, 1: 2, 2: 2, 3: 2}
-    assert Shelf(tmp_path / "clients").load(3, 2)["times"].item() == 2
+    assert ClientStore(tmp_path / "clients").load(3, 2)["times"].item() == 2
 
     # task_extras and what the server keeps per client
     personal = {(round, client): tensors for round, client, tensors in SEEN["personal"]}
@@ -252,7 +252,7 @@ def test_a_round_that_runs_again_starts_from_the_same_client_state(tmp_path: Pat
     config = tiny_config("allhooks", per_round=4)
     again = play(config, SIMULATION, tmp_path, state=middle)  # version 2 of every client is there already
     assert same_state(again, end)
-    assert Shelf(tmp_path / "clients").load(3, 2)["times"].item() == 2
+    assert ClientStore(tmp_path / "clients").load(3, 2)["times"].item() == 2
 
 
 @pytest.mark.usefixtures("registered")
@@ -271,8 +271,8 @@ def test_weights_that_stay_on_the_client(tmp_path: Path) -> None:
         assert not any(name.startswith("heads.") for name in tensors)
         assert "classifier.weight" in tensors
     assert all(report.metrics["traffic"]["up"]["heads"] == 0 for report in told.reports)
-    shelf = Shelf(tmp_path / "private" / "clients")
-    kept = {k: [shelf.load(k, round)["private/heads.proxy.weight"] for round in (1, 2)] for k in (0, 1)}
+    store = ClientStore(tmp_path / "private" / "clients")
+    kept = {k: [store.load(k, round)["private/heads.proxy.weight"] for round in (1, 2)] for k in (0, 1)}
     assert not torch.equal(kept[0][0], kept[1][0])  # trained apart from the same start
     assert not torch.equal(kept[0][0], kept[0][1])
     assert (kept[0][1] - kept[0][0]).norm() < (kept[0][1] - kept[1][0]).norm()  # went on from its own

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proxyfl.core.errors import MethodError
 from proxyfl.core.state import Update
-from proxyfl.federation.watch import watch
+from proxyfl.federation.pseudo_metrics import count_decisions
 from proxyfl.methods import create
 from proxyfl.methods.addons import tune_proxies
 from proxyfl.methods.base import Method
@@ -37,7 +37,7 @@ from toyclient import (
 def watched(ctx: ClientContext, truth: Tensor | None = None) -> dict[str, float]:
     """What the client's decisions so far amount to."""
     pool = torch.arange(UNLABELLED)
-    return watch(ctx.decisions, pool, None if truth is None else lambda index: truth[index])
+    return count_decisions(ctx.decisions, pool, None if truth is None else lambda index: truth[index])
 
 
 def addon(method: Method, name: str) -> Any:

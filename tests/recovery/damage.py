@@ -23,11 +23,11 @@ import torch
 
 import proxyfl
 from calling import invoke
+from proxyfl.core.checksum import is_intact
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.core.seal import is_intact
 from proxyfl.core.state import ServerState
-from proxyfl.federation.shelf import Shelf
-from proxyfl.runs import checkpoint, experiment, mend
+from proxyfl.federation.client_store import ClientStore
+from proxyfl.runs import checkpoint, experiment, repair
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.run import Run, list_runs
 from toybox import TINY, Stopped, Told
@@ -115,9 +115,9 @@ class Patient:
         run = RunDirectory(path)
         folders = checkpoint.folders(run)
         states = {checkpoint.round_of(each): checkpoint.read(each).state for each in folders}
-        shelf = Shelf(run.clients)
+        store = ClientStore(run.clients)
         held = {
-            (client, round): shelf.load(client, round)
+            (client, round): store.load(client, round)
             for state in states.values()
             for client, round in state.versions.items()
         }
@@ -203,10 +203,10 @@ class Patient:
         """What the state says about clients can be read as it was, or is refused when it is asked for; the
         latter only where no checkpoint reaches back.
         """
-        shelf, lost = Shelf(self.path / "clients"), list[int]()
+        store, lost = ClientStore(self.path / "clients"), list[int]()
         for client, round in state.versions.items():
             try:
-                found = shelf.load(client, round)
+                found = store.load(client, round)
             except ProxyFLError:
                 lost.append(round)
                 continue
@@ -264,7 +264,7 @@ def opened_only(patient: Patient) -> Iterator[None]:
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr(experiment, "run_rounds", arrive)
         patch.setattr(experiment, "prepare", prepare)
-        for module in (experiment, mend):
+        for module in (experiment, repair):
             patch.setattr(module, "assemble", assemble)
         yield
 

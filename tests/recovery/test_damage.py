@@ -43,12 +43,12 @@ def test_several_files_at_once(patient: Patient) -> None:
 
 def test_the_examination_notices_what_is_wrong(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """With checks taken out of the program, cases fail: the fuzzing is not blind."""
-    from proxyfl.core import seal
-    from proxyfl.runs import ledger
+    from proxyfl.core import checksum
+    from proxyfl.runs import metrics_log
 
     with opened_only(patient), monkeypatch.context() as patch:
-        patch.setattr(seal, "_digest", lambda content: content[seal._START : seal._STOP])
-        patch.setattr(ledger.Mark, "fits", lambda mark, content: len(content) >= mark.size)
+        patch.setattr(checksum, "_digest", lambda content: content[checksum._START : checksum._STOP])
+        patch.setattr(metrics_log.Mark, "fits", lambda mark, content: len(content) >= mark.size)
         with pytest.raises(AssertionError):
             fuzz(patient, cases=20 * KINDS, seed=3)
 

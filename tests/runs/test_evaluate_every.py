@@ -29,7 +29,7 @@ from proxyfl.runs.directory import measured
 from proxyfl.runs.experiment import resume
 from proxyfl.runs.export import load_model
 from proxyfl.runs.loggers import scalars
-from proxyfl.runs.plausible import require_records
+from proxyfl.runs.schema import require_records
 from proxyfl.runs.settings import resolve
 from toybox import Stopped, Told, tiny_config
 from written_runs import write_run

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import proxyfl
 from proxyfl.cli import app
+from proxyfl.core.checksum import read_verified
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_tensors
-from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import Tensors
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import RoundReport
-from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ClientContext
@@ -32,8 +32,8 @@ from proxyfl.methods.registry import Recipe
 from proxyfl.runs import checkpoint, experiment
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.export import load_model
-from proxyfl.runs.mend import is_whole
 from proxyfl.runs.recorder import Recorder
+from proxyfl.runs.repair import is_whole
 from proxyfl.runs.run import Run
 from toybox import TINY, Stopped, Told
 
@@ -355,7 +355,7 @@ def as_format_1(where: Path) -> None:
     for copied in ("metrics.copy.jsonl", "best.safetensors"):
         (where / "checkpoints" / copied).unlink()
     for file in [*where.glob("models/*"), *where.glob("clients/*/*/*")]:
-        tensors, metadata = read_sealed(file)
+        tensors, metadata = read_verified(file)
         kept = {name: value for name, value in metadata.items() if name == "proxyfl"}
         write_tensors(file, tensors, kept)
 
@@ -694,7 +694,7 @@ def test_validate_looks_at_copies_snapshots_and_what_the_server_keeps(
     name: str, finished: Path, tmp_path: Path
 ) -> None:
     where = Path(shutil.copytree(finished, tmp_path / "run"))
-    Shelf(where / "server").save(2, 1, {"weights": torch.ones(8)})
+    ClientStore(where / "server").save(2, 1, {"weights": torch.ones(8)})
     assert f"OK: {where} is intact" in validated(where)
     kept = where / "server" / "000000" / "000000002" / "round-00000001.safetensors"
     flip_a_bit(kept if name == "server" else where / name)

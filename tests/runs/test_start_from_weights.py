@@ -11,8 +11,8 @@ import torch
 
 import proxyfl
 from proxyfl import Experiment, Run
+from proxyfl.core.checksum import read_verified, write_verified
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.seal import read_sealed, write_sealed
 from proxyfl.core.state import content_hash
 from proxyfl.federation.client import fitting
 from proxyfl.runs import checkpoint
@@ -42,7 +42,7 @@ def start_of(run: Path) -> dict[str, torch.Tensor]:
 def test_the_first_state_holds_the_given_weights_and_heads_from_the_seed(
     source: Path, tmp_path: Path
 ) -> None:
-    given = read_sealed(source / "models" / "last.safetensors")[0]
+    given = read_verified(source / "models" / "last.safetensors")[0]
     warm = begun(source, tmp_path / "warm", keep__checkpoints=3)
     assert same_bits(start_of(warm.path), given)
     assert any(name.endswith("running_mean") for name in given)
@@ -74,7 +74,7 @@ def test_workers_and_a_resume_without_the_source_give_the_same_bits(
     shutil.rmtree(copy)
     proxyfl.resume(tmp_path / "half", workers=0)
     last = [
-        read_sealed(run / "models" / "last.safetensors")[0]
+        read_verified(run / "models" / "last.safetensors")[0]
         for run in (whole.path, pooled.path, tmp_path / "half")
     ]
     assert same_bits(last[0], last[1])
@@ -83,9 +83,9 @@ def test_workers_and_a_resume_without_the_source_give_the_same_bits(
 
 def test_private_models_of_clients_start_from_the_weights_too(source: Path, tmp_path: Path) -> None:
     warm = begun(source, tmp_path / "warm", "fedloke", train__lr=1e-12)
-    given = read_sealed(source / "models" / "last.safetensors")[0]
+    given = read_verified(source / "models" / "last.safetensors")[0]
     kept = next(iter(sorted((warm.path / "clients").rglob("*.safetensors"))))
-    own = read_sealed(kept)[0]["model/classifier.weight"]
+    own = read_verified(kept)[0]["model/classifier.weight"]
     assert torch.allclose(own, given["classifier.weight"], atol=1e-6)
 
 
@@ -143,8 +143,8 @@ def test_the_hash_is_of_names_types_shapes_and_values(tmp_path: Path) -> None:
     tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor(3)}
     known = content_hash(tensors)
     assert known == content_hash({"a": tensors["a"], "b": tensors["b"].clone()})
-    write_sealed(tmp_path / "x.safetensors", tensors, {"proxyfl": "{}"})
-    assert content_hash(read_sealed(tmp_path / "x.safetensors")[0]) == known
+    write_verified(tmp_path / "x.safetensors", tensors, {"proxyfl": "{}"})
+    assert content_hash(read_verified(tmp_path / "x.safetensors")[0]) == known
     others = [{**tensors, "b": tensors["b"].reshape(3, 2)}, {**tensors, "b": tensors["b"].double()}]
     others += [{**tensors, "b": tensors["b"] + 1}, {"b": tensors["b"], "c": tensors["a"]}]
     assert len({known, *map(content_hash, others)}) == 5

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from proxyfl.core.seal import read_sealed, write_sealed
+from proxyfl.core.checksum import read_verified, write_verified
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.experiment import Experiment
 from toybox import TINY
@@ -153,9 +153,9 @@ def card(**changes: Any) -> Tamper:
 
     def tamper(run: RunDirectory) -> None:
         for path in (run.models / "last.safetensors", run.models / "best.safetensors", run.best_copy):
-            tensors, metadata = read_sealed(path)
+            tensors, metadata = read_verified(path)
             fields = {**json.loads(metadata["proxyfl"]), **changes}
-            write_sealed(path, tensors, {"proxyfl": json.dumps(fields)})
+            write_verified(path, tensors, {"proxyfl": json.dumps(fields)})
 
     return tamper
 
@@ -194,9 +194,9 @@ def manifest(**changes: Any) -> Tamper:
 def snapshot(**changes: Any) -> Tamper:
     def tamper(run: RunDirectory) -> None:
         for path in run.snapshots.iterdir():
-            tensors, metadata = read_sealed(path)
+            tensors, metadata = read_verified(path)
             tensors = {name: value for name, value in {**tensors, **changes}.items() if value is not None}
-            write_sealed(path, tensors, {name: text for name, text in metadata.items() if name != "sha256"})
+            write_verified(path, tensors, {name: text for name, text in metadata.items() if name != "sha256"})
 
     return tamper
 

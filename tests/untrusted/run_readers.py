@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxyfl.core import seal
+from proxyfl.core import checksum
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import sha256, write_bytes, write_tensors
 from proxyfl.core.state import ServerState, Versions
 from proxyfl.data.partition import Partition, Ragged
-from proxyfl.federation.shelf import Shelf
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.ledger import Mark
+from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import resolve, to_toml
 
 ROUND = "checkpoints/round-00000001"
 MANIFEST = f"{ROUND}/manifest.json"
-CLIENT, SERVER = (f"{shelf}/000000/000000002/round-00000001.safetensors" for shelf in ("clients", "server"))
+CLIENT, SERVER = (f"{store}/000000/000000002/round-00000001.safetensors" for store in ("clients", "server"))
 LINE: dict[str, Any] = {
     "round": 1,
     "accuracy": 0.5,
@@ -57,8 +57,8 @@ def sound_run() -> dict[str, bytes]:
         write_tensors(run.partition, Partition(held, held).to_tensors())
         for file in (run.metrics, run.metrics_copy):
             write_bytes(file, line)
-        for shelf in (run.clients, run.server):
-            Shelf(shelf).save(2, 1, {"a": torch.arange(3.0)})
+        for store in (run.clients, run.server):
+            ClientStore(store).save(2, 1, {"a": torch.arange(3.0)})
         versions = Versions(torch.tensor([2]), torch.tensor([1]))
         state = ServerState(1, {"w": torch.ones(3), "b": torch.zeros(())}, {"x": torch.ones(2)}, versions)
         hashes = {file.name: sha256(file) for file in (run.partition, run.environment)}
@@ -136,8 +136,8 @@ def read_states(place: str) -> Callable[[bytes, Path], Any]:
     """A file that carries its own hash, which is made right where there is a place for it."""
 
     def read(content: bytes, folder: Path) -> Any:
-        if len(content) > seal._STOP and seal._is_sealed(content):
-            content = content[: seal._START] + seal._digest(content) + content[seal._STOP :]
+        if len(content) > checksum._STOP and checksum._is_sealed(content):
+            content = content[: checksum._START] + checksum._digest(content) + content[checksum._STOP :]
         return _all_of(sealed_run(folder, place, content))
 
     return read

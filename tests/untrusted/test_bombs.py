@@ -19,7 +19,7 @@ from hostile_png import png
 from PIL import Image
 from readers import idx_bytes, image_sample, model_sample, npz_sample
 
-from proxyfl.core.seal import read_sealed, write_sealed
+from proxyfl.core.checksum import read_verified, write_verified
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures as Linux does")
 
@@ -92,9 +92,9 @@ def card(**changes: object) -> Callable[[], bytes]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "a"
             path.write_bytes(model_sample())
-            tensors, metadata = read_sealed(path)
+            tensors, metadata = read_verified(path)
             fields = json.dumps({**json.loads(metadata["proxyfl"]), **changes})
-            write_sealed(path, tensors, {"proxyfl": fields})
+            write_verified(path, tensors, {"proxyfl": fields})
             return path.read_bytes()
 
     return make

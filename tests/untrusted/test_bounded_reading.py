@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from proxyfl.core.checksum import is_intact, read_verified
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import SHORT, begins_with, has_hash, read_bounded
-from proxyfl.core.seal import is_intact, read_sealed
 from proxyfl.runs.directory import RunDirectory, read_json_lines
-from proxyfl.runs.ledger import Mark, recorded, restore, vouched
+from proxyfl.runs.metrics_log import Mark, recorded, restore, verified
 
 HUGE = 1 << 42
 NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -43,7 +43,7 @@ def make(kind: str, path: Path) -> Path:
 @pytest.mark.timeout(60)
 def test_what_is_no_file_to_read_is_refused(kind: str, fault: str, tmp_path: Path) -> None:
     path = make(kind, tmp_path / "a")
-    for read in (read_bounded, read_sealed):
+    for read in (read_bounded, read_verified):
         with pytest.raises(RunError, match=fault):
             read(path)
     assert not is_intact(path)
@@ -110,7 +110,7 @@ def test_metrics_of_terabytes_are_taken_from_the_other_file_and_written_again(
         file.write_bytes(content)
     os.truncate(getattr(run, name), HUGE)
     mark = Mark.of(content)
-    assert recorded(run, [mark]) == vouched(run, mark) == content
+    assert recorded(run, [mark]) == verified(run, mark) == content
     restore(run, content)
     assert run.metrics.read_bytes() == run.metrics_copy.read_bytes() == content
 

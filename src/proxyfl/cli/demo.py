@@ -52,9 +52,9 @@ def demo(
 
     Runs that are there already are used again, those that were stopped go on.
     """
-    from proxyfl.report import style
+    from proxyfl.report import plot_style
 
-    style.new_figure(1, 1)  # finds out now, not after training, whether pictures can be drawn
+    plot_style.new_figure(1, 1)  # finds out now, not after training, whether pictures can be drawn
     folder = runs or runs_folder() / "demo"
     jobs = plan(folder, range(first_seed, first_seed + seeds), rounds, settings or [])
     claim(folder, jobs, fresh=fresh)
@@ -84,7 +84,7 @@ def plan(folder: Path, seeds: Iterable[int], rounds: int | None, assignments: Se
 
 def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
     """Note which runs will be the demo's own; with ``fresh``, delete those that are."""
-    from proxyfl.report.style import write
+    from proxyfl.report.plot_style import write
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import Run
 
@@ -118,7 +118,7 @@ def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str
     """The table, the pictures, and where things are."""
     from proxyfl.report.bubbles import partition_bubbles
     from proxyfl.report.curves import accuracy_curves
-    from proxyfl.report.style import write
+    from proxyfl.report.plot_style import write
     from proxyfl.report.tables import caption, summary_rows, to_markdown, to_rich
     from proxyfl.runs.run import Run
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxyfl.cli.common import INTERRUPTED, Quiet, command, err, out
-from proxyfl.cli.deploy_kit import Folder
+from proxyfl.cli.deploy_scaffold import Folder
 from proxyfl.core.errors import RunError, missing_extra
 
 if TYPE_CHECKING:

@@ -236,7 +236,7 @@ def _tell(
 ) -> None:
     from proxyfl.paper import render
     from proxyfl.report import formats
-    from proxyfl.report.style import write
+    from proxyfl.report.plot_style import write
 
     if form is Format.terminal and file is None:
         console = out()
@@ -271,7 +271,7 @@ def export(
 ) -> None:
     """One CSV row per finished run: settings, seed, accuracy after each round, identity and commit."""
     from proxyfl.paper.results import gather, recorded, to_csv
-    from proxyfl.report.style import write
+    from proxyfl.report.plot_style import write
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)

@@ -77,9 +77,9 @@ def profile(
     config = load_settings(preset, method, flags, set_)
     require_device(config)
     if picture is not None:
-        from proxyfl.report import style
+        from proxyfl.report import plot_style
 
-        style.new_figure(1, 1)  # finds out now, not after measuring, whether pictures can be drawn
+        plot_style.new_figure(1, 1)  # finds out now, not after measuring, whether pictures can be drawn
 
     from proxyfl.runs.apart import profile_apart
 

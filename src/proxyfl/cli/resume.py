@@ -40,7 +40,7 @@ def resume(
     from proxyfl.runs.checkpoint import load_newest
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.experiment import resume as go_on
-    from proxyfl.runs.mend import is_whole, require_same_config
+    from proxyfl.runs.repair import is_whole, require_same_config
     from proxyfl.runs.settings import load_toml, resolve
 
     path = find_run(run, lambda place: is_run(place) or _creation_cut_short(place))

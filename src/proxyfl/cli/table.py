@@ -122,7 +122,7 @@ def table(
     if file is None:
         typer.echo(printable(text), nl=False)
     else:
-        from proxyfl.report.style import write
+        from proxyfl.report.plot_style import write
 
         out().print(f"table      {write(file, text.encode())}", markup=False, soft_wrap=True)
 

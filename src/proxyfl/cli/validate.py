@@ -129,8 +129,8 @@ def _checkpoint_fault(folder: Path) -> str:
 
 def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
     """The run's own files compared with what the newest intact checkpoint says about them."""
+    from proxyfl.core.checksum import is_intact
     from proxyfl.core.files import SHORT, begins_with, has_hash
-    from proxyfl.core.seal import is_intact
     from proxyfl.runs.checkpoint import keeps_metrics, read
     from proxyfl.runs.directory import AT_SITES, json_lines, measured
 
@@ -155,21 +155,21 @@ def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
 
 
 def _states_fault(folder: Path, versions: Iterable[tuple[int, int]]) -> str:
-    """What is wrong with the versions, of client and round, that a shelf should have."""
-    from proxyfl.federation.shelf import Shelf
+    """What is wrong with the versions, of client and round, that a store should have."""
+    from proxyfl.federation.client_store import ClientStore
 
     try:
         for client, round in versions:
-            Shelf(folder).load(client, round)
+            ClientStore(folder).load(client, round)
     except ProxyFLError as error:
         return str(error)
     return ""
 
 
-def _versions_on(shelf: Path) -> list[tuple[int, int]]:
-    """Client and round of all that is on a shelf."""
+def _versions_on(store: Path) -> list[tuple[int, int]]:
+    """Client and round of all that is on a store."""
     names = re.compile(r"([0-9]{9,18})/round-([0-9]{8})\.safetensors")
-    found = (names.fullmatch(f"{file.parent.name}/{file.name}") for file in sorted(shelf.glob("*/*/*")))
+    found = (names.fullmatch(f"{file.parent.name}/{file.name}") for file in sorted(store.glob("*/*/*")))
     return [(int(match[1]), int(match[2])) for match in found if match]
 
 

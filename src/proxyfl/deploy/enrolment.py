@@ -24,7 +24,7 @@ from proxyfl.core.text import told
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.engines.flower.codec import Malformed, content, header_of, text, whole
 from proxyfl.engines.flower.grid import Courier
-from proxyfl.engines.wire import Header
+from proxyfl.engines.serialization import Header
 from proxyfl.federation.sampling import Population
 
 SITES_FILE = "sites.json"

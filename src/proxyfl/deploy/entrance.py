@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.state import size_in_bytes
-from proxyfl.deploy import pki, refusals, signing
+from proxyfl.deploy import pki, signing, validation
 from proxyfl.deploy.connector import Connector, Trouble, connected
 from proxyfl.deploy.gate import is_open
 from proxyfl.deploy.programs import Program, wait_until
@@ -110,7 +110,7 @@ def volume(deployment: Deployment) -> int:
     if deployment.max_site_mb:
         return deployment.max_site_mb << 20
     config = deployment.config
-    heads = refusals.method_of(config).needs_heads
+    heads = validation.method_of(config).needs_heads
     network = build(
         config.model.name, len(deployment.classes), deployment.channels, config.model.width, heads=heads
     )

@@ -21,15 +21,15 @@ from proxyfl.core.errors import RunError
 from proxyfl.core.rng import rng
 from proxyfl.core.state import ServerState, Task, Tensors, Update, size_in_bytes
 from proxyfl.data.stream import ClientData, ViewSettings
-from proxyfl.deploy import refusals
+from proxyfl.deploy import validation
 from proxyfl.deploy.settings import Deployment
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.federation.client import ClientTrainer
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.loop import Federation
 from proxyfl.federation.pipeline import uncovered
 from proxyfl.federation.sampling import Population
-from proxyfl.federation.shelf import Shelf
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods.base import Method
 
@@ -76,7 +76,7 @@ class Explanation:
 
 def explain(deployment: Deployment) -> Explanation:
     """What the deployment's method sends. Combinations that cannot be right raise with the reason."""
-    method = refusals.method_of(deployment.config)
+    method = validation.method_of(deployment.config)
     task, update = rehearse(deployment)
     classes = len(deployment.classes)
     up = (*_parts(update.weights), *_extras(update.extras))
@@ -104,9 +104,9 @@ def rehearse(deployment: Deployment) -> tuple[Task, Update]:
     train = dataclasses.replace(full.train, batch=BATCH, epochs=1)
     config = dataclasses.replace(full, train=train)
     with tempfile.TemporaryDirectory() as folder:
-        method, views = refusals.method_of(config), ViewSettings(False, deployment.mean, deployment.std)
-        classes, shelf = len(deployment.classes), Shelf(Path(folder) / "client")
-        trainer = ClientTrainer(config, method, views, classes, deployment.channels, shelf)
+        method, views = validation.method_of(config), ViewSettings(False, deployment.mean, deployment.std)
+        classes, store = len(deployment.classes), ClientStore(Path(folder) / "client")
+        trainer = ClientTrainer(config, method, views, classes, deployment.channels, store)
         engine = InlineEngine(trainer, lambda client: _made_up(deployment))
         counts = np.full(len(deployment.sites), IMAGES, dtype=np.int64)
         federation = Federation(
@@ -116,7 +116,7 @@ def rehearse(deployment: Deployment) -> tuple[Task, Update]:
             engine,
             _no_evaluation,
             classes,
-            Shelf(Path(folder) / "server"),
+            ClientStore(Path(folder) / "server"),
         )
         state = federation.start(trainer.initial_weights())
         broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
@@ -181,7 +181,7 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
     if deployment.holdout:
         remarks.append("the table of counts tells the server the label shares of the images kept back")
     remarks.append("numbers of images tell the server how large a site is, and how much of it is labelled")
-    if readers := refusals.reads_single_sites(method):
+    if readers := validation.reads_single_sites(method):
         remarks.append(f"the server needs the updates of single sites: {', '.join(readers)}")
     remarks.append(
         "encryption protects the way to the server, not against it: trained weights can give away whether an "

@@ -24,7 +24,7 @@ from proxyfl.engines.flower.codec import (
     text,
 )
 from proxyfl.engines.flower.grid import Courier
-from proxyfl.engines.wire import Header
+from proxyfl.engines.serialization import Header
 from proxyfl.federation.client import ClientTrainer, autocast
 from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
 from proxyfl.federation.loop import RoundReport

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.deploy import kit, operate
+from proxyfl.deploy import operate, scaffold
 from proxyfl.deploy.settings import Deployment, known_site
 
 
@@ -26,7 +26,7 @@ def remove_site(folder: str | Path, name: str) -> list[str]:
     place = deployment.removed_folder(name)
     if place.exists():
         raise RunError(f"{place} is there from an earlier site of that name; move it away first")
-    place.parent.mkdir(mode=kit.PRIVATE, exist_ok=True)
+    place.parent.mkdir(mode=scaffold.PRIVATE, exist_ok=True)
     site.path.rename(place)
     said = [f"{name} is removed: its key is no longer admitted; its folder is now {place}"]
     if deployment.run.exists():
@@ -59,6 +59,6 @@ def _without(deployment: Deployment, name: str) -> tuple[Deployment, list[str]]:
             "federation": {**tree.get("federation", {}), "per_round": per_round, "quorum": quorum},
         },
     )
-    kit.write_again(shrunk)
+    scaffold.write_again(shrunk)
     pairs = (("per_round", old.per_round, per_round), ("quorum", deployment.quorum, quorum))
     return shrunk, [f"{what} is now {new}, it was {before}" for what, before, new in pairs if before != new]

@@ -25,23 +25,23 @@ from proxyfl.deploy.draws import Draws
 from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
-from proxyfl.deploy.refusals import method_of
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.stopping import StopAsked, stop_asked
+from proxyfl.deploy.validation import method_of
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.engines.flower.site import FORM
 from proxyfl.federation.client import ClientTrainer, numerics
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Federation, Observer, play_round
-from proxyfl.federation.shelf import Shelf
 from proxyfl.methods.base import Method
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.experiment import describe_machine
-from proxyfl.runs.ledger import Mark
-from proxyfl.runs.mend import mend_models
+from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
+from proxyfl.runs.repair import repair_models
 from proxyfl.runs.settings import load_toml, resolve, to_toml
 
 RETRY, RETRY_LAST = 5.0, 60.0
@@ -120,7 +120,7 @@ class Server:
         method = method_of(config)
         card = self._card(config, method)
         run.tidy()
-        for warning in [*warnings, *mend_models(run, saved, lambda: (method, card))]:
+        for warning in [*warnings, *repair_models(run, saved, lambda: (method, card))]:
             run.event("warning", text=warning)
             self.say(f"warning: {warning}")
         state, rounds = saved.state, config.federation.rounds
@@ -235,8 +235,10 @@ class Server:
         versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
         views = ViewSettings(form.flip, form.mean, form.std)
         cure = f"put it back from a copy, or move {form.run} away to begin anew"
-        shelf, store = (Shelf(place, versions, cure) for place in (run.clients, run.server))
-        trainer = ClientTrainer(config, method, views, classes, form.channels, shelf)
+        clients_store, server_store = (
+            ClientStore(place, versions, cure) for place in (run.clients, run.server)
+        )
+        trainer = ClientTrainer(config, method, views, classes, form.channels, clients_store)
         setup = {
             **self.form,
             "config": json.loads(json.dumps(config.to_tree())),
@@ -250,7 +252,7 @@ class Server:
         else:
             measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say)
         population = enrolment.population()
-        federation = Federation(config, method, population, engine, measure, classes, store, run.path)
+        federation = Federation(config, method, population, engine, measure, classes, server_store, run.path)
         return federation, trainer, measure
 
     def _card(self, config: Config, method: Method) -> dict[str, Any]:

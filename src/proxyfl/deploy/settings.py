@@ -20,7 +20,7 @@ from proxyfl.core.config import Config, read_section, setting
 from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.trees import Tree
-from proxyfl.deploy import refusals
+from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
 from proxyfl.runs.settings import load_toml, resolve
 
@@ -153,11 +153,11 @@ class Deployment(DeploymentSettings):
         tree = {**tree, "federation": {k: v for k, v in rounds.items() if k != "secure_aggregation"}}
         try:
             config = resolve("", tree, settled)
-            refusals.check_experiment(config)
+            validation.check_experiment(config)
         except ProxyFLError as error:
             raise self._wrong(f"[experiment]: {error}") from None
         if masked:
-            raise self._wrong(refusals.secure_aggregation(refusals.method_of(config)))
+            raise self._wrong(validation.secure_aggregation(validation.method_of(config)))
         return config
 
     @property

@@ -27,9 +27,9 @@ from proxyfl.core.errors import RunError
 from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Failure, Task, Tensors, Update, within
 from proxyfl.data.holdings import Holdings
+from proxyfl.engines.remote_error import raised
+from proxyfl.engines.serialization import Header, pack_task, unpack_answer
 from proxyfl.engines.shared import Layout, SharedTensors
-from proxyfl.engines.trouble import raised
-from proxyfl.engines.wire import Header, pack_task, unpack_answer
 from proxyfl.engines.worker import receive, send
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.methods import registry
@@ -217,8 +217,8 @@ class PoolEngine:
             "store": layout,
             "views": dataclasses.asdict(trainer.views),
             "classes": trainer.classes,
-            "shelf": str(trainer.shelf.folder.absolute()),
-            "versions": trainer.shelf.versions,
+            "client_store": str(trainer.store.folder.absolute()),
+            "versions": trainer.store.versions,
         }
 
     def _give(self, worker: _Worker, job: _Job) -> None:
@@ -258,7 +258,7 @@ class PoolEngine:
             return
         if header["kind"] == "ready":
             worker.ready, self._stillborn = True, 0
-        elif header["kind"] == "trouble":
+        elif header["kind"] == "error":
             raise raised(header)
         elif worker.job is not None:
             worker.job.answer = unpack_answer(header, tensors)

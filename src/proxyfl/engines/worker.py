@@ -18,10 +18,10 @@ from proxyfl.data.holdings import Holdings
 from proxyfl.data.stream import ViewSettings
 from proxyfl.engines import shared
 from proxyfl.engines.inline import InlineEngine
-from proxyfl.engines.trouble import describe
-from proxyfl.engines.wire import Header, pack_answer, unpack_task
+from proxyfl.engines.remote_error import describe
+from proxyfl.engines.serialization import Header, pack_answer, unpack_task
 from proxyfl.federation.client import ClientTrainer
-from proxyfl.federation.shelf import Shelf
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.methods import registry
 
 
@@ -50,7 +50,7 @@ def _serve(connection: Connection, store: int, broadcast: int) -> None:
     try:
         engine = _engine(setup, start, store)
     except Exception as error:
-        send(connection, {"kind": "trouble", **describe(error)}, {})
+        send(connection, {"kind": "error", **describe(error)}, {})
         return
     send(connection, {"kind": "ready"}, {})
     while True:
@@ -62,7 +62,7 @@ def _serve(connection: Connection, store: int, broadcast: int) -> None:
             answer, content = pack_answer(next(engine.run([task])))
             frames = encoded({**answer, "cpu_seconds": time.process_time() - began}, content)
         except Exception as error:  # no client's fault: the parent raises it again
-            frames = encoded({"kind": "trouble", **describe(error)}, {})
+            frames = encoded({"kind": "error", **describe(error)}, {})
         del sent, task, tensors
         for frame in frames:
             connection.send_bytes(frame)
@@ -81,7 +81,7 @@ def _engine(setup: dict[str, Any], start: Tensors, store: int) -> InlineEngine:
         ViewSettings(views["flip"], tuple(views["mean"]), tuple(views["std"])),
         setup["classes"],
         holdings.images.shape[1],
-        Shelf(Path(setup["shelf"]), setup["versions"]),
+        ClientStore(Path(setup["client_store"]), setup["versions"]),
         start,
     )
     return InlineEngine(trainer, lambda k: holdings.client(k, oracle=method.oracle), holdings.truth)

@@ -18,9 +18,9 @@ from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.privacy import outgoing
-from proxyfl.federation.shelf import Shelf
-from proxyfl.federation.watch import watch
+from proxyfl.federation.pseudo_metrics import count_decisions
 from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext
 from proxyfl.models import build
@@ -37,11 +37,11 @@ class ClientTrainer:
         views: ViewSettings,
         classes: int,
         channels: int,
-        shelf: Shelf,
+        store: ClientStore,
         start: Tensors | None = None,
     ) -> None:
         self.config, self.method, self.views = config, method, views
-        self.classes, self.channels, self.shelf, self.start = classes, channels, shelf, start or {}
+        self.classes, self.channels, self.store, self.start = classes, channels, store, start or {}
         self.device = torch.device(config.compute.device)
         self.network = self.placed(self.new_network())
 
@@ -83,8 +83,8 @@ class ClientTrainer:
         if self.method.all_private:
             ctx.state |= within("private", self._private_part(self.network.state_dict()))
         if self.method.keeps_state:
-            self.shelf.save(task.client, task.round, ctx.state, base=task.version)
-        watched = watch(ctx.decisions, ctx.stream.pool, truth)
+            self.store.save(task.client, task.round, ctx.state, base=task.version)
+        watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
         losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
         counts = {f"count/{name}": float(value) for name, value in ctx.counts.items()}
         update = Update(
@@ -134,7 +134,7 @@ class ClientTrainer:
             device=self.device,
             autocast=lambda: autocast(config.compute, self.device),
             initial=self.initial_weights,
-            state=self.shelf.load(task.client, task.version) if self.method.keeps_state else {},
+            state=self.store.load(task.client, task.version) if self.method.keeps_state else {},
         )
 
 

@@ -19,9 +19,9 @@ from proxyfl.data.stream import ClientData
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.privacy import spent
+from proxyfl.federation.pseudo_metrics import shares
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.traffic import Traffic
-from proxyfl.federation.watch import shares
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore, ServerContext
 

@@ -12,7 +12,7 @@ from proxyfl.paper.captions import name_of
 from proxyfl.paper.catalogue import PROXYFL, UNTUNED, Column, Item
 from proxyfl.paper.plan import Case, column_title
 from proxyfl.paper.scales import Scale
-from proxyfl.report import figures, style
+from proxyfl.report import figures, plot_style
 from proxyfl.report.bubbles import partition_bubbles
 from proxyfl.report.curves import accuracy_curves
 from proxyfl.runs.run import Run
@@ -115,7 +115,7 @@ def _oracle(picture: Picture) -> Sequence[Path]:
 
 def _convergence(picture: Picture) -> Sequence[Path]:
     runs, methods = picture.by_row(), {row.label: row.method for row in picture.item.rows}
-    known = style.looks(methods.values())
+    known = plot_style.looks(methods.values())
     looks = {label: known[methods[label]] for label in runs}
     return accuracy_curves(runs, picture.path, picture.title(), every=_every(runs), looks=looks)
 

@@ -14,7 +14,7 @@ from proxyfl.paper.captions import name_of
 from proxyfl.paper.catalogue import Column, Item
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.report.curves import draw_curves
 from proxyfl.report.tables import span
 
@@ -43,7 +43,7 @@ def draw_results(
         curves = {label: _curves(cell, warm=warm) for label, cell in cells.items()}
         looks = _told_apart(_looks(cells))
         figure = draw_curves(curves, title, legend="", looks=looks, first=0 if warm else 1)
-    return style.save(figure, folder / picture_name(kind, item, size, column))
+    return plot_style.save(figure, folder / picture_name(kind, item, size, column))
 
 
 def _curves(cell: Sequence[Result], *, warm: bool) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -54,22 +54,22 @@ def _curves(cell: Sequence[Result], *, warm: bool) -> np.ndarray[tuple[int, int]
     return 100 * np.array(curves, dtype=np.float64)
 
 
-def _looks(cells: Cells) -> dict[str, style.Look]:
+def _looks(cells: Cells) -> dict[str, plot_style.Look]:
     """A row looks like its method; a second row of a method like that method with something added."""
     named: dict[str, str] = {}
     for label, cell in cells.items():
         method = cell[0].method
         named[label] = method if method not in named.values() else f"{method}+{label}"
-    looks = style.looks(named.values())
+    looks = plot_style.looks(named.values())
     return {label: looks[name] for label, name in named.items()}
 
 
-def _told_apart(looks: Mapping[str, style.Look]) -> dict[str, style.Look]:
+def _told_apart(looks: Mapping[str, plot_style.Look]) -> dict[str, plot_style.Look]:
     """A colour of its own for each as long as there is one: bands that overlap have no other mark."""
-    found: dict[str, style.Look] = {}
-    for label in sorted(looks, key=lambda label: looks[label].line != style.SOLID):
+    found: dict[str, plot_style.Look] = {}
+    for label in sorted(looks, key=lambda label: looks[label].line != plot_style.SOLID):
         taken = {look.colour for look in found.values()}
-        spare = [colour for colour in (looks[label].colour, *style.COLOURS) if colour not in taken]
+        spare = [colour for colour in (looks[label].colour, *plot_style.COLOURS) if colour not in taken]
         found[label] = dataclasses.replace(looks[label], colour=[*spare, looks[label].colour][0])
     return {label: found[label] for label in looks}
 
@@ -78,7 +78,7 @@ def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
     """The best on top; what saw every label is drawn hollow."""
     reached = {label: [100 * result.mean_last for result in cell] for label, cell in cells.items()}
     order = sorted(reached, key=lambda label: statistics.fmean(reached[label]))
-    figure = style.new_figure(8.4, 1.2 + 0.32 * len(order))
+    figure = plot_style.new_figure(8.4, 1.2 + 0.32 * len(order))
     axes = figure.add_subplot()
     for place, (label, look) in enumerate((label, _looks(cells)[label]) for label in order):
         values, hollow = reached[label], label in bounds
@@ -89,13 +89,20 @@ def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
         axes.plot([mean, mean], [place - 0.31, place + 0.31], color=look.colour, linewidth=2.2)
         if len(values) > 1:
             axes.scatter(values, [place] * len(values), s=22, color=look.colour, edgecolor="white", zorder=3)
-        axes.text(max(values) + 0.6, place, f"{mean:.1f}", va="center", fontsize=style.SMALL, color=style.INK)
+        axes.text(
+            max(values) + 0.6,
+            place,
+            f"{mean:.1f}",
+            va="center",
+            fontsize=plot_style.SMALL,
+            color=plot_style.INK,
+        )
     axes.set_yticks(range(len(order)), order)
     axes.set_xlim(0, 1.08 * max(max(values) for values in reached.values()))
     rounds = next(iter(cells.values()))[0].last_rounds
-    style.dress(axes, title=title, x=f"test accuracy (%), mean of the last {rounds} rounds", grid="x")
+    plot_style.dress(axes, title=title, x=f"test accuracy (%), mean of the last {rounds} rounds", grid="x")
     counts = {*map(len, cells.values())}
     many = f"Line and number: mean of {span(counts)} seeds. Dots: each of them."
     told = "One seed." if counts == {1} else many
-    style.note(figure, f"{told} Hollow: every label is known.")
+    plot_style.note(figure, f"{told} Hollow: every label is known.")
     return figure

@@ -10,9 +10,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxyfl.core.checksum import read_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
-from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import content_hash
 from proxyfl.core.trees import dotted, merge, nested
 from proxyfl.data import sources
@@ -126,7 +126,7 @@ def _from(config: Config, start: Job, known: Known) -> Config:
 def weights_hash(run: Path) -> str:
     """The hash of a finished run's last weights; empty where they are lost."""
     try:
-        return content_hash(read_sealed(run / "models" / "last.safetensors")[0])
+        return content_hash(read_verified(run / "models" / "last.safetensors")[0])
     except (OSError, RunError):
         return ""
 

@@ -11,7 +11,7 @@ import numpy as np
 from proxyfl.core.errors import RunError
 from proxyfl.data.labels import Indices
 from proxyfl.data.partition import Partition
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.runs.run import Run
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ CELL, SMALL_CELL = 0.37, 0.16
 
 RADIUS = 0.48
 LONG_NAME = 20
-FILLS = {"labelled": style.ORANGE, "unlabelled": style.SKY}
+FILLS = {"labelled": plot_style.ORANGE, "unlabelled": plot_style.SKY}
 
 
 def partition_bubbles(
@@ -53,8 +53,8 @@ def partition_bubbles(
         for label, name in enumerate(classes)
     ]
     return [
-        *style.save(figure, path),
-        style.save_csv(path, ("client", "class", "class_name", *parts), rows),
+        *plot_style.save(figure, path),
+        plot_style.save_csv(path, ("client", "class", "class_name", *parts), rows),
     ]
 
 
@@ -75,21 +75,23 @@ def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str) -> F
     cell = CELL if numbers else SMALL_CELL
     wide, high = (clients + 2) * cell + 1.4, (size + 1) * cell + 1.0
     if numbers:
-        figure = style.new_figure(max(wide, 7.0), 2 * high + 1.5)
+        figure = plot_style.new_figure(max(wide, 7.0), 2 * high + 1.5)
         panels = figure.subplots(2, 1)
     else:
-        figure = style.new_figure(max(2 * wide, 9.0), high + 1.0)
+        figure = plot_style.new_figure(max(2 * wide, 9.0), high + 1.0)
         panels = figure.subplots(1, 2)
-    figure.suptitle(title, fontsize=style.TITLE + 1, color=style.INK, x=0.01, ha="left", fontweight="bold")
+    figure.suptitle(
+        title, fontsize=plot_style.TITLE + 1, color=plot_style.INK, x=0.01, ha="left", fontweight="bold"
+    )
     for axes, (part, counts) in zip(panels, parts.items(), strict=True):
         _panel(axes, drawn[part], classes[:size], FILLS[part], numbers)
         heading = f"{part.capitalize()}: {counts.sum():,} images"
         if numbers:
             heading += f", {counts.sum() / len(counts):,.1f} per client on average"
-        style.dress(axes, title=heading, x="client", y="class")
+        plot_style.dress(axes, title=heading, x="client", y="class")
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
-    style.note(figure, "\n".join(_caption(drawn, *parts["labelled"].shape)))
+    plot_style.note(figure, "\n".join(_caption(drawn, *parts["labelled"].shape)))
     return figure
 
 
@@ -127,9 +129,9 @@ def _panel(axes: Axes, counts: Indices, classes: Sequence[str], fill: str, numbe
     step = 1 if numbers else 5
     axes.set_xticks(range(0, clients, step), [str(client) for client in range(0, clients, step)])
     for line in range(clients + 1):
-        axes.axvline(line - 0.5, color=style.GRID, linewidth=0.5, zorder=0)
+        axes.axvline(line - 0.5, color=plot_style.GRID, linewidth=0.5, zorder=0)
     for line in range(size + 1):
-        axes.axhline(line - 0.5, color=style.GRID, linewidth=0.5, zorder=0)
+        axes.axhline(line - 0.5, color=plot_style.GRID, linewidth=0.5, zorder=0)
     if numbers:
         _numbers(axes, held, counts)
 
@@ -137,14 +139,14 @@ def _panel(axes: Axes, counts: Indices, classes: Sequence[str], fill: str, numbe
 def _numbers(axes: Axes, held: list[tuple[int, int, int]], counts: Indices) -> None:
     """A count on every bubble, the sum of each client above and of each class at the right."""
     clients = len(counts)
-    place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.SMALL}
+    place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": plot_style.SMALL}
     for client, label, count in held:
-        axes.text(client, label, _short(count), color=style.INK, **place)
+        axes.text(client, label, _short(count), color=plot_style.INK, **place)
     for client, total in enumerate(counts.sum(1)):
-        axes.text(client, -1, _short(int(total)), color=style.MUTED, **place)
+        axes.text(client, -1, _short(int(total)), color=plot_style.MUTED, **place)
     for label, total in enumerate(counts.sum(0)):
-        axes.text(clients + 0.3, label, _short(int(total)), color=style.MUTED, **place)
-    axes.text(clients + 0.3, -1, "sum", color=style.MUTED, **place)
+        axes.text(clients + 0.3, label, _short(int(total)), color=plot_style.MUTED, **place)
+    axes.text(clients + 0.3, -1, "sum", color=plot_style.MUTED, **place)
 
 
 def _short(count: int) -> str:

@@ -18,7 +18,7 @@ from proxyfl.methods import registry
 from proxyfl.report import keys
 from proxyfl.report.keys import BESIDE, Settings, hashable, leaves, order, plain, short_names, told_by
 from proxyfl.report.paired import Difference, paired_difference
-from proxyfl.report.style import LOOKS
+from proxyfl.report.plot_style import LOOKS
 from proxyfl.report.tables import Spread
 from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run, Summary

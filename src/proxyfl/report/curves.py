@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.report.tables import span
 from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run
@@ -35,7 +35,7 @@ def accuracy_curves(
     *,
     every: int = 1,
     legend: str = "method",
-    looks: Mapping[str, style.Look] | None = None,
+    looks: Mapping[str, plot_style.Look] | None = None,
 ) -> list[Path]:
     """Test accuracy of each method's runs, as PNG, SVG and CSV; gives the three files.
 
@@ -59,8 +59,8 @@ def accuracy_curves(
         looks,
     )
     return [
-        *style.save(figure, path),
-        style.save_csv(path, ("method", "seed", "round", "accuracy", "run"), rows),
+        *plot_style.save(figure, path),
+        plot_style.save_csv(path, ("method", "seed", "round", "accuracy", "run"), rows),
     ]
 
 
@@ -89,7 +89,7 @@ def draw_curves(
     title: str,
     every: int = 1,
     legend: str = "method",
-    looks: Mapping[str, style.Look] | None = None,
+    looks: Mapping[str, plot_style.Look] | None = None,
     first: int = 1,
 ) -> Figure:
     """Lines of accuracies; :func:`accuracy_curves` explains the rest. ``first`` is the round they begin with:
@@ -99,12 +99,12 @@ def draw_curves(
         raise RunError("there is no run to draw; start one with 'proxyfl run'")
     if every < 1:
         raise ConfigError(f"a point every {every} rounds cannot be drawn; use 1 or more")
-    figure = style.new_figure(8.4, 4.6)
+    figure = plot_style.new_figure(8.4, 4.6)
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.add_subplot()
     rounds = max(values.shape[1] for values in curves.values()) + first - 1
-    looks = style.looks(curves) | dict(looks or {})
+    looks = plot_style.looks(curves) | dict(looks or {})
     apart = max(1, rounds // MARKERS) if every == 1 else 1
     last = {method: values.mean(0)[_measured_by_all(values)][-1] for method, values in curves.items()}
     by_last = sorted(curves, key=lambda method: float(last[method]), reverse=True)
@@ -119,19 +119,19 @@ def draw_curves(
         )  # fmt: skip
         if len(values) > 1:
             axes.fill_between(x, values.min(0), values.max(0), color=look.colour, alpha=0.16, linewidth=0)
-    style.dress(axes, title=title, x="communication round", y="test accuracy (%)", grid="y")
+    plot_style.dress(axes, title=title, x="communication round", y="test accuracy (%)", grid="y")
     axes.set_xlim(first - 0.5, rounds + 0.5)
     if every > 1 and rounds // every <= MOST_TICKS:
         axes.set_xticks(drawn_rounds(rounds, every))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(
-        loc="outside right upper", fontsize=style.TEXT, frameon=False, handlelength=3.2,
-        title=legend, title_fontsize=style.TEXT, alignment="left",
+        loc="outside right upper", fontsize=plot_style.TEXT, frameon=False, handlelength=3.2,
+        title=legend, title_fontsize=plot_style.TEXT, alignment="left",
     )  # fmt: skip
     counts = {*map(len, curves.values())}
     if counts != {1}:
-        style.note(
+        plot_style.note(
             figure, f"Line: mean of {span(counts)} runs with different seeds. Band: lowest to highest."
         )
     return figure

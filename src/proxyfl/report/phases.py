@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import RunError
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.runs import phases
 from proxyfl.runs.profile import NETWORK, Phase, Profile
 
@@ -19,12 +19,12 @@ BAR = 0.3
 """Height of a bar with its gap, in inches."""
 
 COLOURS = {
-    "network": style.BLUE,
-    "views": style.ORANGE,
-    "losses": style.VERMILLION,
+    "network": plot_style.BLUE,
+    "views": plot_style.ORANGE,
+    "losses": plot_style.VERMILLION,
     "other": "#999999",
-    "client": style.GREEN,
-    "server": style.PURPLE,
+    "client": plot_style.GREEN,
+    "server": plot_style.PURPLE,
 }
 
 
@@ -49,21 +49,21 @@ def phase_bars(profile: Profile, path: str | Path, title: str = "") -> list[Path
         rows += [(where, phase.name, phase.ms, "", "", "") for phase in once]
     figure = _draw(profile, title or f"Where a step's time goes: {profile.method} on {profile.data}")
     header = ("where", "phase", "ms", "share_of_step", "gflop", "gflop_per_second")
-    return [*style.save(figure, path), style.save_csv(path, header, rows)]
+    return [*plot_style.save(figure, path), plot_style.save_csv(path, header, rows)]
 
 
 def _draw(profile: Profile, title: str) -> Figure:
     once = (*profile.client, *profile.server)
     counts = [len(profile.step), max(1, len(once))]
-    figure = style.new_figure(8.4, BAR * sum(counts) + 2.9)
+    figure = plot_style.new_figure(8.4, BAR * sum(counts) + 2.9)
     above, below = figure.subplots(2, 1, height_ratios=[count + 1 for count in counts])
     shares = [f"{phase.ms:,.1f} ms · {100 * profile.share(phase):.1f} %" for phase in profile.step]
     _bars(above, profile.step, shares, [kind_of(phase.name) for phase in profile.step])
-    style.dress(above, title=title, x=f"ms of a step, {profile.step_ms:,.0f} together", grid="x")
+    plot_style.dress(above, title=title, x=f"ms of a step, {profile.step_ms:,.0f} together", grid="x")
     kinds = ["client"] * len(profile.client) + ["server"] * len(profile.server)
     _bars(below, once, [f"{phase.ms:,.1f} ms" for phase in once], kinds)
-    style.dress(below, title="Once a round, on the client and on the server", x="ms", grid="x")
-    style.note(figure, caption(profile))
+    plot_style.dress(below, title="Once a round, on the client and on the server", x="ms", grid="x")
+    plot_style.note(figure, caption(profile))
     return figure
 
 
@@ -75,12 +75,17 @@ def _bars(axes: Axes, bars: Sequence[Phase], words: Sequence[str], kinds: Sequen
     longest = max((bar.ms for bar in bars), default=0.0) or 1.0
     for place, text in zip(places, words, strict=True):
         axes.text(
-            bars[place].ms + longest / 100, place, text, va="center", fontsize=style.SMALL, color=style.INK
+            bars[place].ms + longest / 100,
+            place,
+            text,
+            va="center",
+            fontsize=plot_style.SMALL,
+            color=plot_style.INK,
         )
     axes.set_xlim(0, 1.35 * longest)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_yticks(list(places), [bar.name for bar in bars])
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=style.SMALL, frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=plot_style.SMALL, frameon=False)
 
 
 def caption(profile: Profile) -> str:

@@ -19,7 +19,7 @@ from proxyfl.core import plugins
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import RunError
 from proxyfl.engines.pool import search_path, tuned_environment
-from proxyfl.engines.trouble import describe, raised
+from proxyfl.engines.remote_error import describe, raised
 from proxyfl.runs.assembly import WORKERS
 from proxyfl.runs.profile import Profile, Tell, profile
 

@@ -12,9 +12,9 @@ from proxyfl.core.state import ServerState
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.pool import PoolEngine, default_workers, foreign_modules
 from proxyfl.federation.client import ClientTrainer, autocast
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
 from proxyfl.federation.loop import Engine, Federation
-from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import registry
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import Simulation
@@ -32,10 +32,10 @@ def assemble(
     dataset = simulation.dataset
     # A damaged checkpoint sends a run back to the oldest one kept: clients' states must reach back as far.
     versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
-    shelf, store = Shelf(run.clients, versions), Shelf(run.server, versions)
+    clients_store, server_store = ClientStore(run.clients, versions), ClientStore(run.server, versions)
     start = read_start(run, config)
     trainer = ClientTrainer(
-        config, method, simulation.train_views, len(dataset.classes), dataset.channels, shelf, start
+        config, method, simulation.train_views, len(dataset.classes), dataset.channels, clients_store, start
     )
     network = trainer.placed(trainer.new_network())
     batch = eval_batch(config.compute.eval_batch, dataset.image_size, trainer.device)
@@ -54,7 +54,7 @@ def assemble(
 
     engine = _engine(trainer, simulation, _asked(config) if workers is None else workers)
     federation = Federation(
-        config, method, simulation.population, engine, test, len(dataset.classes), store, run.path
+        config, method, simulation.population, engine, test, len(dataset.classes), server_store, run.path
     )
     return federation, trainer
 

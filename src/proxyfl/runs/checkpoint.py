@@ -30,10 +30,10 @@ from proxyfl.core.files import (
     write_tensors,
 )
 from proxyfl.core.state import ServerState
-from proxyfl.federation.shelf import CURE, Shelf
+from proxyfl.federation.client_store import CURE, ClientStore
 from proxyfl.runs.directory import FORMAT, RunDirectory
-from proxyfl.runs.ledger import Mark, vouched
-from proxyfl.runs.plausible import require_records, require_state
+from proxyfl.runs.metrics_log import Mark, verified
+from proxyfl.runs.schema import require_records, require_state
 
 _NAME = re.compile(r"round-(\d{8})")
 
@@ -123,7 +123,7 @@ def read(folder: Path) -> Checkpoint:
         if manifest["format"] == 1:
             metrics = content["metrics.jsonl"]
         else:
-            metrics = vouched(RunDirectory(folder.parent.parent), Mark(**manifest["metrics"]))
+            metrics = verified(RunDirectory(folder.parent.parent), Mark(**manifest["metrics"]))
         require_state(state, round_of(folder))
         require_records([json.loads(line) for line in metrics.splitlines()])
         run_files = manifest["run"]
@@ -157,7 +157,7 @@ def _require_states(run: RunDirectory, saved: Checkpoint, since: int) -> None:
     """Refuse a checkpoint if what clients, or the server for them, wrote in the rounds after ``since`` is
     damaged: those rounds can be played again.
     """
-    clients, server, versions = Shelf(run.clients), Shelf(run.server), saved.state.versions
+    clients, server, versions = ClientStore(run.clients), ClientStore(run.server), saved.state.versions
     recent = versions.rounds > since
     for client, round in zip(
         versions.clients[recent].tolist(), versions.rounds[recent].tolist(), strict=True

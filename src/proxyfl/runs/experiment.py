@@ -21,10 +21,10 @@ from proxyfl.data import sources
 from proxyfl.data.files import data_root
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import Observer, run_rounds
-from proxyfl.runs import checkpoint, mend
+from proxyfl.runs import checkpoint, repair
 from proxyfl.runs.assembly import assemble, model_card
 from proxyfl.runs.directory import AT_SITES, RunDirectory
-from proxyfl.runs.ledger import Mark
+from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, load_toml, resolve, to_toml
@@ -96,14 +96,14 @@ def resume(
         )
     run.require()
     saved, _ = checkpoint.load_newest(run)
-    mend.require_same_config(run, saved)
+    repair.require_same_config(run, saved)
     if saved.run_files.get("data") == AT_SITES:
         raise RunError(
             f"{run.path} is a real federation's run; continue it with 'proxyfl deploy run {run.path.parent}'"
         )
     config = resolve("", load_toml(run.config))
     root = root or _recorded_root(run)
-    simulation = prepare(config, root, mend.intact_partition(run, saved))
+    simulation = prepare(config, root, repair.intact_partition(run, saved))
     if simulation.fingerprint() != saved.run_files["data"]:
         raise RunError(
             f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root"
@@ -163,7 +163,7 @@ def _continue(
         saved, warnings = checkpoint.load_newest(run, states=True)
         config = resolve("", load_toml(run.config))
         run.tidy()
-        for warning in [*warnings, *mend.mend(run, saved, config, simulation)]:
+        for warning in [*warnings, *repair.repair(run, saved, config, simulation)]:
             run.event("warning", text=warning)
             print(f"warning: {warning}", file=sys.stderr)
         if saved.state.round >= config.federation.rounds:

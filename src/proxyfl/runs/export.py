@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from proxyfl.core.checksum import read_verified, write_verified
 from proxyfl.core.errors import RunError
-from proxyfl.core.seal import read_sealed, write_sealed
 from proxyfl.core.state import Tensors
 from proxyfl.data.augment import normalise
 from proxyfl.models import build
@@ -54,7 +54,7 @@ class TrainedModel:
 
 
 def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
-    write_sealed(path, weights, {"proxyfl": json.dumps(asdict(card))})
+    write_verified(path, weights, {"proxyfl": json.dumps(asdict(card))})
 
 
 def _require_plausible(card: ModelCard, weights: Tensors) -> None:
@@ -81,7 +81,7 @@ def _require_plausible(card: ModelCard, weights: Tensors) -> None:
 def load_model(path: Path, device: str = "cpu") -> TrainedModel:
     """A model file back as a network in eval mode."""
     try:
-        weights, metadata = read_sealed(path)
+        weights, metadata = read_verified(path)
         fields = json.loads(metadata["proxyfl"])
         for name in ("classes", "mean", "std"):
             fields[name] = tuple(fields[name])

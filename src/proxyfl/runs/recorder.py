@@ -6,10 +6,10 @@ import json
 import time
 from typing import Any
 
+from proxyfl.core.checksum import write_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_bytes
-from proxyfl.core.seal import write_sealed
 from proxyfl.core.state import Failure, Tensors, Update
 from proxyfl.federation.loop import RoundReport
 from proxyfl.methods.base import Method
@@ -17,7 +17,7 @@ from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, measured, read_json_lines
 from proxyfl.runs.export import ModelCard, save_model
-from proxyfl.runs.ledger import Ledger
+from proxyfl.runs.metrics_log import MetricsLog
 
 
 class Recorder:
@@ -32,7 +32,7 @@ class Recorder:
         self, run: RunDirectory, config: Config, method: Method, card: dict[str, Any], saved: Checkpoint
     ) -> None:
         self.run, self.config, self.method, self.card = run, config, method, card
-        self.ledger, self.run_files = Ledger(run, saved.metrics), saved.run_files
+        self.log, self.run_files = MetricsLog(run, saved.metrics), saved.run_files
         lines = [json.loads(line) for line in saved.metrics.splitlines()]
         self.best = max((line["accuracy"] for line in measured(lines)), default=-1.0)
         self._better: tuple[Tensors, ModelCard] | None = None
@@ -67,12 +67,12 @@ class Recorder:
                 f"round {metrics['round']} gave values that are not finite; try smaller learning rates "
                 "(train.lr, method.gpt.lr)"
             ) from error
-        self.ledger.append(line)
+        self.log.append(line)
 
     def _snapshot(self, report: RoundReport) -> None:
         round = report.state.round
         if self.config.keep.snapshot(round, self.config.federation.rounds):
-            write_sealed(self.run.snapshots / f"round-{round:08d}.safetensors", report.snapshots)
+            write_verified(self.run.snapshots / f"round-{round:08d}.safetensors", report.snapshots)
 
     def _models(self, report: RoundReport) -> None:
         accuracy = report.metrics.get("accuracy")
@@ -86,9 +86,7 @@ class Recorder:
         better, self._better = self._better, None
         if better is not None:
             save_model(self.run.best_copy, *better)
-        checkpoint.save(
-            self.run, report.state, self.ledger.mark(), self.config.keep.checkpoints, self.run_files
-        )
+        checkpoint.save(self.run, report.state, self.log.mark(), self.config.keep.checkpoints, self.run_files)
         if better is not None:
             save_model(self.run.models / "best.safetensors", *better)
 

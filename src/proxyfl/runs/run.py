@@ -11,18 +11,18 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from proxyfl.core.checksum import read_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError, RunError
 from proxyfl.core.files import read_bounded
-from proxyfl.core.seal import read_sealed
 from proxyfl.core.state import Tensors
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
 from proxyfl.federation.loop import CPU
-from proxyfl.runs import checkpoint, ledger
+from proxyfl.runs import checkpoint, metrics_log
 from proxyfl.runs.directory import AT_SITES, MODELS, RunDirectory, json_lines, measured, read_json_lines
 from proxyfl.runs.export import TrainedModel, load_model
-from proxyfl.runs.plausible import require_records
+from proxyfl.runs.schema import require_records
 from proxyfl.runs.settings import load_toml, resolve
 from proxyfl.runs.simulation import load_dataset
 
@@ -69,7 +69,7 @@ class Run:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """The same unchecked: in a stranger's run they may hold anything."""
-        return json_lines(ledger.recorded(self.directory, checkpoint.marks(self.directory)))
+        return json_lines(metrics_log.recorded(self.directory, checkpoint.marks(self.directory)))
 
     @property
     def timing(self) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ class Run:
         if not path.exists():
             known = ", ".join(str(int(file.stem[6:])) for file in sorted(self.directory.snapshots.iterdir()))
             raise RunError(f"{self.path} has no snapshot of round {round}; it has {known or 'none'}")
-        return read_sealed(path)[0]
+        return read_verified(path)[0]
 
     @property
     def summary(self) -> Summary:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from proxyfl.core.checksum import read_verified, write_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.seal import read_sealed, write_sealed
 from proxyfl.core.state import Tensors, content_hash
 from proxyfl.data.partition import Partition
 from proxyfl.methods import registry
@@ -44,7 +44,7 @@ def write_start(run: RunDirectory, config: Config, simulation: Simulation) -> No
         )
     if source := _run_of(place):
         _require_known_labels(source, config, simulation)
-    write_sealed(run.start, tensors)
+    write_verified(run.start, tensors)
 
 
 def read_start(run: RunDirectory, config: Config) -> Tensors:
@@ -68,7 +68,7 @@ def read_start(run: RunDirectory, config: Config) -> Tensors:
 def _read(place: Path) -> Tensors:
     file = place / "models" / "last.safetensors" if place.is_dir() else place
     try:
-        return read_sealed(file)[0]
+        return read_verified(file)[0]
     except FileNotFoundError:
         raise ConfigError(
             f"model.weights: {file} does not exist; name a model file, or a run with a finished round"

@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import Failure, Metrics, Task, Tensors, Update, namespace, within
 from proxyfl.core.text import printable, told
-from proxyfl.engines.wire import Header, pack_answer, pack_task, unpack_task
+from proxyfl.engines.serialization import Header, pack_answer, pack_task, unpack_task
 
 STYPE = "safetensors"
 HEADER, METRICS, BROADCAST, OWN = "header", "metrics", "broadcast", "own"

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.core.text import told
 from proxyfl.engines.flower.codec import LEFT_OUT, pack_broadcast, read_answer, task_records
-from proxyfl.engines.wire import Header
+from proxyfl.engines.serialization import Header
 
 POLL_FIRST, POLL_LAST = 0.2, 2.0
 """Seconds between two looks for an answer: short at first, then longer."""

@@ -35,10 +35,10 @@ from proxyfl.engines.flower.codec import (
     text,
     whole,
 )
-from proxyfl.engines.wire import Header
+from proxyfl.engines.serialization import Header
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
+from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch, evaluate
-from proxyfl.federation.shelf import Shelf
 from proxyfl.methods import registry
 
 CURE = "put it back from a copy of this site's state; without it the site cannot go on in this run"
@@ -133,7 +133,7 @@ class SiteSide:
             ViewSettings(self.form["flip"], tuple(self.form["mean"]), tuple(self.form["std"])),
             len(self.form["classes"]),
             self.form["channels"],
-            Shelf(self.state / self.name / run, versions, CURE),
+            ClientStore(self.state / self.name / run, versions, CURE),
         )
 
     def _config(self, header: Header) -> Config:

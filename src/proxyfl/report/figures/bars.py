@@ -7,13 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.report.figures.groups import Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FILLS = (style.SKY, style.ORANGE, style.VERMILLION, style.GREEN, style.PURPLE, style.BLUE)
+FILLS = (
+    plot_style.SKY,
+    plot_style.ORANGE,
+    plot_style.VERMILLION,
+    plot_style.GREEN,
+    plot_style.PURPLE,
+    plot_style.BLUE,
+)
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "--")
 """One for each fill, so that bars differ in greyscale."""
 
@@ -49,15 +56,21 @@ def draw_bars(
         axes.bar(
             [bar.x for bar in bars], [bar.group.spread.mean for bar in bars], width * 0.94,
             color=FILLS[place % len(FILLS)], hatch=HATCHES[place % len(HATCHES)],
-            edgecolor=style.INK, linewidth=0.7, label=name, zorder=2,
+            edgecolor=plot_style.INK, linewidth=0.7, label=name, zorder=2,
         )  # fmt: skip
         for bar in bars:
             mean, error = bar.group.spread.mean, bar.group.error
             if error:
-                axes.errorbar(bar.x, mean, error, color=style.INK, capsize=3, linewidth=1.2, zorder=3)
+                axes.errorbar(bar.x, mean, error, color=plot_style.INK, capsize=3, linewidth=1.2, zorder=3)
             above = mean + error + 0.015 * (top - floor)
             axes.text(
-                bar.x, above, write(mean), ha="center", va="bottom", fontsize=style.SMALL, color=style.INK
+                bar.x,
+                above,
+                write(mean),
+                ha="center",
+                va="bottom",
+                fontsize=plot_style.SMALL,
+                color=plot_style.INK,
             )
     axes.set_xticks(range(len(positions)), [f"{at:g}" for at in positions])
     axes.set_xlim(-0.6, len(positions) - 0.4)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import RunError
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.report.figures.bars import draw_bars
 from proxyfl.report.figures.groups import COLUMNS, Group, pseudo_values, seeds, tail
 from proxyfl.runs.run import Run
@@ -46,8 +46,8 @@ def excluded_bars(
         for row in group.rows(alpha, counted)
     ]
     return (
-        *style.save(_draw(bars, title or "Excluded unlabelled images"), path),
-        style.save_csv(path, ("alpha", "counted", *COLUMNS), rows),
+        *plot_style.save(_draw(bars, title or "Excluded unlabelled images"), path),
+        plot_style.save_csv(path, ("alpha", "counted", *COLUMNS), rows),
     )
 
 
@@ -56,16 +56,18 @@ def _per_round(run: Run, name: str) -> float:
 
 
 def _draw(bars: Bars, title: str) -> Figure:
-    figure = style.new_figure(6.4, 4.4)
+    figure = plot_style.new_figure(6.4, 4.4)
     axes = figure.add_subplot()
     draw_bars(axes, list(bars["visits"]), bars, lambda value: f"{value:,.0f}")
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    style.dress(axes, title=title, x="alpha (smaller: clients less alike)", y="excluded per round", grid="y")
+    plot_style.dress(
+        axes, title=title, x="alpha (smaller: clients less alike)", y="excluded per round", grid="y"
+    )
     figure.legend(
-        loc="outside right upper", fontsize=style.TEXT, frameon=False,
-        title="counted as", title_fontsize=style.TEXT, alignment="left",
+        loc="outside right upper", fontsize=plot_style.TEXT, frameon=False,
+        title="counted as", title_fontsize=plot_style.TEXT, alignment="left",
     )  # fmt: skip
     groups = [group for by in bars.values() for group in by.values()]
     counted = f"Counted in the last local epoch of a round's clients; mean of {tail(groups)}."
-    style.note(figure, "\n".join(filter(None, (counted, seeds(groups, "line")))))
+    plot_style.note(figure, "\n".join(filter(None, (counted, seeds(groups, "line")))))
     return figure

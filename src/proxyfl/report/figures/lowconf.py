@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import RunError
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.report.curves import accuracy_curves
 from proxyfl.report.figures.bars import draw_bars
 from proxyfl.report.figures.groups import COLUMNS, Group, accuracy, pseudo_accuracy, seeds, tail
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 MEASURES = {"test accuracy": accuracy, "pseudo-label accuracy": pseudo_accuracy}
 
 LOOKS = (
-    style.Look(style.BLACK, style.DASHED, "o", 2.2),
-    style.Look(style.SKY, style.DOTTED, "^", 2.2),
-    style.Look(style.BLUE, style.DASH_DOT, "s", 2.2),
-    style.Look(style.VERMILLION, style.SOLID, "D", 2.2),
+    plot_style.Look(plot_style.BLACK, plot_style.DASHED, "o", 2.2),
+    plot_style.Look(plot_style.SKY, plot_style.DOTTED, "^", 2.2),
+    plot_style.Look(plot_style.BLUE, plot_style.DASH_DOT, "s", 2.2),
+    plot_style.Look(plot_style.VERMILLION, plot_style.SOLID, "D", 2.2),
 )
 """Of images left out, and of growing shares of corrected labels."""
 
@@ -57,8 +57,8 @@ def low_confidence_bars(
         for row in group.rows(label, alpha, measure)
     ]
     return (
-        *style.save(_draw(panels, title or "Images of low confidence"), path),
-        style.save_csv(path, ("label", "alpha", "measure", *COLUMNS), rows),
+        *plot_style.save(_draw(panels, title or "Images of low confidence"), path),
+        plot_style.save_csv(path, ("label", "alpha", "measure", *COLUMNS), rows),
     )
 
 
@@ -75,13 +75,15 @@ def oracle_curves(
 
 
 def _draw(panels: Mapping[str, Bars], title: str) -> Figure:
-    figure = style.new_figure(10.4, 4.8)
-    figure.suptitle(title, fontsize=style.TITLE + 1, color=style.INK, x=0.01, ha="left", fontweight="bold")
+    figure = plot_style.new_figure(10.4, 4.8)
+    figure.suptitle(
+        title, fontsize=plot_style.TITLE + 1, color=plot_style.INK, x=0.01, ha="left", fontweight="bold"
+    )
     notes = []
     for axes, (measure, bars) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         alphas = sorted({alpha for by_alpha in bars.values() for alpha in by_alpha})
         floor = draw_bars(axes, alphas, bars, lambda value: f"{value:.1f}")
-        style.dress(
+        plot_style.dress(
             axes,
             title=measure.capitalize(),
             x="alpha (smaller: clients less alike)",
@@ -92,9 +94,9 @@ def _draw(panels: Mapping[str, Bars], title: str) -> Figure:
             notes.append(f"The axis of {measure} begins at {floor:g} %.")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper right", ncols=len(labels), fontsize=style.TEXT, frameon=False
+        handles, labels, loc="outside upper right", ncols=len(labels), fontsize=plot_style.TEXT, frameon=False
     )
     groups = [group for bars in panels.values() for by_alpha in bars.values() for group in by_alpha.values()]
     averaged = f"Accuracies: mean of {tail(groups)}. {seeds(groups, 'line')}".strip()
-    style.note(figure, "\n".join(filter(None, (averaged, " ".join(notes)))))
+    plot_style.note(figure, "\n".join(filter(None, (averaged, " ".join(notes)))))
     return figure

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from proxyfl.core.errors import RunError, missing_extra
 from proxyfl.core.state import Tensors
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.runs.run import Run
 
 if TYPE_CHECKING:
@@ -28,7 +28,14 @@ PERPLEXITY = 30.0
 """Of the embedding; less where there are not three times as many proxies."""
 
 DISTINCT = (
-    *(style.ORANGE, style.SKY, style.GREEN, style.BLUE, style.VERMILLION, style.PURPLE),
+    *(
+        plot_style.ORANGE,
+        plot_style.SKY,
+        plot_style.GREEN,
+        plot_style.BLUE,
+        plot_style.VERMILLION,
+        plot_style.PURPLE,
+    ),
     *("#F0E442", "#999999", "#000000", "#882255"),
 )
 """Colours of up to ten classes, and in turn of so many that no colours would tell them apart."""
@@ -74,8 +81,8 @@ def proxy_map(
         )
     ]
     return (
-        *style.save(_draw(proxies, places, names, title), path),
-        style.save_csv(path, ("kind", "client", "class", "class_name", "x", "y"), rows),
+        *plot_style.save(_draw(proxies, places, names, title), path),
+        plot_style.save_csv(path, ("kind", "client", "class", "class_name", "x", "y"), rows),
     )
 
 
@@ -120,13 +127,13 @@ def _colours(classes: int) -> list[str]:
 
 
 def _draw(proxies: Proxies, places: NDArray[np.float64], names: Sequence[str], title: str) -> Figure:
-    figure = style.new_figure(8.6, 6.4)
+    figure = plot_style.new_figure(8.6, 6.4)
     axes = figure.add_subplot()
     colours, few = _colours(len(names)), len(names) <= FEW_CLASSES
     kinds = np.array(proxies.kinds)
     if TUNED in proxies.kinds:
         for start, end in zip(places[kinds == AVERAGE], places[kinds == TUNED], strict=True):
-            axes.plot(*zip(start, end, strict=True), color=style.MUTED, linewidth=1.0, zorder=3)
+            axes.plot(*zip(start, end, strict=True), color=plot_style.MUTED, linewidth=1.0, zorder=3)
     for depth, kind in enumerate(dict.fromkeys(proxies.kinds), 2):
         mine = kinds == kind
         labels = proxies.labels[mine]
@@ -135,7 +142,7 @@ def _draw(proxies: Proxies, places: NDArray[np.float64], names: Sequence[str], t
             _number(axes, places[mine], labels, colours, 2 * depth + 1)
         else:
             _small_marks(axes, kind, places[mine], labels, colours, depth)
-    style.dress(
+    plot_style.dress(
         axes, title=title, x="t-SNE, first dimension (no unit)", y="t-SNE, second dimension (no unit)"
     )
     _legend(figure, proxies.kinds, names, dict(enumerate(colours)), few)
@@ -144,7 +151,7 @@ def _draw(proxies: Proxies, places: NDArray[np.float64], names: Sequence[str], t
     if not few:
         note += "\nNumbers: classes, at their average; the CSV file names them."
         note += f" {len(DISTINCT)} colours serve all {len(names)} classes."
-    style.note(figure, note)
+    plot_style.note(figure, note)
     return figure
 
 
@@ -153,7 +160,7 @@ def _marks(axes: Axes, kind: str, places: NDArray[np.float64], colours: Sequence
     server = kind != CLIENT
     axes.scatter(
         x, y, s=area, marker=marker, zorder=2 * depth, c=colours,
-        edgecolors=style.INK if server else "white", linewidths=1.1 if server else 0.5,
+        edgecolors=plot_style.INK if server else "white", linewidths=1.1 if server else 0.5,
     )  # fmt: skip
 
 
@@ -172,10 +179,16 @@ def _small_marks(
     elif kind == TUNED:
         axes.scatter(x, y, s=60, marker="s", zorder=2 * depth, facecolors="none", edgecolors=chosen)
     else:
-        axes.scatter(x, y, s=30, marker=SIGN, zorder=2 * depth, c=style.INK, linewidths=0.9)
+        axes.scatter(x, y, s=30, marker=SIGN, zorder=2 * depth, c=plot_style.INK, linewidths=0.9)
         for place, label in zip(places, labels.tolist(), strict=True):
             axes.annotate(
-                str(label), place, (4.5, 3), textcoords="offset points", fontsize=7, color=style.INK, zorder=9
+                str(label),
+                place,
+                (4.5, 3),
+                textcoords="offset points",
+                fontsize=7,
+                color=plot_style.INK,
+                zorder=9,
             )
 
 
@@ -200,14 +213,14 @@ def _legend(
 ) -> None:
     from matplotlib.lines import Line2D
 
-    def mark(marker: str, size: float, fill: str, text: str, edge: str = style.INK) -> Line2D:
+    def mark(marker: str, size: float, fill: str, text: str, edge: str = plot_style.INK) -> Line2D:
         return Line2D(
             [], [], linestyle="", marker=marker, markersize=size, markerfacecolor=fill,
             markeredgecolor=edge, label=text,
         )  # fmt: skip
 
     handles = [
-        mark(SIGN, 7, style.INK, SAID[kind])
+        mark(SIGN, 7, plot_style.INK, SAID[kind])
         if kind == AVERAGE and not few
         else mark(MARKS[kind][0], MARKS[kind][1] ** 0.5 * (0.8 if few else 0.6), "white", SAID[kind])
         for kind in dict.fromkeys(kinds)
@@ -219,6 +232,6 @@ def _legend(
             for k, name in enumerate(names)
         ]
     figure.legend(
-        handles=handles, loc="outside right upper", fontsize=style.TEXT, frameon=False,
-        title="proxy", title_fontsize=style.TEXT, alignment="left", labelspacing=0.6,
+        handles=handles, loc="outside right upper", fontsize=plot_style.TEXT, frameon=False,
+        title="proxy", title_fontsize=plot_style.TEXT, alignment="left", labelspacing=0.6,
     )  # fmt: skip

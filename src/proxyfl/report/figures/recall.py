@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxyfl.core.errors import RunError
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.report.curves import MARKERS
 from proxyfl.runs.run import Run
 
@@ -21,8 +21,8 @@ SHARES = {"set_recall": "true class in\nthe category set", "low_accuracy": "pseu
 """Names in the metrics, and in the legend."""
 
 LOOKS = {
-    "set_recall": style.Look(style.VERMILLION, style.SOLID, "o", 2.2),
-    "low_accuracy": style.Look(style.BLUE, style.DASHED, "s", 2.2),
+    "set_recall": plot_style.Look(plot_style.VERMILLION, plot_style.SOLID, "o", 2.2),
+    "low_accuracy": plot_style.Look(plot_style.BLUE, plot_style.DASHED, "s", 2.2),
 }
 COUNTS = ("excluded_visits", "set_size")
 
@@ -48,7 +48,7 @@ def recall_curves(runs: Sequence[Run], path: str | Path, title: str = "") -> tup
     ]
     figure = _draw({name: _shares(runs, name) for name in SHARES}, len(runs), title or _title(runs))
     header = ("seed", "round", *SHARES, "visits", "mean_set_size", "run")
-    return (*style.save(figure, path), style.save_csv(path, header, rows))
+    return (*plot_style.save(figure, path), plot_style.save_csv(path, header, rows))
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -70,7 +70,7 @@ def _shares(runs: Sequence[Run], name: str) -> NDArray[np.float64]:
 
 
 def _draw(curves: Curves, seeds: int, title: str) -> Figure:
-    figure = style.new_figure(8.0, 4.4)
+    figure = plot_style.new_figure(8.0, 4.4)
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.add_subplot()
@@ -88,13 +88,15 @@ def _draw(curves: Curves, seeds: int, title: str) -> Figure:
         )  # fmt: skip
         if seeds > 1:
             axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
-    style.dress(axes, title=title, x="communication round", y="share of low-confidence images (%)", grid="y")
+    plot_style.dress(
+        axes, title=title, x="communication round", y="share of low-confidence images (%)", grid="y"
+    )
     axes.set_xlim(0.5, rounds + 0.5)
     axes.set_ylim(0, 100)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(
-        loc="outside right upper", fontsize=style.TEXT, frameon=False, handlelength=3.2, labelspacing=0.9
+        loc="outside right upper", fontsize=plot_style.TEXT, frameon=False, handlelength=3.2, labelspacing=0.9
     )
     if seeds > 1:
-        style.note(figure, f"Line: mean of {seeds} runs with different seeds. Band: lowest to highest.")
+        plot_style.note(figure, f"Line: mean of {seeds} runs with different seeds. Band: lowest to highest.")
     return figure

@@ -12,7 +12,7 @@ from typing import Any
 from proxyfl import __version__
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces
 from proxyfl.report.html.records import Records
@@ -21,14 +21,16 @@ from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run
 
 COLOURS = {
-    style.BLACK: "black", style.ORANGE: "orange", style.SKY: "sky", style.GREEN: "green",
-    style.BLUE: "blue", style.VERMILLION: "vermillion", style.PURPLE: "purple",
+    plot_style.BLACK: "black", plot_style.ORANGE: "orange", plot_style.SKY: "sky", plot_style.GREEN: "green",
+    plot_style.BLUE: "blue", plot_style.VERMILLION: "vermillion", plot_style.PURPLE: "purple",
 }  # fmt: skip
-DASHES: dict[style.Line, str] = {
-    style.SOLID: "", style.DASHED: "6 3", style.DOTTED: "1.5 2.5", style.DASH_DOT: "7 3 1.5 3",
+DASHES: dict[plot_style.Line, str] = {
+    plot_style.SOLID: "", plot_style.DASHED: "6 3", plot_style.DOTTED: "1.5 2.5",
+    plot_style.DASH_DOT: "7 3 1.5 3",
 }  # fmt: skip
-LINES: tuple[style.Line, ...] = (
-    style.SOLID, style.DASHED, style.DOTTED, style.DASH_DOT, style.LONG_DASH, style.DASH_DOT_DOT,
+LINES: tuple[plot_style.Line, ...] = (
+    plot_style.SOLID, plot_style.DASHED, plot_style.DOTTED,
+    plot_style.DASH_DOT, plot_style.LONG_DASH, plot_style.DASH_DOT_DOT,
 )  # fmt: skip
 MARKERS = "o^sDvP*Xph<>d"
 METHOD, DATA = "method.name", "data.name"
@@ -191,9 +193,9 @@ def _label(table: Settings, tables: Sequence[Settings], tell: Sequence[str]) -> 
     return ", ".join([table[METHOD], *(f"{names[key]} = {plain(table.get(key, '–'))}" for key in shown)])
 
 
-def _looks(methods: Sequence[str]) -> list[style.Look]:
+def _looks(methods: Sequence[str]) -> list[plot_style.Look]:
     """A look for each group: its method's, and for another group of that method one in the same colour."""
-    base, found = style.looks(dict.fromkeys(methods)), dict[int, style.Look]()
+    base, found = plot_style.looks(dict.fromkeys(methods)), dict[int, plot_style.Look]()
     for place, method in enumerate(methods):
         if method not in methods[:place]:
             found[place] = base[method]
@@ -203,10 +205,10 @@ def _looks(methods: Sequence[str]) -> list[style.Look]:
     return [found[place] for place in range(len(methods))]
 
 
-def _variant(look: style.Look, taken: Sequence[style.Look]) -> style.Look:
+def _variant(look: plot_style.Look, taken: Sequence[plot_style.Look]) -> plot_style.Look:
     """The same colour with the line and marker that are least in use, first of all in that colour."""
 
-    def use(line: style.Line, marker: str) -> tuple[int, int, int]:
+    def use(line: plot_style.Line, marker: str) -> tuple[int, int, int]:
         mine = [other for other in taken if other.colour == look.colour]
         both = sum((other.line, other.marker) == (line, marker) for other in taken)
         return both, sum(o.line == line for o in mine), sum(o.marker == marker for o in mine)
@@ -215,7 +217,7 @@ def _variant(look: style.Look, taken: Sequence[style.Look]) -> style.Look:
     return replace(look, line=line, marker=marker)
 
 
-def _look(look: style.Look) -> dict[str, Any]:
+def _look(look: plot_style.Look) -> dict[str, Any]:
     if isinstance(look.line, tuple):
         dash = " ".join(f"{length * look.width:g}" for length in look.line[1])
     else:

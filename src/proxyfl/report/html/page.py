@@ -13,7 +13,7 @@ from typing import Any
 
 from proxyfl.core.errors import RunError
 from proxyfl.core.text import printable
-from proxyfl.report import style
+from proxyfl.report import plot_style
 from proxyfl.report.html.gather import COLOURS, gather
 from proxyfl.report.html.pieces import Labels
 from proxyfl.runs.run import Run
@@ -30,7 +30,7 @@ def write_report(
     """
     if not runs:
         raise RunError("there is no run to report on; name one or more")
-    return style.write(Path(path), render(gather(runs, title, Labels(), tell)).encode())
+    return plot_style.write(Path(path), render(gather(runs, title, Labels(), tell)).encode())
 
 
 def render(data: dict[str, Any]) -> str:

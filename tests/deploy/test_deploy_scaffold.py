@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import kit, pki, texts
+from proxyfl.deploy import pki, scaffold, texts
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site, open_test
 from proxyfl.runs.simulation import prepare
@@ -26,8 +26,8 @@ SITE_FILES = {
 OWN: dict[str, Any] = {"classes": ("healthy", "ill"), "channels": 3, "image_size": 16}
 
 
-def plan(**changes: Any) -> kit.Plan:
-    return kit.Plan(**{"sites": ("lyon", "paris"), "form": OWN, **changes})
+def plan(**changes: Any) -> scaffold.Plan:
+    return scaffold.Plan(**{"sites": ("lyon", "paris"), "form": OWN, **changes})
 
 
 def test_everything_of_a_deployment_is_there(trial: Path) -> None:
@@ -99,7 +99,7 @@ def test_sample_data_are_what_a_simulation_deals_out(trial: Path) -> None:
 
 
 def test_a_federation_of_ones_own_images(tmp_path: Path) -> None:
-    found = kit.create(
+    found = scaffold.create(
         tmp_path / "own", plan(method="sage", preset="cifar10", hosts=("::1",), name="Our trial")
     )
     assert (found.classes, found.channels, found.image_size) == (("healthy", "ill"), 3, 16)
@@ -112,20 +112,22 @@ def test_a_federation_of_ones_own_images(tmp_path: Path) -> None:
 
 
 def test_a_presets_data_set_brings_its_form(tmp_path: Path) -> None:
-    found = kit.create(tmp_path / "d", kit.Plan(("a", "b"), overrides={"federation": {"rounds": 4}}))
+    found = scaffold.create(
+        tmp_path / "d", scaffold.Plan(("a", "b"), overrides={"federation": {"rounds": 4}})
+    )
     assert (found.channels, found.image_size, found.mean) == (1, 8, (0.3062,))
     assert (found.classes[3], found.config.federation.rounds, found.config.data.name) == ("3", 4, "digits")
 
 
 def test_an_insecure_federation_has_no_keys_and_says_so(tmp_path: Path) -> None:
-    found = kit.create(tmp_path / "open", plan(insecure=True))
+    found = scaffold.create(tmp_path / "open", plan(insecure=True))
     assert found.insecure
     assert not [*found.path.rglob("*.key"), *found.path.rglob("*.crt"), *found.path.rglob("*.pub")]
     assert found.site("lyon").insecure
     for readme in found.path.rglob("README.md"):
         assert "**Insecure.**" in readme.read_text()
     with pytest.raises(ConfigError, match="there is no certificate to renew"):
-        kit.renew(found.path)
+        scaffold.renew(found.path)
 
 
 def test_nothing_is_overwritten_and_a_failure_leaves_nothing(
@@ -134,17 +136,17 @@ def test_nothing_is_overwritten_and_a_failure_leaves_nothing(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
     with pytest.raises(RunError, match="is not empty; choose a new folder"):
-        kit.create(tmp_path / "full", plan())
+        scaffold.create(tmp_path / "full", plan())
     (tmp_path / "empty").mkdir()
-    assert kit.create(tmp_path / "empty", plan()).path == tmp_path / "empty"
+    assert scaffold.create(tmp_path / "empty", plan()).path == tmp_path / "empty"
     before = {path.name for path in tmp_path.iterdir()}
 
     def fail(*words: object) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(kit, "write_app", fail)
+    monkeypatch.setattr(scaffold, "write_app", fail)
     with pytest.raises(OSError, match="the disk is full"):
-        kit.create(tmp_path / "new", plan())
+        scaffold.create(tmp_path / "new", plan())
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
@@ -172,22 +174,22 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ProxyFLError, match=words):
-        kit.create(tmp_path / "new", plan(**changes))
+        scaffold.create(tmp_path / "new", plan(**changes))
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("name", ['a"b', "a%b", "a\nb", "a;b"])
 def test_a_folder_that_service_files_cannot_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="choose another folder"):
-        kit.create(tmp_path / name, plan())
+        scaffold.create(tmp_path / name, plan())
 
 
 def test_test_images_at_the_server_replace_the_held_out_share(tmp_path: Path, trial: Path) -> None:
     images = trial / "sample/test.npz"
-    found = kit.create(tmp_path / "d", kit.Plan(("a", "b"), test=str(images)))
+    found = scaffold.create(tmp_path / "d", scaffold.Plan(("a", "b"), test=str(images)))
     assert (found.test, found.holdout, found.test_path) == (str(images), 0.0, images)
     with pytest.raises(ConfigError, match="are both set"):
-        kit.create(tmp_path / "e", kit.Plan(("a", "b"), test=str(images), holdout=0.1))
+        scaffold.create(tmp_path / "e", scaffold.Plan(("a", "b"), test=str(images), holdout=0.1))
 
 
 @pytest.mark.parametrize(
@@ -195,36 +197,38 @@ def test_test_images_at_the_server_replace_the_held_out_share(tmp_path: Path, tr
     [("2", ("site-01", "site-02")), ("paris, lyon", ("paris", "lyon")), ("1", ("site-01",))],
 )
 def test_sites_are_a_number_or_names(text: str, expected: tuple[str, ...]) -> None:
-    assert kit.site_names(text) == expected
-    assert kit.site_names("100")[0] == "site-001"
+    assert scaffold.site_names(text) == expected
+    assert scaffold.site_names("100")[0] == "site-001"
 
 
 @pytest.mark.parametrize("text", ["0", "10000", "a,,b", "a,a", "Paris", ""])
 def test_other_site_names_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        kit.site_names(text)
+        scaffold.site_names(text)
 
 
 def test_a_site_can_join_before_the_run(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*.key")}
-    grown = kit.add_site(own_trial, "lyon")
+    grown = scaffold.add_site(own_trial, "lyon")
     assert Deployment.read(own_trial) == grown
     assert (grown.sites.index("lyon"), grown.config.partition.clients) == (3, 4)
     assert {path.name for path in (own_trial / "lyon").iterdir()} == SITE_FILES
     assert all(path.read_bytes() == content for path, content in before.items())
     with pytest.raises(ConfigError, match="there is a site 'lyon' already"):
-        kit.add_site(own_trial, "lyon")
+        scaffold.add_site(own_trial, "lyon")
     with pytest.raises(ConfigError, match="own folders"):
-        kit.add_site(own_trial, "sample")
+        scaffold.add_site(own_trial, "sample")
     (own_trial / "run").mkdir()
     with pytest.raises(RunError, match="has begun with 4 sites"):
-        kit.add_site(own_trial, "nice")
+        scaffold.add_site(own_trial, "nice")
 
 
 def test_sites_a_round_and_quorum_grow_as_init_would_have_chosen(own_trial: Path, tmp_path: Path) -> None:
     for count in range(4, 11):
-        grown = kit.add_site(own_trial, f"more-{count}")
-        chosen = kit.create(tmp_path / str(count), kit.Plan(kit.site_names(str(count)), sample=True))
+        grown = scaffold.add_site(own_trial, f"more-{count}")
+        chosen = scaffold.create(
+            tmp_path / str(count), scaffold.Plan(scaffold.site_names(str(count)), sample=True)
+        )
         for one in (grown, chosen):
             assert (one.quorum, one.config.federation.quorum) == (chosen.quorum, chosen.quorum)
             assert one.config.federation.per_round == chosen.config.federation.per_round
@@ -233,16 +237,18 @@ def test_sites_a_round_and_quorum_grow_as_init_would_have_chosen(own_trial: Path
 
 def test_sites_a_round_and_quorum_that_were_chosen_stay(tmp_path: Path) -> None:
     overrides = {"federation": {"per_round": 2}}
-    kit.create(tmp_path / "few", kit.Plan(kit.site_names("3"), sample=True, overrides=overrides))
-    kit.create(tmp_path / "all", kit.Plan(kit.site_names("3"), sample=True, quorum=1))
-    few, every = (kit.add_site(tmp_path / name, "lyon") for name in ("few", "all"))
+    scaffold.create(
+        tmp_path / "few", scaffold.Plan(scaffold.site_names("3"), sample=True, overrides=overrides)
+    )
+    scaffold.create(tmp_path / "all", scaffold.Plan(scaffold.site_names("3"), sample=True, quorum=1))
+    few, every = (scaffold.add_site(tmp_path / name, "lyon") for name in ("few", "all"))
     assert (few.config.federation.per_round, few.quorum) == (2, 2)
     assert (every.config.federation.per_round, every.quorum) == (4, 1)
 
 
 def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
-    assert kit.renew(own_trial) == pki.SERVER_DAYS - 1
+    assert scaffold.renew(own_trial) == pki.SERVER_DAYS - 1
     changed = {path.name for path, content in before.items() if path.read_bytes() != content}
     assert changed <= {"server.crt", "server.key", "app.sig"}
     deployment = Deployment.read(own_trial)
@@ -250,19 +256,19 @@ def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
     assert "fl.example.org" in pki.hosts_of(deployment.server_certificate)
     deployment.ca_key.unlink()
     with pytest.raises(ConfigError, match="bring the key back"):
-        kit.renew(own_trial)
+        scaffold.renew(own_trial)
 
 
 def test_a_stolen_key_is_replaced_and_nothing_else(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
-    site = kit.new_key(own_trial, "site-02")
+    site = scaffold.new_key(own_trial, "site-02")
     changed = {path for path, content in before.items() if path.read_bytes() != content}
     assert changed == {own_trial / "site-02" / f"site.{end}" for end in ("key", "pub", "crt")}
     pki.check_site(site.certificate, site.public_key, site.ca_certificate)
     pki.check_site_keys(site.private_key, site.public_key)
     assert stat.S_IMODE(site.private_key.stat().st_mode) == 0o600
     with pytest.raises(ConfigError, match="there is no site 'lyon'"):
-        kit.new_key(own_trial, "lyon")
+        scaffold.new_key(own_trial, "lyon")
 
 
 def run_script(script: Path, *words: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
@@ -320,16 +326,16 @@ def test_service_files_name_this_deployment(trial: Path) -> None:
 
 
 def test_behind_a_forwarded_port_the_gate_binds_another(tmp_path: Path) -> None:
-    found = kit.create(tmp_path / "d", plan(port=443, listen="10.0.0.5:9000"))
+    found = scaffold.create(tmp_path / "d", plan(port=443, listen="10.0.0.5:9000"))
     assert (found.address, found.bind) == ("localhost:443", ("10.0.0.5", 9000))
     with pytest.raises(ConfigError, match="must be HOST:PORT"):
-        kit.create(tmp_path / "e", plan(listen="9000"))
+        scaffold.create(tmp_path / "e", plan(listen="9000"))
 
 
 def test_an_insecure_federation_stays_on_its_machine(tmp_path: Path) -> None:
     for other in ({"hosts": ("fl.example.org",)}, {"listen": "0.0.0.0:8000"}):
         with pytest.raises(ConfigError, match="insecure = true is for one machine"):
-            kit.create(tmp_path / "d", plan(insecure=True, **other))
+            scaffold.create(tmp_path / "d", plan(insecure=True, **other))
 
 
 def test_a_deployment_of_an_earlier_version_is_told_what_is_missing(own_trial: Path) -> None:
@@ -344,7 +350,7 @@ def test_a_deployment_of_an_earlier_version_is_told_what_is_missing(own_trial: P
         entrance.check_server_files(deployment)
     with pytest.raises(ConfigError, match=r"site\.crt is missing; ask the federation's operator"):
         entrance.check_site_files(deployment.site("site-01"))
-    kit.renew(own_trial)
+    scaffold.renew(own_trial)
     entrance.check_server_files(deployment)
     for name in deployment.sites:
         entrance.check_site_files(deployment.site(name))
@@ -367,7 +373,7 @@ def test_an_app_that_the_operator_did_not_sign_is_found(own_trial: Path) -> None
         ConfigError, match=r"app is not what the operator signed; make it again with: .*--renew"
     ):
         signing.signature_of(deployment)
-    kit.renew(own_trial)
+    scaffold.renew(own_trial)
     assert signing.signature_of(deployment)
     assert "more" not in part.read_text()
 
@@ -377,7 +383,7 @@ def test_the_certificate_is_also_for_the_host_that_the_server_binds(tmp_path: Pa
     for number, (listen, more) in enumerate(
         [("10.0.0.9:9000", {"10.0.0.9"}), ("[2001:db8::9]:9000", {"2001:db8::9"}), ("0.0.0.0:9000", set())]
     ):
-        found = kit.create(tmp_path / str(number), plan(listen=listen))
+        found = scaffold.create(tmp_path / str(number), plan(listen=listen))
         assert set(pki.hosts_of(found.server_certificate)) == usual | more
 
 
@@ -388,5 +394,5 @@ def test_a_user_without_a_name_can_set_up_a_federation(
         raise KeyError("getpwuid(): uid not found: 4711")
 
     monkeypatch.setattr(texts.getpass, "getuser", nameless)
-    found = kit.create(tmp_path / "d", plan())
+    found = scaffold.create(tmp_path / "d", plan())
     assert "User=proxyfl" in (found.path / "server/proxyfl-server.service").read_text()

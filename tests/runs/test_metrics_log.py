@@ -8,7 +8,7 @@ import pytest
 
 from proxyfl.core.errors import RunError
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.ledger import Mark, recorded
+from proxyfl.runs.metrics_log import Mark, recorded
 
 LINES = [b'{"round":1}\n', b'{"round":2}\n', b'{"round":3}\n']
 ALL = b"".join(LINES)

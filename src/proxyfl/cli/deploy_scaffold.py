@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from proxyfl.deploy.explain import Explanation, Item
-    from proxyfl.deploy.kit import Plan
+    from proxyfl.deploy.scaffold import Plan
     from proxyfl.deploy.settings import Deployment
 
 INIT_EXAMPLES = examples(
@@ -168,7 +168,7 @@ def init(
 
     Encryption and authentication are on. What lies in DIR/SITE is handed to that site, and nothing else.
     """
-    from proxyfl.deploy import kit
+    from proxyfl.deploy import scaffold
 
     if add_site or new_key or renew:
         _refuse_others(context, renew)
@@ -181,8 +181,8 @@ def init(
         "image_size": image_size,
         "flip": flip,
     }
-    plan = kit.Plan(
-        sites=kit.site_names(sites),
+    plan = scaffold.Plan(
+        sites=scaffold.site_names(sites),
         hosts=tuple(host or ["localhost"]),
         port=port,
         listen=listen,
@@ -200,7 +200,7 @@ def init(
         sample=sample,
         data_root=data_root,
     )
-    _tell_created(kit.create(folder, plan), plan)
+    _tell_created(scaffold.create(folder, plan), plan)
 
 
 def _refuse_others(context: typer.Context, renew: bool) -> None:
@@ -222,20 +222,20 @@ def _refuse_others(context: typer.Context, renew: bool) -> None:
 
 
 def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str] | None) -> None:
-    from proxyfl.deploy import kit
+    from proxyfl.deploy import scaffold
     from proxyfl.deploy.settings import Deployment
 
     if add_site:
-        before, grown = Deployment.read(folder), kit.add_site(folder, add_site)
+        before, grown = Deployment.read(folder), scaffold.add_site(folder, add_site)
         done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
         typer.echo(_told_rounds(before, grown))
     elif new_key:
-        site = kit.new_key(folder, new_key)
+        site = scaffold.new_key(folder, new_key)
         done = (
             f"{new_key} has a new key; hand it {site.private_key}, {site.public_key} and {site.certificate}"
         )
     else:
-        done = f"the server's certificate is new and lasts {kit.renew(folder, more_hosts or ())} days"
+        done = f"the server's certificate is new and lasts {scaffold.renew(folder, more_hosts or ())} days"
     typer.echo(f"{done}; restart the server if it runs")
 
 

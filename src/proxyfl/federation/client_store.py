@@ -1,4 +1,4 @@
-"""A shelf on disk for single clients: the newest versions of each, tagged with the round that wrote them.
+"""A store on disk for single clients: the newest versions of each, tagged with the round that wrote them.
 
 A round can run twice (a crash between a client's answer and the server's checkpoint), so a version is never
 overwritten by another round, and the task names the one to start from. Each file carries its own hash, and
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from torch import Tensor
 
+from proxyfl.core.checksum import read_verified, write_verified
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import clear_asides
-from proxyfl.core.seal import read_sealed, write_sealed
 from proxyfl.core.state import Tensors
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 CURE = "put it back from a copy of the run, or start again under another --name"
 
 
-class Shelf:
+class ClientStore:
     """Versions of named tensors per client below one folder."""
 
     def __init__(self, folder: Path, versions: int = 2, cure: str = CURE) -> None:
@@ -34,7 +34,7 @@ class Shelf:
         place.mkdir(parents=True, exist_ok=True)
         clear_asides(place)
         whose = {"client": str(client), "round": str(round)}
-        write_sealed(place / f"round-{round:08d}.safetensors", tensors, whose)
+        write_verified(place / f"round-{round:08d}.safetensors", tensors, whose)
         for old in self._rounds(client)[: -self.versions]:
             if old != base:
                 (place / f"round-{old:08d}.safetensors").unlink(missing_ok=True)
@@ -46,7 +46,7 @@ class Shelf:
         file = self._place(client) / f"round-{round:08d}.safetensors"
         what = f"the state of client {client} from round {round}"
         try:
-            tensors, whose = read_sealed(file)
+            tensors, whose = read_verified(file)
         except FileNotFoundError as error:
             raise RunError(f"{what} is gone: {file} is missing; {self.cure}") from error
         except RunError as error:

@@ -16,7 +16,7 @@ from proxyfl.core.state import Metrics
 from proxyfl.methods.context import Decision
 
 
-class DecisionWatcher:
+class DecisionCounter:
     """Counts over the last local epoch of one client. ``truth`` has one label per image of its pool."""
 
     def __init__(self, pool: int, truth: Tensor | None, device: torch.device) -> None:
@@ -50,18 +50,20 @@ class DecisionWatcher:
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
 
-def watch(decisions: Iterable[Decision], pool: Tensor, truth: Callable[[Tensor], Tensor] | None) -> Metrics:
+def count_decisions(
+    decisions: Iterable[Decision], pool: Tensor, truth: Callable[[Tensor], Tensor] | None
+) -> Metrics:
     """Sums over a client's decisions. ``truth`` maps the images of the pool to their true labels."""
     decisions = list(decisions)
     if not decisions:
         return {}
-    watcher = DecisionWatcher(len(pool), truth(pool) if truth else None, decisions[0].index.device)
+    counter = DecisionCounter(len(pool), truth(pool) if truth else None, decisions[0].index.device)
     for made in decisions:
         if made.label is not None:
-            watcher.labels(made.index, made.label, made.mask)
+            counter.labels(made.index, made.label, made.mask)
         if made.sets is not None:
-            watcher.sets(made.index, made.sets, ~made.mask)
-    return watcher.metrics()
+            counter.sets(made.index, made.sets, ~made.mask)
+    return counter.metrics()
 
 
 def shares(sums: Metrics) -> dict[str, float]:

@@ -7,26 +7,26 @@ from typing import Any
 
 from proxyfl.core import errors
 
-Trouble = dict[str, Any]
+RemoteError = dict[str, Any]
 
 
-def describe(error: Exception) -> Trouble:
+def describe(error: Exception) -> RemoteError:
     """To be called where the error is caught."""
-    trouble: Trouble = {"class": "", "text": str(error), "detail": traceback.format_exc()}
+    remote: RemoteError = {"class": "", "text": str(error), "detail": traceback.format_exc()}
     for kind in type(error).__mro__:
         if kind is OSError:
             file = None if error.filename is None else str(error.filename)  # type: ignore[attr-defined]
             numbered = error.errno is not None  # type: ignore[attr-defined]
-            trouble["os"] = [error.errno, error.strerror, file] if numbered else [str(error)]  # type: ignore[attr-defined]
+            remote["os"] = [error.errno, error.strerror, file] if numbered else [str(error)]  # type: ignore[attr-defined]
         if kind is OSError or kind is getattr(errors, kind.__name__, None):
-            trouble["class"] = kind.__name__
+            remote["class"] = kind.__name__
             break
-    return trouble
+    return remote
 
 
-def raised(trouble: Trouble) -> Exception:
+def raised(remote: RemoteError) -> Exception:
     """The error again, as the class it was where the program treats that class specially."""
-    if trouble["class"] == "OSError":
-        return OSError(*trouble["os"])
-    known: type[Exception] | None = getattr(errors, trouble["class"], None)
-    return known(trouble["text"]) if known else RuntimeError(f"a worker failed:\n{trouble['detail']}")
+    if remote["class"] == "OSError":
+        return OSError(*remote["os"])
+    known: type[Exception] | None = getattr(errors, remote["class"], None)
+    return known(remote["text"]) if known else RuntimeError(f"a worker failed:\n{remote['detail']}")

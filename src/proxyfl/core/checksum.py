@@ -29,19 +29,19 @@ _KNOWN_UNSEALED = {"proxyfl"}
 """Metadata of files that earlier versions wrote. Anything else without a hash has lost it."""
 
 
-def write_sealed(
+def write_verified(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """A safetensors file with its hash in it, written whole or not at all."""
-    write_bytes(path, _sealed(tensor_bytes(tensors), dict(metadata or {})))
+    write_bytes(path, _with_checksum(tensor_bytes(tensors), dict(metadata or {})))
 
 
-def read_sealed(path: Path) -> tuple[Tensors, dict[str, str]]:
+def read_verified(path: Path) -> tuple[Tensors, dict[str, str]]:
     """Tensors and metadata of a file that is intact; a missing one is a :class:`FileNotFoundError`."""
     content = read_bounded(path)
     try:
         metadata = _header(content).get("__metadata__", {})
-        if _is_sealed(content):
+        if _is_intact(content):
             intact = _digest(content) == content[_START:_STOP]
         else:
             intact = set(metadata) <= _KNOWN_UNSEALED
@@ -55,13 +55,13 @@ def read_sealed(path: Path) -> tuple[Tensors, dict[str, str]]:
 def is_intact(path: Path) -> bool:
     """Whether a file is there and matches its own hash."""
     try:
-        read_sealed(path)
+        read_verified(path)
     except (OSError, RunError):
         return False
     return True
 
 
-def _sealed(plain: bytes, metadata: dict[str, str]) -> bytes:
+def _with_checksum(plain: bytes, metadata: dict[str, str]) -> bytes:
     entries = _header(plain)
     data = plain[_LENGTH + int.from_bytes(plain[:_LENGTH], "little") :]
     header = {"__metadata__": {"sha256": _BLANK.decode(), **metadata}, **entries}
@@ -77,7 +77,7 @@ def _header(content: bytes) -> dict[str, dict[str, str]]:
     return found
 
 
-def _is_sealed(content: bytes) -> bool:
+def _is_intact(content: bytes) -> bool:
     return content[_LENGTH:_START] == _MARK
 
 

@@ -11,21 +11,21 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from proxyfl.core.checksum import is_intact, read_verified, write_verified
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_tensors
-from proxyfl.core.seal import is_intact, read_sealed, write_sealed
 
 TENSORS = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(7)}
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    write_sealed(tmp_path / "x.safetensors", TENSORS, {"proxyfl": '{"classes": ["é"]}'})
+    write_verified(tmp_path / "x.safetensors", TENSORS, {"proxyfl": '{"classes": ["é"]}'})
     return tmp_path / "x.safetensors"
 
 
 def test_tensors_and_metadata_come_back(file: Path) -> None:
-    tensors, metadata = read_sealed(file)
+    tensors, metadata = read_verified(file)
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
     assert metadata["proxyfl"] == '{"classes": ["é"]}'
@@ -40,7 +40,7 @@ def test_any_reader_of_the_format_reads_it(file: Path) -> None:
 
 def test_the_same_tensors_give_the_same_bytes(file: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
-    write_sealed(again, dict(reversed(TENSORS.items())), {"proxyfl": '{"classes": ["é"]}'})
+    write_verified(again, dict(reversed(TENSORS.items())), {"proxyfl": '{"classes": ["é"]}'})
     assert again.read_bytes() == file.read_bytes()
 
 
@@ -61,27 +61,27 @@ def test_every_flip_and_every_cut_is_noticed(file: Path) -> None:
 def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(RunError, match=r"x\.safetensors is damaged: it does not match its own checksum"):
-        read_sealed(file)
+        read_verified(file)
     nested = b"[" * 100_000
     for content in (b"", b"text", struct.pack("<Q", len(nested)) + nested, struct.pack("<Q", 2) + b"[]"):
         file.write_bytes(content)
         with pytest.raises(RunError, match="is damaged") as caught:
-            read_sealed(file)
+            read_verified(file)
         assert "\n" not in str(caught.value)
     with pytest.raises(FileNotFoundError):
-        read_sealed(tmp_path / "none")
+        read_verified(tmp_path / "none")
 
 
 def test_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
     for metadata in (None, {"proxyfl": "{}"}):
         write_tensors(tmp_path / "old", TENSORS, metadata)
-        assert torch.equal(read_sealed(tmp_path / "old")[0]["weight"], TENSORS["weight"])
+        assert torch.equal(read_verified(tmp_path / "old")[0]["weight"], TENSORS["weight"])
     write_tensors(tmp_path / "odd", TENSORS, {"sha255": "0" * 64})
     assert not is_intact(tmp_path / "odd")  # a hash whose name was damaged is no file without one
 
 
 def test_without_tensors(tmp_path: Path) -> None:
-    write_sealed(tmp_path / "none", {})
-    tensors, metadata = read_sealed(tmp_path / "none")
+    write_verified(tmp_path / "none", {})
+    tensors, metadata = read_verified(tmp_path / "none")
     assert tensors == {}
     assert json.loads(json.dumps(metadata)).keys() == {"sha256"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from proxyfl.federation.watch import DecisionWatcher, shares
+from proxyfl.federation.pseudo_metrics import DecisionCounter, shares
 
 CPU = torch.device("cpu")
 
@@ -14,9 +14,9 @@ def bools(text: str) -> torch.Tensor:
     return torch.tensor([letter == "1" for letter in text])
 
 
-def watched(truth: bool = True) -> DecisionWatcher:
+def watched(truth: bool = True) -> DecisionCounter:
     """A pool of 6 images of classes 0 1 2 0 1 2, visited in two batches; image 1 comes twice."""
-    watcher = DecisionWatcher(6, torch.tensor([0, 1, 2, 0, 1, 2]) if truth else None, CPU)
+    watcher = DecisionCounter(6, torch.tensor([0, 1, 2, 0, 1, 2]) if truth else None, CPU)
     #          image 0     1     3     5
     # label          0     2     0     2
     # trusted        yes   no    no    yes
@@ -37,7 +37,7 @@ def test_sums() -> None:
 
 
 def test_an_image_excluded_twice_counts_once() -> None:
-    watcher = DecisionWatcher(3, None, CPU)
+    watcher = DecisionCounter(3, None, CPU)
     for _ in range(2):
         watcher.labels(torch.tensor([2, 0]), torch.tensor([0, 0]), bools("01"))
     assert watcher.metrics()["pseudo/excluded_images"] == 1.0
@@ -91,15 +91,15 @@ def test_sums_of_several_clients_add_up() -> None:
 
 
 def test_nothing_shown() -> None:
-    assert DecisionWatcher(6, torch.zeros(6), CPU).metrics() == {}
+    assert DecisionCounter(6, torch.zeros(6), CPU).metrics() == {}
     assert shares({"steps": 3.0}) == {}
 
 
 def test_all_or_none_selected_gives_no_division_by_zero() -> None:
-    watcher = DecisionWatcher(2, torch.tensor([0, 0]), CPU)
+    watcher = DecisionCounter(2, torch.tensor([0, 0]), CPU)
     watcher.labels(torch.tensor([0, 1]), torch.tensor([0, 1]), bools("11"))
     assert "low_accuracy" not in shares(watcher.metrics())
-    watcher = DecisionWatcher(2, torch.tensor([0, 0]), CPU)
+    watcher = DecisionCounter(2, torch.tensor([0, 0]), CPU)
     watcher.labels(torch.tensor([0, 1]), torch.tensor([0, 1]), bools("00"))
     assert "selected_accuracy" not in shares(watcher.metrics())
     assert shares(watcher.metrics())["low_accuracy"] == 0.5

@@ -11,17 +11,17 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from proxyfl.core.checksum import is_intact, read_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import begins_with, has_hash, read_bounded, write_bytes, write_tensors
-from proxyfl.core.seal import is_intact, read_sealed
 from proxyfl.data.partition import Partition
 from proxyfl.methods.base import Method
 from proxyfl.runs.assembly import assemble, model_card
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, json_lines, measured
 from proxyfl.runs.export import ModelCard, save_model
-from proxyfl.runs.ledger import restore
+from proxyfl.runs.metrics_log import restore
 from proxyfl.runs.simulation import Simulation
 
 Built = tuple[Method, dict[str, Any]]
@@ -60,7 +60,7 @@ def intact_partition(run: RunDirectory, saved: Checkpoint) -> Partition | None:
     return None
 
 
-def mend(run: RunDirectory, saved: Checkpoint, config: Config, simulation: Simulation) -> list[str]:
+def repair(run: RunDirectory, saved: Checkpoint, config: Config, simulation: Simulation) -> list[str]:
     """Write again what the checkpoint vouches for and is damaged; gives a warning for what is lost."""
     restore(run, saved.metrics)
     if not _partition_is_intact(run, saved):
@@ -74,14 +74,14 @@ def mend(run: RunDirectory, saved: Checkpoint, config: Config, simulation: Simul
         federation, _ = assemble(run, config, simulation, workers=0)
         return federation.method, model_card(config, simulation, federation)
 
-    return mend_models(run, saved, built)
+    return repair_models(run, saved, built)
 
 
 def _partition_is_intact(run: RunDirectory, saved: Checkpoint) -> bool:
     return has_hash(run.partition, saved.run_files[run.partition.name])
 
 
-def mend_models(run: RunDirectory, saved: Checkpoint, built: Callable[[], Built]) -> list[str]:
+def repair_models(run: RunDirectory, saved: Checkpoint, built: Callable[[], Built]) -> list[str]:
     """The last model from the checkpoint, the best one from its copy; gives a warning when that is lost.
 
     ``built`` gives the method, and what a model says about itself but for the round.
@@ -118,7 +118,7 @@ def _best_round(saved: Checkpoint) -> tuple[int, float] | None:
 def _told(file: Path) -> tuple[int, float] | None:
     """Which round's model a file says it is, and how good; None where it is damaged or was not measured."""
     try:
-        card = json.loads(read_sealed(file)[1]["proxyfl"])
+        card = json.loads(read_verified(file)[1]["proxyfl"])
         return int(card["round"]), float(card["accuracy"])
     except (OSError, RunError, KeyError, ValueError, TypeError, OverflowError, RecursionError):
         return None

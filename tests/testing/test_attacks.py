@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from proxyfl.core.state import Failure, Task, Update
-from proxyfl.engines.hostile import (
+from proxyfl.testing.attacks import (
     Attack,
-    HostileEngine,
+    AttackedEngine,
     flip_labels,
     model_replacement,
     proxy_poisoning,
@@ -89,7 +89,7 @@ class Silent:
 
 def test_the_engine_alters_attackers_updates_alone() -> None:
     inner = Silent()
-    engine = HostileEngine(inner, sign_flip(), [1, 2])
+    engine = AttackedEngine(inner, sign_flip(), [1, 2])
     honest, hostile, failed = engine.run(Task(1, client, OLD) for client in range(3))
     assert isinstance(honest, Update)
     assert isinstance(hostile, Update)
@@ -110,7 +110,7 @@ def test_krum_leaves_a_replaced_model_out_of_everything(tmp_path: Path) -> None:
     def hostile(strength: float) -> dict[str, torch.Tensor]:
         return play(
             config, simulation, tmp_path / str(strength), observers=[told],
-            engine=lambda engine: HostileEngine(engine, model_replacement(strength), [4]),
+            engine=lambda engine: AttackedEngine(engine, model_replacement(strength), [4]),
         ).weights  # fmt: skip
 
     first, second = hostile(40.0), hostile(-70.0)

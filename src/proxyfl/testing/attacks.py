@@ -59,7 +59,7 @@ def flip_labels(holdings: Holdings, attackers: Collection[int], classes: int) ->
     return dataclasses.replace(holdings, labels=labels)
 
 
-class HostileEngine:
+class AttackedEngine:
     """Lets another engine train everyone, and alters the updates of ``attackers`` on their way."""
 
     def __init__(self, engine: Engine, attack: Attack, attackers: Collection[int]) -> None:

@@ -38,7 +38,7 @@ class Mark:
         return len(content) >= self.size and Mark.of(content[: self.size]) == self
 
 
-class Ledger:
+class MetricsLog:
     """Metrics open for writing, after what a checkpoint vouches for and nothing else."""
 
     def __init__(self, run: RunDirectory, content: bytes) -> None:
@@ -68,7 +68,7 @@ def restore(run: RunDirectory, content: bytes) -> None:
             write_bytes(file, content)
 
 
-def vouched(run: RunDirectory, mark: Mark) -> bytes:
+def verified(run: RunDirectory, mark: Mark) -> bytes:
     """What was marked, from whichever file still has it."""
     for file in _files(run):
         content = _bytes(file) or b""

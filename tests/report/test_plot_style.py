@@ -12,52 +12,52 @@ from matplotlib.colors import to_rgb
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.methods import registry
-from proxyfl.report import style
+from proxyfl.report import plot_style
 
 
 def a_figure():
-    figure = style.new_figure(3, 2)
+    figure = plot_style.new_figure(3, 2)
     axes = figure.add_subplot()
     axes.plot([1, 2], [3, 4])
-    style.dress(axes, title="Growth", x="day", y="height (cm)", grid="y")
+    plot_style.dress(axes, title="Growth", x="day", y="height (cm)", grid="y")
     return figure
 
 
 def test_a_picture_is_saved_as_png_and_svg_whatever_the_suffix(tmp_path):
     for path in (tmp_path / "a", tmp_path / "a.png", tmp_path / "a.svg"):
-        assert style.save(a_figure(), path) == [tmp_path / "a.png", tmp_path / "a.svg"]
-    assert style.save_csv(tmp_path / "a.png", ("x",), [(1,)]) == tmp_path / "a.csv"
+        assert plot_style.save(a_figure(), path) == [tmp_path / "a.png", tmp_path / "a.svg"]
+    assert plot_style.save_csv(tmp_path / "a.png", ("x",), [(1,)]) == tmp_path / "a.csv"
 
 
 def test_dots_in_a_name_are_kept(tmp_path):
-    png, svg = style.save(a_figure(), tmp_path / "new" / "alpha-0.1")
+    png, svg = plot_style.save(a_figure(), tmp_path / "new" / "alpha-0.1")
     assert (png.name, svg.name) == ("alpha-0.1.png", "alpha-0.1.svg")
 
 
 def test_the_same_picture_has_the_same_bits(tmp_path):
-    first, second = (style.save(a_figure(), tmp_path / name) for name in ("a", "b"))
+    first, second = (plot_style.save(a_figure(), tmp_path / name) for name in ("a", "b"))
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
 
 
 def test_nothing_but_the_files_is_left(tmp_path):
-    style.save(a_figure(), tmp_path / "a")
+    plot_style.save(a_figure(), tmp_path / "a")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.png", "a.svg"]
 
 
 def test_csv_is_plain(tmp_path):
-    path = style.save_csv(tmp_path / "a", ("name", "value"), [("x, y", 0.1), ("z", 3)])
+    path = plot_style.save_csv(tmp_path / "a", ("name", "value"), [("x, y", 0.1), ("z", 3)])
     assert path.read_bytes() == b'name,value\n"x, y",0.1\nz,3\n'
 
 
 def test_settings_of_the_users_own_plots_are_untouched(tmp_path):
     before = dict(matplotlib.rcParams)
-    style.save(a_figure(), tmp_path / "a")
+    plot_style.save(a_figure(), tmp_path / "a")
     assert dict(matplotlib.rcParams) == before
 
 
 def test_no_backend_is_chosen(tmp_path):
     code = (
-        "import sys; from proxyfl.report import style; f = style.new_figure(1, 1); f.add_subplot();"
+        "import sys; from proxyfl.report import style; f = plot_style.new_figure(1, 1); f.add_subplot();"
         f"style.save(f, {str(tmp_path / 'a')!r}); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -66,18 +66,18 @@ def test_no_backend_is_chosen(tmp_path):
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ProxyFLError, match=r"pip install 'proxyfl\[plot\]'"):
-        style.new_figure(1, 1)
+        plot_style.new_figure(1, 1)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"writing .*file/a\.csv failed.*another folder"):
-        style.save_csv(tmp_path / "file" / "a", ("x",), [])
+        plot_style.save_csv(tmp_path / "file" / "a", ("x",), [])
 
 
 def test_a_path_without_a_name_is_refused():
     with pytest.raises(ConfigError, match="does not name a picture"):
-        style.save_csv(Path("/"), ("x",), [])
+        plot_style.save_csv(Path("/"), ("x",), [])
 
 
 def own_methods():
@@ -87,33 +87,44 @@ def own_methods():
 
 
 def test_every_method_has_a_look_of_its_own():
-    assert set(style.LOOKS) == set(own_methods())
-    found = style.looks([*own_methods(), "mine", "yours", "fixmatch-gpl+icpl"])
+    assert set(plot_style.LOOKS) == set(own_methods())
+    found = plot_style.looks([*own_methods(), "mine", "yours", "fixmatch-gpl+icpl"])
     assert len({(look.colour, look.line) for look in found.values()}) == len(found)
     assert len({(look.line, look.marker) for look in found.values()}) == len(found)
 
 
 def test_families_share_a_colour_and_compositions_take_it_over():
-    assert {style.LOOKS[name].colour for name in ("proxyfl", "gpt-only", "icpl-top5")} == {style.VERMILLION}
-    found = style.looks(["fixmatch-gpl+icpl", "fixmatch-gpl+gpt", "fedprox+fixmatch+gpt", "fedavg+a+b"])
-    assert [look.colour for look in found.values()] == [style.BLUE, style.BLUE, style.SKY, style.BLACK]
+    assert {plot_style.LOOKS[name].colour for name in ("proxyfl", "gpt-only", "icpl-top5")} == {
+        plot_style.VERMILLION
+    }
+    found = plot_style.looks(["fixmatch-gpl+icpl", "fixmatch-gpl+gpt", "fedprox+fixmatch+gpt", "fedavg+a+b"])
+    assert [look.colour for look in found.values()] == [
+        plot_style.BLUE,
+        plot_style.BLUE,
+        plot_style.SKY,
+        plot_style.BLACK,
+    ]
 
 
 def test_a_method_looks_the_same_whoever_is_beside_it():
-    assert style.looks(["proxyfl"])["proxyfl"] == style.looks(["mine", "fedavg", "proxyfl"])["proxyfl"]
+    assert (
+        plot_style.looks(["proxyfl"])["proxyfl"] == plot_style.looks(["mine", "fedavg", "proxyfl"])["proxyfl"]
+    )
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.text("abc+", min_size=1), max_size=40, unique=True))
 def test_any_methods_drawn_together_have_different_looks(names):
-    assert len(set(style.looks([*names, *style.LOOKS]).values())) == len({*names, *style.LOOKS})
+    assert len(set(plot_style.looks([*names, *plot_style.LOOKS]).values())) == len(
+        {*names, *plot_style.LOOKS}
+    )
 
 
 def test_there_are_looks_for_any_number_of_methods():
-    assert len(style.looks(f"method{number}" for number in range(100))) == 100
+    assert len(plot_style.looks(f"method{number}" for number in range(100))) == 100
 
 
 def test_lines_stand_out_from_white():
-    for look in (*style.LOOKS.values(), *style.looks("abcdefgh").values()):
+    for look in (*plot_style.LOOKS.values(), *plot_style.looks("abcdefgh").values()):
         red, green, blue = to_rgb(look.colour)
         assert 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.72

@@ -1,0 +1,1 @@
+"""For those who test methods of their own: clients that attack."""
