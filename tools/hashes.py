@@ -26,6 +26,7 @@ from proxyfl import Experiment, resume
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.state import content_hash
 from proxyfl.methods import registry
+from proxyfl.runs.settings import identity
 
 TINY: dict[str, Any] = {
     "rounds": 2, "clients": 4, "per_round": 2, "width": 1, "dtype": "fp32",
@@ -41,7 +42,7 @@ COMPOSITIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "proxyfl, median": ("proxyfl", {**ROBUST, "aggregation__rule": "median"}),
     "fixmatch-gpl, trimmed": ("fixmatch-gpl", {**ROBUST, "aggregation__rule": "trimmed",
                                                "aggregation__hostile": 0.3}),
-    "fedavg, krum": ("fedavg", {**ROBUST, "aggregation__rule": "krum"}),
+    "fedavg, krum": ("fedavg", {"per_round": 5, "clients": 6, "aggregation__rule": "krum"}),
     "proxyfl, clip": ("proxyfl", {**ROBUST, "aggregation__clip": 0.5}),
     "fedavg, privacy": ("fedavg", {**ROBUST, "privacy__clip": 0.5, "federation__sampling": "poisson",
                                    "federation__weighting": "uniform"}),
@@ -112,18 +113,25 @@ def trained(case: tuple[str, str, dict[str, Any]]) -> tuple[str, dict[str, str]]
         found = {way: ended(path) for way, path in ways.items()}
     if len({json.dumps(each) for each in found.values()}) > 1:
         return name, {"differ": ", ".join(f"{way} {each['weights'][:8]}" for way, each in found.items())}
-    return name, found["inline"]
+    named = {} if "data__name" in settings else {"identity": identity(experiment.config)}
+    return name, {**found["inline"], **named}
 
 
-def record(processes: int) -> dict[str, dict[str, str]]:
+def record(file: Path | None, only: str, processes: int) -> dict[str, dict[str, str]]:
+    """Train all cases; ``file`` takes each as soon as it is there, and what it holds is not trained again."""
+    found: dict[str, dict[str, str]] = {}
+    if file is not None and file.exists():
+        found = json.loads(file.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
-        wanted = list(cases(draw(Path(folder, "drawn.npz"))))
-        found: dict[str, dict[str, str]] = {}
+        wanted = [case for case in cases(draw(Path(folder, "drawn.npz"))) if only in case[0]]
+        wanted = [case for case in wanted if case[0] not in found]
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-            for name, hashes in pool.map(trained, wanted):
+            for count, (name, hashes) in enumerate(pool.map(trained, wanted), 1):
                 found[name] = hashes
-                print(f"{len(found)}/{len(wanted)}  {name}", file=sys.stderr)
+                print(f"{count}/{len(wanted)}  {name}", file=sys.stderr)
+                if file is not None:
+                    file.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return found
 
 
@@ -133,26 +141,23 @@ def main() -> int:
     )
     parser.add_argument("verb", choices=("record", "check"))
     parser.add_argument("file", type=Path)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    found = record(given.processes)
-    torn = [f"{name}: {each['differ']}" for name, each in found.items() if "differ" in each]
-    if given.verb == "record":
-        given.file.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    else:
+    recording = given.verb == "record"
+    found = record(given.file if recording else None, given.only, given.processes)
+    wrong = [f"{name}: {each['differ']}" for name, each in found.items() if "differ" in each]
+    if not recording:
         known = json.loads(given.file.read_text(encoding="utf-8"))
-        torn += [
-            f"{name}: was {known[name]}, is {found.get(name)}"
-            for name in known
-            if known[name] != found.get(name)
+        known = {name: hashes for name, hashes in known.items() if given.only in name}
+        wrong += [
+            f"{name}: was {hashes}, is {found.get(name)}"
+            for name, hashes in known.items()
+            if hashes != found.get(name)
         ]
-        torn += [f"{name}: not on record" for name in found if name not in known]
-    print(
-        "\n".join(torn) or f"{len(found)} cases, all equal"
-        if given.verb == "check"
-        else f"{len(found)} cases"
-    )
-    return 1 if torn else 0
+        wrong += [f"{name}: not on record" for name in found if name not in known]
+    print("\n".join(wrong) or f"{len(found)} cases{'' if recording else ', all equal'}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -11,8 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from proxyfl.core.config import KeepSettings as Keep
+    from proxyfl.core.config import TrainSettings as Train
     from proxyfl.core.errors import ProxyFLError
-    from proxyfl.data.partition import federate
+    from proxyfl.data.dataset import Dataset
+    from proxyfl.data.partition import Partition
+    from proxyfl.data.partition import make_partition as partition
     from proxyfl.data.sources import load as load_dataset
     from proxyfl.methods.base import Addon, Method
     from proxyfl.methods.registry import Recipe
@@ -20,33 +24,44 @@ if TYPE_CHECKING:
     from proxyfl.models import register as register_model
     from proxyfl.runs.experiment import Experiment, resume
     from proxyfl.runs.export import load_model
+    from proxyfl.runs.federation import Federation
     from proxyfl.runs.run import Run
 
 _HOMES = {
-    "Experiment": "proxyfl.runs.experiment",
-    "resume": "proxyfl.runs.experiment",
-    "Run": "proxyfl.runs.run",
-    "load_model": "proxyfl.runs.export",
-    "federate": "proxyfl.data.partition",
-    "load_dataset": "proxyfl.data.sources:load",
-    "Method": "proxyfl.methods.base",
     "Addon": "proxyfl.methods.base",
+    "Dataset": "proxyfl.data.dataset",
+    "Experiment": "proxyfl.runs.experiment",
+    "Federation": "proxyfl.runs.federation",
+    "Keep": "proxyfl.core.config:KeepSettings",
+    "Method": "proxyfl.methods.base",
+    "Partition": "proxyfl.data.partition",
+    "ProxyFLError": "proxyfl.core.errors",
     "Recipe": "proxyfl.methods.registry",
+    "Run": "proxyfl.runs.run",
+    "Train": "proxyfl.core.config:TrainSettings",
+    "load_dataset": "proxyfl.data.sources:load",
+    "load_model": "proxyfl.runs.export",
+    "partition": "proxyfl.data.partition:make_partition",
     "register_method": "proxyfl.methods.registry:register",
     "register_model": "proxyfl.models:register",
-    "ProxyFLError": "proxyfl.core.errors",
+    "resume": "proxyfl.runs.experiment",
 }
 
 __all__ = [
     "Addon",
+    "Dataset",
     "Experiment",
+    "Federation",
+    "Keep",
     "Method",
+    "Partition",
     "ProxyFLError",
     "Recipe",
     "Run",
-    "federate",
+    "Train",
     "load_dataset",
     "load_model",
+    "partition",
     "register_method",
     "register_model",
     "resume",

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from proxyfl.core.errors import RunError
-from proxyfl.data.partition import Partition, Ragged, federate
+from proxyfl.data.partition import Partition, Ragged, make_partition
 from proxyfl.report.bubbles import _draw, partition_bubbles
 from proxyfl.runs.simulation import prepare
 
@@ -41,7 +41,7 @@ def test_a_run_is_drawn_with_the_counts_of_its_partition(runs, tmp_path):
 
 def test_a_partition_can_be_drawn_before_anything_is_trained(tmp_path):
     labels = np.arange(60) % 3
-    partition = federate(labels, clients=5, per_class=4)
+    partition = make_partition(labels, clients=5, per_class=4)
     _, _, data = partition_bubbles((partition, labels, ["ant", "bee", "cow"]), tmp_path / "partition.png")
     with data.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -89,7 +89,7 @@ def test_many_classes_are_drawn_without_numbers_and_say_so():
 
 def test_of_many_clients_the_first_are_drawn_and_all_are_in_the_csv(tmp_path):
     labels = np.arange(200) % 2
-    partition = federate(labels, clients=50, per_class=50, scheme="iid")
+    partition = make_partition(labels, clients=50, per_class=50, scheme="iid")
     _, _, data = partition_bubbles((partition, labels, ["a", "b"]), tmp_path / "partition")
     assert len(data.read_text().splitlines()) == 1 + 50 * 2
     figure = _draw(

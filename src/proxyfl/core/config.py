@@ -119,9 +119,23 @@ class TrainSettings:
     epochs: int = setting(5, "local epochs (E)", low=1)
     batch: int = setting(128, "labelled images in a batch (B)", low=1, high=100_000)
     mu: int = setting(2, "unlabelled images per labelled one in a batch", low=1, high=1000)
-    lr: float = setting(0.1, "learning rate of SGD, constant", low=0)
+    lr: float = setting(0.1, "learning rate", low=0)
     momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
     weight_decay: float = setting(1e-4, "weight decay on every parameter", low=0)
+    optimiser: str = setting("sgd", "sgd, or AdamW", choices=("sgd", "adamw"), later=True)
+    nesterov: bool = setting(False, "Nesterov momentum, for sgd", later=True)
+    beta1: float = setting(0.9, "decay of AdamW's mean of gradients", low=0, high=0.9999, later=True)
+    beta2: float = setting(0.999, "decay of AdamW's mean of squares", low=0, high=0.999999, later=True)
+    schedule: str = setting(
+        "constant",
+        "the learning rate over rounds: constant, cosine (to zero), or step",
+        choices=("constant", "cosine", "step"),
+        later=True,
+    )
+    warmup: int = setting(0, "rounds over which the learning rate rises to lr", low=0, later=True)
+    decay: float = setting(0.1, "factor of schedule = step", low=0, high=1, later=True)
+    decay_every: int = setting(100, "rounds between two steps of schedule = step", low=1, later=True)
+    max_grad_norm: float = setting(0.0, "clip the gradient to this norm; 0: no clipping", low=0, later=True)
     pool: str = setting(
         "all",
         "unlabelled pool: all adds the labelled images without their labels; unlabelled leaves them out",
@@ -137,6 +151,20 @@ class TrainSettings:
     leak_momentum: bool = setting(
         False, "hand the momentum of one client to the next, as the released program does", code=True
     )
+
+    def __post_init__(self) -> None:
+        check_section(self, "train.")
+
+    def lr_factor(self, round: int, rounds: int) -> float:
+        """What the learning rate of this round (from 1) is multiplied by."""
+        if round <= self.warmup:
+            return round / self.warmup
+        done = round - 1 - self.warmup
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done / max(1, rounds - self.warmup)))
+        if self.schedule == "step":
+            return float(self.decay ** (done // self.decay_every))
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -321,6 +349,16 @@ def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: s
         elif fidelity in spec.metadata.get("fidelity", {}):
             values[name] = spec.metadata["fidelity"][fidelity]
     return cls(**values)
+
+
+def check_section(settings: Any, where: str = "") -> None:
+    """Hold settings that were given as keyword arguments to the rules of those that are read from a file."""
+    hints = typing.get_type_hints(type(settings))
+    for spec in dataclasses.fields(settings):
+        if "meaning" in spec.metadata:
+            value = getattr(settings, spec.name)
+            checked = _checked(value, hints[spec.name], spec.metadata, f"{where}{spec.name}")
+            object.__setattr__(settings, spec.name, checked)
 
 
 def _checked(value: Any, kind: Any, meta: Mapping[str, Any], where: str) -> Any:

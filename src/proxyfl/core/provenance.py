@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from proxyfl.core.config import ComputeSettings
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -23,6 +28,21 @@ def this_commit() -> str:
     except OSError:
         pass
     return metadata.version("proxyfl")
+
+
+def describe_machine(compute: ComputeSettings, *packages: str) -> dict[str, Any]:
+    """Versions, threads and kind of machine: what a reader needs to trust or repeat a run."""
+    names = ("proxyfl", "torch", "numpy", "safetensors", *packages)
+    return {
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+        "commit": this_commit(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": compute.threads,
+        "dtype": compute.dtype,
+        "device": compute.device,
+    }
 
 
 def _git(*words: str) -> str:

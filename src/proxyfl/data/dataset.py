@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,44 @@ class Dataset:
     flip: bool
     full_size: int
     partial: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        images: Any,
+        labels: Any = None,
+        *,
+        test: Any,
+        classes: Sequence[str] | int | None = None,
+        name: str = "mine",
+        flip: bool = False,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> Dataset:
+        """A data set from tensors or arrays, or from a ``torch.utils.data.Dataset`` in place of both.
+
+        Images are square and grey or in colour, uint8 or between 0 and 1, with the channels first or last.
+        A label of -1 says that nobody knows the class: such an image is unlabelled for ever. ``test`` is a
+        pair (images, labels) or a Dataset. Mean and standard deviation are computed where they are not
+        given; ``flip`` says that a mirrored image keeps its class.
+
+        >>> import proxyfl, torch
+        >>> images, labels = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
+        >>> labels[30:] = -1
+        >>> data = proxyfl.Dataset.of(images, labels, test=(images[:30], labels[:30]))
+        >>> len(data.train), data.classes
+        (60, ('0', '1', '2'))
+        """
+        from proxyfl.data.own import dataset_of
+
+        return dataset_of(
+            images, labels, test=test, classes=classes, name=name, flip=flip, mean=mean, std=std
+        )
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether the class of every training image is known: nothing is hidden from those who measure."""
+        return not bool((self.train.labels < 0).any())
 
     @property
     def channels(self) -> int:

@@ -50,15 +50,17 @@ def split_labels(labels: Any, per_class: int | Sequence[int], seed: int) -> tupl
     return labelled, unlabelled
 
 
-def label_array(labels: Any) -> Indices:
-    """Labels of any kind (list, array, tensor) as a flat int64 array of classes from 0."""
+def label_array(labels: Any, *, unknown: bool = False) -> Indices:
+    """Labels of any kind (list, array, tensor) as a flat int64 array of classes from 0; ``unknown`` admits -1
+    for images whose class nobody knows.
+    """
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.ndim != 1:
         raise DataError(f"labels must be a flat list of classes, not an array of shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":
         raise DataError(f"labels must be whole numbers, not {array.dtype}")
     flat: Indices = array.astype(np.int64)
-    if flat.min(initial=0) < 0:
+    if flat.min(initial=0) < -int(unknown):
         raise DataError(f"labels must count from 0; the smallest is {flat.min()}")
     return flat
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proxyfl.core.errors import ConfigError, RunError, nearest
+from proxyfl.data.dataset import Dataset
 from proxyfl.data.labels import Indices, Pairs, label_array, legacy_generator, split_labels
 
 MAX_REDRAWS = 1000
@@ -119,12 +120,12 @@ class Partition:
 
     def class_counts(self, labels: Any, classes: int) -> tuple[Indices, Indices]:
         """Images per client and class, (clients, classes), of the labelled and of the unlabelled lists."""
-        given = label_array(labels)
+        given = label_array(labels, unknown=True)
         return _class_counts(self.labelled, given, classes), _class_counts(self.unlabelled, given, classes)
 
 
-def federate(
-    labels: Any,
+def make_partition(
+    data: Any,
     *,
     clients: int,
     per_class: int | Sequence[int],
@@ -135,8 +136,16 @@ def federate(
 ) -> Partition:
     """Give ``per_class`` images of each class their labels and deal everything to ``clients``.
 
-    ``alpha`` sets how uneven ``paired`` and ``dirichlet`` are; 0 means even, as in ``iid``.
+    ``data`` is a data set or the labels of its training images. ``alpha`` sets how uneven ``paired`` and
+    ``dirichlet`` are; 0 means even, as in ``iid``. Images whose class nobody knows (label -1) stay unlabelled
+    and are dealt evenly, in an order that ``partition_seed`` draws.
+
+    >>> import proxyfl
+    >>> split = proxyfl.partition([0, 1] * 50, clients=4, per_class=10, scheme="iid")
+    >>> split.labelled.sizes.tolist(), split.unlabelled.sizes.tolist()
+    ([4, 4, 6, 6], [20, 20, 20, 20])
     """
+    labels = data.train.labels if isinstance(data, Dataset) else data
     if scheme not in SCHEMES:
         raise ConfigError(f"unknown partition scheme '{scheme}'; {nearest(scheme, SCHEMES)}")
     if clients < 1:
@@ -144,8 +153,18 @@ def federate(
     if not (alpha >= 0 and math.isfinite(alpha)):
         raise ConfigError(f"alpha = {alpha} is out of range; use 0 (even) or a positive number")
     legacy_generator(partition_seed, "partition_seed")
-    parts = split_labels(labels, per_class, split_seed)
+    given = label_array(labels, unknown=True)
+    known, unknown = np.flatnonzero(given >= 0), np.flatnonzero(given < 0)
+    parts = [
+        Pairs(known[part.index], part.label, part.classes)
+        for part in split_labels(given[known], per_class, split_seed)
+    ]
     labelled, unlabelled = SCHEMES[scheme](parts, clients, alpha, partition_seed)
+    if len(unknown):
+        order = np.random.RandomState(partition_seed).permutation(unknown)
+        owner = np.arange(len(order)) * clients // len(order)
+        (whose, images), (more, others) = unlabelled.flat(), (owner, order)
+        unlabelled = _deal(np.concatenate([images, others]), np.concatenate([whose, more]), clients)
     return Partition(labelled, unlabelled)
 
 
@@ -295,6 +314,7 @@ def _deal(index: Indices, owner: Indices, clients: int) -> Ragged:
 def _class_counts(part: Ragged, labels: Indices, classes: int) -> Indices:
     owner, image = part.flat()
     label = labels[image]
+    owner, label = owner[label >= 0], label[label >= 0]
     if label.max(initial=-1) >= classes:
         raise ConfigError(f"a label is {label.max()}, but there are only {classes} classes")
     return np.bincount(owner * classes + label, minlength=len(part) * classes).reshape(len(part), classes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from proxyfl.federation.loop import Federation
+from proxyfl.federation.loop import Server
 from proxyfl.federation.sampling import Redraw, sample_clients
 from proxyfl.runs.directory import RunDirectory, read_json_lines
 
@@ -31,7 +31,7 @@ class Draws:
 
     def __init__(
         self,
-        federation: Federation,
+        federation: Server,
         run: RunDirectory,
         sites: tuple[str, ...],
         say: Callable[[str], None],

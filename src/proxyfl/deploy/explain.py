@@ -24,14 +24,15 @@ from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.deploy import validation
 from proxyfl.deploy.settings import Deployment
 from proxyfl.engines.inline import InlineEngine
-from proxyfl.federation.client import ClientTrainer
+from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
-from proxyfl.federation.loop import Federation
+from proxyfl.federation.loop import Server
 from proxyfl.federation.pipeline import uncovered
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods.base import Method
+from proxyfl.models import Network
 
 BATCH, IMAGES = 4, 8
 """Of the rehearsal: what is sent does not depend on them."""
@@ -106,10 +107,11 @@ def rehearse(deployment: Deployment) -> tuple[Task, Update]:
     with tempfile.TemporaryDirectory() as folder:
         method, views = validation.method_of(config), ViewSettings(False, deployment.mean, deployment.std)
         classes, store = len(deployment.classes), ClientStore(Path(folder) / "client")
-        trainer = ClientTrainer(config, method, views, classes, deployment.channels, store)
+        network = Network.of(config.model.name, classes, deployment.channels, config.model.width)
+        trainer = trainer_of(config, method, network, views, store)
         engine = InlineEngine(trainer, lambda client: _made_up(deployment))
         counts = np.full(len(deployment.sites), IMAGES, dtype=np.int64)
-        federation = Federation(
+        federation = Server(
             config,
             method,
             Population(counts, counts),

@@ -40,7 +40,7 @@ class ServerTest:
             raise DataError("the server's test images have no labels; give labelled ones or test = ''")
         self.trainer, self.split = trainer, split
         self.network = trainer.placed(trainer.new_network())
-        self.batch = eval_batch(trainer.config.compute.eval_batch, image_size, trainer.device)
+        self.batch = eval_batch(trainer.compute.eval_batch, image_size, trainer.device)
         self.source: dict[str, Any] = {"where": "server", "images": len(split)}
 
     def __call__(self, state: ServerState) -> Evaluation:
@@ -52,7 +52,7 @@ class ServerTest:
             views.mean,
             views.std,
             batch=self.batch,
-            autocast=lambda: autocast(self.trainer.config.compute, self.trainer.device),
+            autocast=lambda: autocast(self.trainer.compute, self.trainer.device),
         )
 
 

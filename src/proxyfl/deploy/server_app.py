@@ -16,7 +16,7 @@ DEPLOYMENT = "PROXYFL_DEPLOYMENT"
 def serve(grid: Grid, context: Context) -> None:
     """The main function of the server app."""
     from proxyfl.core.plugins import load_plugins
-    from proxyfl.deploy.server_run import Server
+    from proxyfl.deploy.server_run import DeployedServer
     from proxyfl.deploy.settings import Deployment
     from proxyfl.deploy.site_data import open_test
 
@@ -27,4 +27,4 @@ def serve(grid: Grid, context: Context) -> None:
     deployment = Deployment.read(folder)
     path, form = deployment.test_path, (deployment.classes, deployment.channels, deployment.image_size)
     test = None if path is None else lambda: open_test(path, *form)
-    Server(deployment, grid, test, str(context.run_id)).run()
+    DeployedServer(deployment, grid, test, str(context.run_id)).run()

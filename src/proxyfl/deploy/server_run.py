@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from proxyfl.core.config import Config
 from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.core.files import begins_with, sha256, write_bytes, write_tensors
+from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Split
 from proxyfl.data.partition import Partition, Ragged
@@ -31,14 +32,16 @@ from proxyfl.deploy.stopping import StopAsked, stop_asked
 from proxyfl.deploy.validation import method_of
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.engines.flower.site import FORM
+from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.loop import Federation, Observer, play_round
+from proxyfl.federation.loop import Observer, Server, play_round
 from proxyfl.methods.base import Method
+from proxyfl.models import Network
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import AT_SITES, RunDirectory
-from proxyfl.runs.experiment import describe_machine
+from proxyfl.runs.export import model_card
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.repair import repair_models
@@ -48,7 +51,7 @@ RETRY, RETRY_LAST = 5.0, 60.0
 """Seconds between two attempts at a round that had too few answers: fewer at first, then more."""
 
 
-class Server:
+class DeployedServer:
     """One federation's server, for the time of one Flower run."""
 
     def __init__(
@@ -120,7 +123,7 @@ class Server:
         method = method_of(config)
         card = self._card(config, method)
         run.tidy()
-        for warning in [*warnings, *repair_models(run, saved, lambda: (method, card))]:
+        for warning in [*warnings, *repair_models(run, saved, method, card)]:
             run.event("warning", text=warning)
             self.say(f"warning: {warning}")
         state, rounds = saved.state, config.federation.rounds
@@ -141,7 +144,7 @@ class Server:
 
     def _play(
         self,
-        federation: Federation,
+        federation: Server,
         state: ServerState,
         observers: tuple[Observer, ...],
         enrolment: Enrolment,
@@ -166,7 +169,7 @@ class Server:
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_LAST)
 
-    def _await_quorum(self, federation: Federation, enrolment: Enrolment, draws: Draws) -> None:
+    def _await_quorum(self, federation: Server, enrolment: Enrolment, draws: Draws) -> None:
         """Wait quietly while too few of the sites that the round asks are connected for it to count."""
         patience = self.deployment.patience
         until, told = time.monotonic() + patience, ""
@@ -194,7 +197,7 @@ class Server:
                 f"stopped after round {done}, as asked" if done else "stopped before round 1, as asked"
             )
 
-    def _admit(self, federation: Federation, enrolment: Enrolment) -> None:
+    def _admit(self, federation: Server, enrolment: Enrolment) -> None:
         """Sites that came late take part from the next round on, those that were removed no longer."""
         for client in [client for client in enrolment.counts if self.roster.removed(client)]:
             del enrolment.counts[client]
@@ -230,7 +233,7 @@ class Server:
 
     def _federation(
         self, run: RunDirectory, config: Config, method: Method, enrolment: Enrolment
-    ) -> tuple[Federation, ClientTrainer, ServerTest | SiteTest]:
+    ) -> tuple[Server, ClientTrainer, ServerTest | SiteTest]:
         form, classes = self.deployment, len(self.deployment.classes)
         versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
         views = ViewSettings(form.flip, form.mean, form.std)
@@ -238,7 +241,8 @@ class Server:
         clients_store, server_store = (
             ClientStore(place, versions, cure) for place in (run.clients, run.server)
         )
-        trainer = ClientTrainer(config, method, views, classes, form.channels, clients_store)
+        network = Network.of(config.model.name, classes, form.channels, config.model.width)
+        trainer = trainer_of(config, method, network, views, clients_store)
         setup = {
             **self.form,
             "config": json.loads(json.dumps(config.to_tree())),
@@ -252,23 +256,21 @@ class Server:
         else:
             measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say)
         population = enrolment.population()
-        federation = Federation(config, method, population, engine, measure, classes, server_store, run.path)
+        federation = Server(config, method, population, engine, measure, classes, server_store, run.path)
         return federation, trainer, measure
 
     def _card(self, config: Config, method: Method) -> dict[str, Any]:
         """What a saved model says about itself, but for the round."""
         form = self.deployment
-        return {
-            "network": config.model.name,
-            "width": config.model.width,
-            "heads": method.needs_heads and not method.all_private,
-            "channels": form.channels,
-            "image_size": form.image_size,
-            "classes": form.classes,
-            "mean": form.mean,
-            "std": form.std,
-            "method": config.method.name,
-        }
+        return model_card(
+            config,
+            method,
+            channels=form.channels,
+            image_size=form.image_size,
+            classes=form.classes,
+            mean=form.mean,
+            std=form.std,
+        )
 
 
 def _is_full(error: BaseException | None) -> bool:
@@ -293,7 +295,7 @@ def sizes_only(enrolment: Enrolment) -> Partition:
 
 def describe(config: Config, deployment: Deployment) -> dict[str, Any]:
     return {
-        **describe_machine(config, "flwr"),
+        **describe_machine(config.compute, "flwr"),
         "data": AT_SITES,
         "federation": deployment.name,
         "sites": list(deployment.sites),

@@ -25,7 +25,7 @@ class InlineEngine:
         self.trainer, self.data, self.truth = trainer, data, truth
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
-        with numerics(self.trainer.config.compute):
+        with numerics(self.trainer.compute):
             for task in tasks:
                 yield self._train(task)
 

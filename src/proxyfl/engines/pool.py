@@ -20,19 +20,18 @@ from pathlib import Path
 
 import torch
 
-from proxyfl import models
 from proxyfl.core import plugins
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Failure, Task, Tensors, Update, within
 from proxyfl.data.holdings import Holdings
+from proxyfl.engines.handover import packed
 from proxyfl.engines.remote_error import raised
 from proxyfl.engines.serialization import Header, pack_task, unpack_answer
 from proxyfl.engines.shared import Layout, SharedTensors
 from proxyfl.engines.worker import receive, send
 from proxyfl.federation.client import ClientTrainer
-from proxyfl.methods import registry
 
 SLACK = 2
 """Answers that may wait for an earlier one, beyond one per worker."""
@@ -82,16 +81,6 @@ def search_path() -> str:
     return os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
 
 
-def foreign_modules(trainer: ClientTrainer) -> list[str]:
-    """Modules outside this package that the method and the network come from: workers import them, too."""
-    config, method = trainer.config, trainer.method
-    parts = [type(method), *map(type, method.addons), models.require(config.model.name)]
-    names = [registry.origin(config.method.name), models.origin(config.model.name)]
-    names += [part.__module__ for part in parts]
-    inside = ("proxyfl.", plugins.FILE_PREFIX)
-    return [name for name in dict.fromkeys(names) if name and not name.startswith(inside)]
-
-
 @dataclasses.dataclass
 class _Job:
     """A task on its way; ``answer`` is there when its turn may come."""
@@ -104,20 +93,19 @@ class _Job:
 class _Worker:
     """A worker process, as its parent sees it."""
 
-    def __init__(self, slot: int, setup: Header, start: Tensors, store: int, broadcast: int) -> None:
+    def __init__(self, slot: int, setup: Header, trainer: bytes, threads: int, fds: tuple[int, int]) -> None:
         self.slot, self.ready = slot, False
         self.job: _Job | None = None
         ours, theirs = socket.socketpair()
         life_read, self.lifeline = os.pipe()
         self.connection = Connection(ours.detach())
-        given = (theirs.fileno(), life_read, store, broadcast)
-        threads = str(setup["config"]["compute"]["threads"])
+        given = (theirs.fileno(), life_read, *fds)
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "proxyfl.engines.start", *map(str, given)],
                 pass_fds=given,
                 stdin=subprocess.DEVNULL,
-                env={**tuned_environment(), "PYTHONPATH": search_path(), "OMP_NUM_THREADS": threads},
+                env={**tuned_environment(), "PYTHONPATH": search_path(), "OMP_NUM_THREADS": str(threads)},
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent, which ends its workers
             )
         except BaseException:
@@ -128,7 +116,8 @@ class _Worker:
             theirs.close()
             os.close(life_read)
         with contextlib.suppress(OSError):  # dead already: it will be found so, with the reason it gave
-            send(self.connection, setup, start)
+            send(self.connection, setup, {})
+            self.connection.send_bytes(trainer)
 
     def end(self) -> int:
         """Its exit code; negative is a signal."""
@@ -145,6 +134,7 @@ class PoolEngine:
         self.trainer, self.holdings, self.count = trainer, holdings, workers
         self.workers: list[_Worker] = []
         self.store, self.broadcast = SharedTensors(), SharedTensors()
+        self._packed = packed(trainer) if workers else b""
         self._setup: Header = {}
         self._sent: tuple[Tensors, Tensors] | None = None
         self._layout: Layout = {}
@@ -199,27 +189,18 @@ class PoolEngine:
         """All workers; those that are missing are started."""
         if not self._setup:
             self._setup = self._describe()
-        names, config = devices(self.trainer.config.compute.device), self._setup["config"]
+        names, threads = devices(self.trainer.compute.device), self.trainer.compute.threads
+        fds = (self.store.fd, self.broadcast.fd)
         for slot in sorted(set(range(self.count)) - {worker.slot for worker in self.workers}):
-            compute = {**config["compute"], "device": names[slot % len(names)]}
-            setup = {**self._setup, "config": {**config, "compute": compute}}
-            start = self.trainer.start
-            self.workers.append(_Worker(slot, setup, start, self.store.fd, self.broadcast.fd))
+            setup = {**self._setup, "device": names[slot % len(names)]}
+            self.workers.append(_Worker(slot, setup, self._packed, threads, fds))
         return self.workers
 
     def _describe(self) -> Header:
-        trainer = self.trainer
+        self._packed = packed(self.trainer)  # anew: where clients keep their state may have moved
         layout = self.store.write(self.holdings.to_tensors())
         self.broadcast.write({})
-        return {
-            "config": trainer.config.to_tree(),
-            "plugins": [*plugins.loaded, *foreign_modules(trainer)],
-            "store": layout,
-            "views": dataclasses.asdict(trainer.views),
-            "classes": trainer.classes,
-            "client_store": str(trainer.store.folder.absolute()),
-            "versions": trainer.store.versions,
-        }
+        return {"plugins": plugins.loaded, "store": layout}
 
     def _give(self, worker: _Worker, job: _Job) -> None:
         """Send a task to a free worker. One that turns out to be dead does not count as a try."""

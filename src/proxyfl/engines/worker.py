@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
 
-from proxyfl.core.config import read_config
 from proxyfl.core.plugins import load_plugin
 from proxyfl.core.state import Tensors, namespace
 from proxyfl.data.holdings import Holdings
-from proxyfl.data.stream import ViewSettings
 from proxyfl.engines import shared
+from proxyfl.engines.handover import unpacked
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.remote_error import describe
 from proxyfl.engines.serialization import Header, pack_answer, unpack_task
 from proxyfl.federation.client import ClientTrainer
-from proxyfl.federation.client_store import ClientStore
-from proxyfl.methods import registry
 
 
 def encoded(header: Header, tensors: Tensors) -> tuple[bytes, bytes]:
@@ -46,9 +43,10 @@ def serve(channel: int, store: int, broadcast: int) -> None:
 
 
 def _serve(connection: Connection, store: int, broadcast: int) -> None:
-    setup, start = receive(connection)
+    setup, _ = receive(connection)
+    trainer = connection.recv_bytes()
     try:
-        engine = _engine(setup, start, store)
+        engine = _engine(setup, trainer, store)
     except Exception as error:
         send(connection, {"kind": "error", **describe(error)}, {})
         return
@@ -68,20 +66,10 @@ def _serve(connection: Connection, store: int, broadcast: int) -> None:
             connection.send_bytes(frame)
 
 
-def _engine(setup: dict[str, Any], start: Tensors, store: int) -> InlineEngine:
+def _engine(setup: dict[str, Any], content: bytes, store: int) -> InlineEngine:
     for plugin in setup["plugins"]:
         load_plugin(plugin)
-    config = read_config(setup["config"], setup["config"]["fidelity"])
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    trainer: ClientTrainer = unpacked(content)
+    trainer.compute = dataclasses.replace(trainer.compute, device=setup["device"])
     holdings = Holdings.from_tensors(shared.read(store, setup["store"]))
-    views = setup["views"]
-    trainer = ClientTrainer(
-        config,
-        method,
-        ViewSettings(views["flip"], tuple(views["mean"]), tuple(views["std"])),
-        setup["classes"],
-        holdings.images.shape[1],
-        ClientStore(Path(setup["client_store"]), setup["versions"]),
-        start,
-    )
-    return InlineEngine(trainer, lambda k: holdings.client(k, oracle=method.oracle), holdings.truth)
+    return InlineEngine(trainer, lambda k: holdings.client(k, oracle=trainer.method.oracle), holdings.truth)

@@ -8,23 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxyfl.core.config import ComputeSettings, Config
+from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.privacy import outgoing
 from proxyfl.federation.pseudo_metrics import count_decisions
 from proxyfl.methods.base import Addon, Method
-from proxyfl.methods.context import ClientContext
-from proxyfl.models import build
-from proxyfl.models.registry import part_of
+from proxyfl.methods.context import ClientContext, OptimiserFactory
+from proxyfl.models import Network, part_of
 
 
 class ClientTrainer:
@@ -32,28 +31,42 @@ class ClientTrainer:
 
     def __init__(
         self,
-        config: Config,
         method: Method,
+        network: Network,
         views: ViewSettings,
-        classes: int,
-        channels: int,
         store: ClientStore,
+        *,
+        train: TrainSettings,
+        compute: ComputeSettings,
+        rounds: int,
+        seed: int,
         start: Tensors | None = None,
+        optimiser: OptimiserFactory | None = None,
+        outgoing: Callable[[Task, Update], Update] | None = None,
     ) -> None:
-        self.config, self.method, self.views = config, method, views
-        self.classes, self.channels, self.store, self.start = classes, channels, store, start or {}
-        self.device = torch.device(config.compute.device)
-        self.network = self.placed(self.new_network())
+        self.method, self.factory, self.views, self.store = method, network, views, store
+        self.settings, self.compute, self.rounds, self.seed = train, compute, rounds, seed
+        self.start, self.optimiser, self.outgoing = start or {}, optimiser, outgoing
+
+    @property
+    def classes(self) -> int:
+        return self.factory.classes
+
+    @cached_property
+    def device(self) -> torch.device:
+        return torch.device(self.compute.device)
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The one that all clients are trained with."""
+        return self.placed(self.new_network())
 
     def new_network(self) -> nn.Module:
         """The network before the first round, the same in every process: as the seed initialises it, and
         where the run starts from weights, with those.
         """
-        model = self.config.model
-        with isolated(self.config.seed, 0, SERVER, "initialise"):
-            network = build(
-                model.name, self.classes, self.channels, model.width, heads=self.method.needs_heads
-            )
+        with isolated(self.seed, 0, SERVER, "initialise"):
+            network = self.factory(heads=self.method.needs_heads)
         if self.start:
             network.load_state_dict(fitting(self.start, network.state_dict()), strict=False)
         return network
@@ -72,10 +85,10 @@ class ClientTrainer:
         ctx = self._context(task, self.method.rearrange(data))
         self.network.load_state_dict(self.method.model(task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
-        with isolated(self.config.seed, task.round, task.client, "layers"):
+        with isolated(self.seed, task.round, task.client, "layers"):
             self.method.begin_all(ctx)
             _restore_momentum(ctx, task.carry)
-            for ctx.epoch in range(self.config.train.epochs):
+            for ctx.epoch in range(self.settings.epochs):
                 for batch in ctx.stream.epoch():
                     self.method.observe_all(self.method.step(batch, ctx), ctx)
             _require_terms(ctx)
@@ -94,12 +107,12 @@ class ClientTrainer:
             weights=detached(self.method.upload(ctx)),
             extras=detached(extras),
             metrics={"steps": float(ctx.steps), **losses, **counts, **watched},
-            carry=_momentum(ctx) if self.config.train.leak_momentum else {},
+            carry=_momentum(ctx) if self.settings.leak_momentum else {},
             seconds=time.perf_counter() - start,
         )
         # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
         vars(ctx).clear()
-        return outgoing(self.config, task, update)
+        return self.outgoing(task, update) if self.outgoing else update
 
     def _private(self, ctx: ClientContext) -> Tensors:
         """What this client kept of the network to itself; at its first round, as the seed initialises it."""
@@ -111,29 +124,31 @@ class ClientTrainer:
         return {name: value for name, value in weights.items() if name.startswith(self.method.all_private)}
 
     def _context(self, task: Task, data: ClientData) -> ClientContext:
-        config, train = self.config, self.config.train
         stream = Stream(
             data,
-            train,
+            self.settings,
             self.views,
             self.method.all_wants,
-            rng(config.seed, task.round, task.client, "batches"),
+            rng(self.seed, task.round, task.client, "batches"),
             self.device,
             walk_labelled=self.method.walks_labelled,
         )
-        stream.steps = max(1, self.method.steps_per_epoch(len(data.labelled), stream.steps, train.batch))
+        stream.steps = max(
+            1, self.method.steps_per_epoch(len(data.labelled), stream.steps, self.settings.batch)
+        )
         return ClientContext(
             method=self.method,
             model=self.network,
             stream=stream,
             task=task,
-            settings=train,
+            settings=self.settings,
             classes=self.classes,
-            rounds=config.federation.rounds,
-            seed=config.seed,
+            rounds=self.rounds,
+            seed=self.seed,
             device=self.device,
-            autocast=lambda: autocast(config.compute, self.device),
+            autocast=lambda: autocast(self.compute, self.device),
             initial=self.initial_weights,
+            own_optimiser=self.optimiser,
             state=self.store.load(task.client, task.version) if self.method.keeps_state else {},
         )
 

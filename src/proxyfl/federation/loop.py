@@ -49,6 +49,38 @@ class RoundReport:
     timing: dict[str, float]
     snapshots: Tensors = field(default_factory=dict)
 
+    @property
+    def number(self) -> int:
+        """Of the round, from 1."""
+        return self.state.round
+
+    @property
+    def accuracy(self) -> float | None:
+        """On the test images; None where it was not measured."""
+        return self.metrics.get("accuracy")
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Mean losses per step over all clients."""
+        found: dict[str, float] = self.metrics["losses"]
+        return found
+
+    @property
+    def pseudo(self) -> dict[str, float]:
+        """Shares and accuracies of pseudo-labels; empty for methods that make none."""
+        found: dict[str, float] = self.metrics["pseudo"]
+        return found
+
+    @property
+    def clients(self) -> list[int]:
+        """Those whose updates were used."""
+        found: list[int] = self.metrics["clients"]
+        return found
+
+    def __repr__(self) -> str:
+        measured = "not measured" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
+        return f"<round {self.number}: {measured}, {len(self.clients)} clients>"
+
 
 class Observer(Protocol):
     """Someone who follows a run."""
@@ -61,8 +93,8 @@ class Observer(Protocol):
 
 
 @dataclass
-class Federation:
-    """Everything a round needs that does not change from round to round."""
+class Server:
+    """The server's side of a federation: everything a round needs that does not change between rounds."""
 
     config: Config
     method: Method
@@ -99,28 +131,28 @@ class Federation:
         return [k for k in clients if labelled[k] or not self.method.needs_labels]
 
 
-def run_rounds(federation: Federation, state: ServerState, observers: Iterable[Observer] = ()) -> ServerState:
+def run_rounds(server: Server, state: ServerState, observers: Iterable[Observer] = ()) -> ServerState:
     """Play the rounds that are left."""
     observers = tuple(observers)
-    while state.round < federation.config.federation.rounds:
-        state = play_round(federation, state, observers)
+    while state.round < server.config.federation.rounds:
+        state = play_round(server, state, observers)
     return state
 
 
 def play_round(
-    federation: Federation, state: ServerState, observers: tuple[Observer, ...], redraw: Redraw | None = None
+    server: Server, state: ServerState, observers: tuple[Observer, ...], redraw: Redraw | None = None
 ) -> ServerState:
     """One round. ``redraw`` asks others than those it would ask by itself; its metrics then say so."""
-    config, method = federation.config, federation.method
+    config, method = server.config, server.method
     started, round = time.perf_counter(), state.round + 1
-    computed = _processor_time(federation.engine)
-    chosen = sample_clients(config, round, federation.population, redraw)
-    clients = federation.able(chosen)
+    computed = _processor_time(server.engine)
+    chosen = sample_clients(config, round, server.population, redraw)
+    clients = server.able(chosen)
     for observer in observers:
         observer.round_started(round, clients)
 
-    ctx, traffic = federation.server_context(state), Traffic()
-    fold = Fold(config, method, ctx, state, clients, federation.population, federation.spool)
+    ctx, traffic = server.server_context(state), Traffic()
+    fold = Fold(config, method, ctx, state, clients, server.population, server.spool)
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:
@@ -131,7 +163,7 @@ def play_round(
             traffic.sent(task)
             yield task
 
-    for answer, client in zip(federation.engine.run(tasks()), clients, strict=True):
+    for answer, client in zip(server.engine.run(tasks()), clients, strict=True):
         if isinstance(answer, Update):
             traffic.received(answer)
         answer = fold.take(answer, client)
@@ -140,12 +172,12 @@ def play_round(
     trained = time.perf_counter()
 
     _require_quorum(config, fold, clients)
-    _serve(federation, ctx, fold)
+    _serve(server, ctx, fold)
     versions = state.versions.after(fold.clients if method.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
 
-    measured, counts = _measure(federation, state)
+    measured, counts = _measure(server, state)
     metrics = {
         "round": round,
         **measured,
@@ -160,7 +192,7 @@ def play_round(
     }
     done = time.perf_counter()
     timing = {"train": trained - started, "serve": served - trained, "evaluate": done - served}
-    timing[CPU] = _processor_time(federation.engine) - computed
+    timing[CPU] = _processor_time(server.engine) - computed
     report = RoundReport(state, metrics, timing, {**ctx.snapshots, **counts})
     for observer in observers:
         observer.round_finished(report)
@@ -172,25 +204,25 @@ def _processor_time(engine: Engine) -> float:
     return time.process_time() + elsewhere
 
 
-def _serve(federation: Federation, ctx: ServerContext, fold: Fold) -> None:
+def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
     """What the server makes of a round's updates."""
-    config = federation.config
+    config = server.config
     ctx.clients, ctx.samples = fold.clients, fold.samples
     if fold.settles:
         ctx.weights = fold.mean(ctx)
         ctx.snapshots = fold.snapshots(ctx.weights)
-        ctx.extras = federation.method.serve_all(ctx, fold.kept)
+        ctx.extras = server.method.serve_all(ctx, fold.kept)
     if counts := fold.counts():
         ctx.metrics["counts"] = counts
     if config.privacy.clip:
-        ctx.metrics["privacy"] = spent(config, ctx.round, federation.population)
+        ctx.metrics["privacy"] = spent(config, ctx.round, server.population)
 
 
-def _measure(federation: Federation, state: ServerState) -> tuple[dict[str, Any], Tensors]:
+def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensors]:
     """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured."""
-    if not federation.config.federation.measures(state.round):
+    if not server.config.federation.measures(state.round):
         return {}, {}
-    result = federation.evaluate(state)
+    result = server.evaluate(state)
     return {"accuracy": result.accuracy, "per_class": result.per_class}, {"confusion": result.confusion}
 
 

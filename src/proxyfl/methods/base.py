@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxyfl.core.config import setting
+from proxyfl.core.config import read_section, setting
 from proxyfl.core.errors import MethodError
 from proxyfl.core.state import Tensors, Update, namespace, within
 from proxyfl.data.stream import Batch, ClientData
@@ -47,8 +47,28 @@ class Part:
     """What a client keeps between rounds, in words; empty: nothing."""
     Parameters: ClassVar[type[Any]] = NoParameters
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: Any = None, **values: Any) -> None:
+        """``values`` are parameters by name, held to their ranges: ``GPT(epochs=50)``. Those who have a
+        whole set of them at hand give that instead.
+        """
+        if parameters is None:
+            parameters = read_section(self.Parameters, values, "clean", f"{self.name}.")
+        elif values:
+            raise MethodError(f"{self.name}: give a set of parameters or single ones, not both")
         self.parameters = parameters
+
+    def __repr__(self) -> str:
+        usual = type(self.parameters)()
+        changed = [
+            f"{name}={value!r}"
+            for name, value in vars(self.parameters).items()
+            if value != getattr(usual, name)
+        ]
+        return f"{type(self).__name__}({', '.join([*changed, *self._shown()])})"
+
+    def _shown(self) -> list[str]:
+        """What else belongs in a listing of its arguments."""
+        return []
 
     # On the client
 
@@ -88,7 +108,7 @@ class Part:
 class Addon(Part):
     """Something that can be attached to any method."""
 
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[type[Addon], ...]] = ()
     """Other add-ons it works with; they are attached as well."""
     asked_as: str = ""
     """The word that brought it: a bundle's or another add-on's name, or its own."""
@@ -123,11 +143,21 @@ class Method(Part):
     """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
     Parameters: ClassVar[type[Any]] = MethodParameters
 
-    def __init__(self, parameters: Any, addons: Sequence[Addon] = ()) -> None:
-        super().__init__(parameters)
-        self.addons = tuple(addons)
+    own_optimiser: str = ""
+    """Which optimiser it trains with, where that is not the one of the training settings."""
+
+    usual_addons: ClassVar[tuple[type[Addon], ...]] = ()
+    """Add-ons that belong to it: it carries them where nobody says which."""
+
+    def __init__(
+        self, parameters: Any = None, addons: Sequence[Addon] | None = None, **values: Any
+    ) -> None:
+        """``ProxyFL(tau=0.9, addons=[ICPL(weight=0.5), GPT(epochs=50)])``"""
+        super().__init__(parameters, **values)
+        addons = [addon() for addon in self.usual_addons] if addons is None else addons
+        self.addons = self._with_needs(addons)
         self.parts: tuple[Part, ...] = (self, *self.addons)
-        for addon in addons:
+        for addon in self.addons:
             reason = self.refuses(addon)
             if reason:
                 raise MethodError(f"{self.name} cannot carry +{addon.asked_as or addon.name}: {reason}")
@@ -136,6 +166,26 @@ class Method(Part):
         self.all_private = tuple(prefix for part in self.parts for prefix in part.private)
         self.all_counts = tuple(f"{part.name}/{name}" for part in self.parts for name in part.counts)
         self.keeps_state = any(part.keeps or part.private for part in self.parts)
+
+    @staticmethod
+    def _with_needs(addons: Sequence[Addon]) -> tuple[Addon, ...]:
+        """The add-ons, each behind those it works with; what is missing has its default parameters."""
+        attached: list[Addon] = []
+        for addon in addons:
+            for needed in addon.needs:
+                given = [other for other in (*attached, *addons) if isinstance(other, needed)]
+                if not given:
+                    given = [needed()]
+                    given[0].asked_as = addon.asked_as or addon.name
+                attached += [other for other in given[:1] if other not in attached]
+            attached += [addon] if addon not in attached else []
+        names = [addon.name for addon in attached]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise MethodError(f"add-on '{twice[0]}' is attached twice; leave one out")
+        return tuple(attached)
+
+    def _shown(self) -> list[str]:
+        return [f"addons=[{', '.join(map(repr, self.addons))}]"] if self.addons else []
 
     def refuses(self, addon: Addon) -> str:
         """Why this method cannot carry the add-on; empty when it can."""

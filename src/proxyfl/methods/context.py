@@ -23,6 +23,20 @@ if TYPE_CHECKING:
     from proxyfl.methods.base import Method
 
 
+OptimiserFactory = Callable[[list[nn.Parameter], float, TrainSettings], torch.optim.Optimizer]
+"""(parameters, the round's learning rate, training settings) → an optimiser."""
+
+
+def usual_optimiser(parameters: list[nn.Parameter], lr: float, train: TrainSettings) -> torch.optim.Optimizer:
+    """SGD or AdamW, as the settings say."""
+    if train.optimiser == "adamw":
+        betas = (train.beta1, train.beta2)
+        return torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=train.weight_decay)
+    return torch.optim.SGD(
+        parameters, lr=lr, momentum=train.momentum, weight_decay=train.weight_decay, nesterov=train.nesterov
+    )
+
+
 class FeatureNetwork(Protocol):
     """A network that shows its features and its last layer."""
 
@@ -136,6 +150,7 @@ class ClientContext:
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
     initial: Callable[[], Tensors]
+    own_optimiser: OptimiserFactory | None = None
     state: Tensors = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
@@ -165,11 +180,19 @@ class ClientContext:
         return self.new_optimiser(self.method.trainables(self))
 
     def new_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """SGD as the settings say, for methods that train more than the model that is sent."""
-        train, lr = self.settings, self.method.learning_rate(self.settings.lr)
-        return torch.optim.SGD(
-            list(parameters), lr=lr, momentum=train.momentum, weight_decay=train.weight_decay
-        )
+        """As the settings say, at this round's learning rate; also for methods that train more than the model
+        that is sent.
+        """
+        train, given = self.settings, list(parameters)
+        lr = self.method.learning_rate(train.lr) * train.lr_factor(self.task.round, self.rounds)
+        optimiser = (self.own_optimiser or usual_optimiser)(given, lr, train)
+        if train.max_grad_norm:
+
+            def clip(*_: Any) -> None:
+                nn.utils.clip_grad_norm_(given, train.max_grad_norm)
+
+            optimiser.register_step_pre_hook(clip)
+        return optimiser
 
     @cached_property
     def teacher(self) -> Callable[[Tensor], Tensor]:

@@ -31,9 +31,10 @@ trains for 5; here the rate is constant.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ from torch.optim import Adam, Optimizer
 from proxyfl.core.config import setting
 from proxyfl.core.state import Tensors
 from proxyfl.data.stream import Batch
-from proxyfl.methods.base import Method, MethodParameters
+from proxyfl.methods.base import Addon, Method, MethodParameters
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.losses import masked_mean
 from proxyfl.methods.registry import Recipe, register
@@ -90,6 +91,11 @@ class FedDure(Method):
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
     Parameters = FedDureParameters
+
+    def __init__(self, parameters: Any = None, addons: Sequence[Addon] | None = None, **values: Any) -> None:
+        super().__init__(parameters, addons, **values)
+        if self.parameters.variant == "release":
+            self.own_optimiser = "Adam with method.release_lr"
 
     def begin(self, ctx: ClientContext) -> None:
         options = self.parameters

@@ -73,6 +73,7 @@ class FedMatch(Method):
     needs_labels = False
     sends: ClassVar[str] = "psi beside sigma; an embedding up (C numbers), at times psi of H clients down"
     keeps = "the sigma and psi it last sent"
+    own_optimiser = "SGD with method.lr and method.momentum"
     Parameters = FedMatchParameters
 
     def refuses(self, addon: Addon) -> str:

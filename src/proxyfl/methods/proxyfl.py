@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from proxyfl.core.config import setting
+from proxyfl.methods.addons import GPT, ICPL
 from proxyfl.methods.context import Pseudo
 from proxyfl.methods.fixmatch import FixMatch, FixMatchParameters
 from proxyfl.methods.losses import masked_divergence
@@ -56,6 +57,7 @@ class ProxyFLParameters(FixMatchParameters):
 class ProxyFL(FixMatch):
     name = "proxyfl"
     Parameters = ProxyFLParameters
+    usual_addons = (ICPL, GPT)
 
     def unlabelled_loss(self, strong: Tensor, pseudo: Pseudo) -> Tensor:
         target = F.one_hot(pseudo.label, strong.shape[1]).to(strong.dtype)

@@ -14,7 +14,7 @@ from typing import Any
 
 from proxyfl.core.config import read_section
 from proxyfl.core.errors import ConfigError, MethodError, nearest
-from proxyfl.core.trees import Tree, merge
+from proxyfl.core.trees import Tree, dotted, merge
 from proxyfl.methods.base import Addon, Method
 
 
@@ -37,6 +37,9 @@ _recipes: dict[str, Recipe] = {}
 _aliases: dict[str, str] = {}
 _addons: dict[str, type[Addon]] = {}
 _origins: dict[str, str] = {}
+OBJECT = "object:"
+"""How the name of something begins that is not registered: only the program that made it has it."""
+
 BUNDLES: dict[str, tuple[str, ...]] = {"proxyfl": ("icpl", "gpt")}
 """Add-on names that stand for several."""
 
@@ -117,7 +120,7 @@ def _split(name: str) -> tuple[Recipe, list[str]]:
 def _with_needs(names: Iterable[str]) -> list[str]:
     ordered: list[str] = []
     for name in names:
-        for needed in (*_addons[name].needs, name):
+        for needed in (*(addon.name for addon in _addons[name].needs), name):
             if needed not in ordered:
                 ordered.append(needed)
     return ordered
@@ -168,6 +171,28 @@ def create(name: str, parameters: Mapping[str, Any] | None = None, fidelity: str
         attached.append(cls(section))
         attached[-1].asked_as = asked.get(addon, addon)
     return recipe.method(read_section(recipe.method.Parameters, tree, fidelity, "method."), attached)
+
+
+def described(method: Method) -> tuple[str, Tree]:
+    """The name and parameters by which :func:`create` gives such a method again. The name begins with
+    ``object:`` where its class or an add-on's is not registered.
+    """
+    tree: Tree = dataclasses.asdict(method.parameters)
+    tree |= {addon.name: dataclasses.asdict(addon.parameters) for addon in method.addons}
+    names = [addon.name for addon in method.addons]
+    fitting = [
+        recipe
+        for recipe in _recipes.values()
+        if recipe.method is type(method)
+        and set(_with_needs(recipe.addons)) <= set(names)
+        and merge(tree, recipe.defaults) == tree
+    ]
+    if not fitting or any(_addons.get(addon.name) is not type(addon) for addon in method.addons):
+        return f"{OBJECT}{'+'.join([method.name, *names])}", tree
+    parent = max(fitting, key=lambda recipe: (len(recipe.addons), len(dotted(recipe.defaults))))
+    extra = [name for name in names if name not in _with_needs(parent.addons)]
+    needed = {addon.name for name in extra for addon in _addons[name].needs}
+    return find("+".join([parent.name, *(name for name in extra if name not in needed)])).name, tree
 
 
 def _asked(name: str) -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -15,8 +16,8 @@ from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.models.heads import attach_heads
 from proxyfl.models.resnet import ResNet
 
-Factory = Callable[[int, int, int], nn.Module]
-"""(classes, channels, width) → network."""
+Factory = Callable[..., nn.Module]
+"""(classes, channels, width), or those of them that it names → network."""
 
 F = TypeVar("F", bound=Factory)
 
@@ -53,23 +54,63 @@ def register(name: str) -> Callable[[F], F]:
     return remember
 
 
+def name_of(factory: object) -> str:
+    """The name a factory is registered under; empty where it is not."""
+    return next((name for name, known in _factories.items() if known is factory), "")
+
+
 def origin(name: str) -> str:
     """The module that registered the network; empty for our own."""
     return _origins.get(name, "")
 
 
-def build(name: str, classes: int, channels: int = 3, width: int = 4, heads: bool = False) -> nn.Module:
-    """The network called ``name``, freshly initialised; ``heads`` adds projection heads as ``net.heads``.
+@dataclass(frozen=True)
+class Network:
+    """How to build a network: calling it gives a fresh one. Names of parameters begin with ``classifier.`` or
+    ``heads.``; all others belong to the trunk.
 
-    Names of parameters begin with ``classifier.`` or ``heads.``; all others belong to the trunk.
+    ``factory`` is a class or function that takes ``classes``, ``channels`` and ``width``, or those of them
+    that it names, or nothing; or a network, which is copied.
     """
-    for setting, value in (("classes", classes), ("channels", channels), ("width", width)):
-        if value < 1:
-            raise ConfigError(f"{setting} = {value} is too small for a model; use 1 or more")
-    net = require(name)(classes, channels, width)
-    if not isinstance(net, nn.Module):
-        raise ConfigError(f"model '{name}' gave a {type(net).__name__}; it must give a torch.nn.Module")
-    return attach_heads(net, name) if heads else net
+
+    name: str
+    factory: Callable[..., nn.Module] | nn.Module
+    classes: int
+    channels: int = 3
+    width: int = 4
+
+    @classmethod
+    def of(cls, factory: Any, classes: int, channels: int, width: int = 4) -> Network:
+        """From a registered name, a class, a function or a network."""
+        if isinstance(factory, str):
+            return cls(factory, require(factory), classes, channels, width)
+        if isinstance(factory, nn.Module):
+            return cls(type(factory).__name__, factory, classes, channels, width)
+        if not callable(factory):
+            raise ConfigError(
+                f"{factory!r} is no network; give a registered name, an nn.Module class or a function"
+            )
+        return cls(getattr(factory, "__name__", type(factory).__name__), factory, classes, channels, width)
+
+    def __call__(self, heads: bool = False) -> nn.Module:
+        """A network, freshly initialised; ``heads`` adds projection heads as ``net.heads``."""
+        sizes = {"classes": self.classes, "channels": self.channels, "width": self.width}
+        for setting, value in sizes.items():
+            if value < 1:
+                raise ConfigError(f"{setting} = {value} is too small for a model; use 1 or more")
+        if isinstance(self.factory, nn.Module):
+            net = copy.deepcopy(self.factory)
+        else:
+            net = self.factory(**_accepted(self.factory, self.name, sizes))
+        if not isinstance(net, nn.Module):
+            given = type(net).__name__
+            raise ConfigError(f"model '{self.name}' gave a {given}; it must give a torch.nn.Module")
+        return attach_heads(net, self.name) if heads else net
+
+
+def build(name: str, classes: int, channels: int = 3, width: int = 4, heads: bool = False) -> nn.Module:
+    """The registered network called ``name``, freshly initialised."""
+    return Network.of(name, classes, channels, width)(heads)
 
 
 def require(name: str) -> Factory:
@@ -79,7 +120,7 @@ def require(name: str) -> Factory:
         raise ConfigError(
             f"unknown model '{name}'; {hint} (your own: register it and name its file with --plugin)"
         )
-    _check_accepts(_factories[name], name)
+    _accepted(_factories[name], name, {"classes": 10, "channels": 3, "width": 4})
     return _factories[name]
 
 
@@ -88,7 +129,7 @@ def describe() -> list[ModelInfo]:
     infos = []
     for name, factory in sorted(_factories.items()):
         with torch.random.fork_rng(devices=[]):  # initialising draws from the global generator
-            net = factory(10, 3, 4)
+            net = Network.of(name, 10, 3, 4)()
         first_line = (inspect.getdoc(factory) or "").partition("\n")[0]
         infos.append(ModelInfo(name, first_line, sum(p.numel() for p in net.parameters())))
     return infos
@@ -101,10 +142,25 @@ def part_of(parameter: str) -> Literal["trunk", "classifier", "heads"]:
     return "heads" if parameter.startswith("heads.") else "trunk"
 
 
-def _check_accepts(factory: Factory, name: str) -> None:
+OTHER_NAMES = {"num_classes": "classes", "n_classes": "classes", "in_channels": "channels"}
+"""What parameters of other people's networks are called, and what that is here."""
+
+
+def _accepted(factory: Callable[..., Any], name: str, sizes: dict[str, int]) -> dict[str, int]:
+    """Those of the sizes that a factory names, by the name it gives them."""
     try:
-        inspect.signature(factory).bind(10, 3, 4)
-    except TypeError as wrong:
-        raise ConfigError(f"model '{name}' must accept (classes, channels, width): {wrong}") from wrong
+        known = inspect.signature(factory).parameters.values()
     except ValueError:  # written in C, without a signature to look at
-        return
+        return sizes
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+        return sizes
+    given = {p.name: sizes[OTHER_NAMES.get(p.name, p.name)] for p in known
+             if OTHER_NAMES.get(p.name, p.name) in sizes}  # fmt: skip
+    needed = [p.name for p in known if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    missing = [parameter for parameter in needed if parameter not in given]
+    if missing:
+        raise ConfigError(
+            f"model '{name}' must accept (classes, channels, width) or fewer of them, but also asks for "
+            f"{', '.join(missing)}; give a function of (classes, channels) that builds it"
+        )
+    return given

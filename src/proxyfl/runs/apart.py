@@ -20,7 +20,7 @@ from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import RunError
 from proxyfl.engines.pool import search_path, tuned_environment
 from proxyfl.engines.remote_error import describe, raised
-from proxyfl.runs.assembly import WORKERS
+from proxyfl.runs.federation import WORKERS
 from proxyfl.runs.profile import Profile, Tell, profile
 
 PATIENCE = 1.5

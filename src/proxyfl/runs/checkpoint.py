@@ -61,7 +61,7 @@ def round_of(folder: Path) -> int:
     return int(folder.name.removeprefix("round-"))
 
 
-def save(run: RunDirectory, state: ServerState, metrics: Mark, keep: int, run_files: dict[str, str]) -> None:
+def save(run: RunDirectory, state: ServerState, metrics: Mark, keep: int, run_files: dict[str, str]) -> Path:
     """Write a checkpoint aside, rename it, and let go of the oldest ones."""
     name = f"round-{state.round:08d}"
     aside, place = run.checkpoints / f".{name}.aside", run.checkpoints / name
@@ -86,6 +86,7 @@ def save(run: RunDirectory, state: ServerState, metrics: Mark, keep: int, run_fi
     # Younger ones were damaged, else the run had gone on from them: they do not count.
     for old in [folder for folder in folders(run) if round_of(folder) <= state.round][keep:]:
         shutil.rmtree(old)
+    return place
 
 
 def load_newest(run: RunDirectory, *, states: bool = False) -> tuple[Checkpoint, list[str]]:

@@ -183,6 +183,11 @@ class RunDirectory:
             ) from error
         return found if isinstance(found, dict) else {}
 
+    def data_root(self) -> Path | None:
+        """The folder in which the run found its data, where it noted one."""
+        recorded = self.hints().get("data_root")
+        return Path(recorded) if recorded and isinstance(recorded, str) else None
+
     def hints(self) -> dict[str, Any]:
         """What the run noted, for those who can do without: empty where it cannot be read."""
         try:

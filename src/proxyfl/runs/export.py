@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from proxyfl.core.checksum import read_verified, write_verified
+from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.core.state import Tensors
 from proxyfl.data.augment import normalise
-from proxyfl.models import build
+from proxyfl.methods.base import Method
+from proxyfl.methods.registry import OBJECT
+from proxyfl.models import Network
 
 MAX_SIZE = 4096
 """Pixels along the side of the images that a model may ask for."""
@@ -53,11 +58,35 @@ class TrainedModel:
         return probabilities
 
 
+def model_card(
+    config: Config,
+    method: Method,
+    *,
+    channels: int,
+    image_size: int,
+    classes: Sequence[str],
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> dict[str, Any]:
+    """What a saved model says about itself, but for the round."""
+    return {
+        "network": config.model.name,
+        "width": config.model.width,
+        "heads": method.needs_heads and not method.all_private,
+        "channels": channels,
+        "image_size": image_size,
+        "classes": classes,
+        "mean": mean,
+        "std": std,
+        "method": config.method.name,
+    }
+
+
 def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
     write_verified(path, weights, {"proxyfl": json.dumps(asdict(card))})
 
 
-def _require_plausible(card: ModelCard, weights: Tensors) -> None:
+def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> None:
     """Refuse a card that does not belong to these weights, before any memory is given for its network."""
     texts = (card.network, card.method, *card.classes)
     sizes = (card.width, card.channels, card.image_size, card.round)
@@ -71,27 +100,37 @@ def _require_plausible(card: ModelCard, weights: Tensors) -> None:
             f"its card speaks of {card.channels} channels and images of {card.image_size} pixels"
         )
     with torch.device("meta"):  # shapes without memory
-        shapes = build(
-            card.network, len(card.classes), card.channels, card.width, heads=card.heads
-        ).state_dict()
+        shapes = built(card.heads).state_dict()
     if {name: value.shape for name, value in shapes.items()} != {k: v.shape for k, v in weights.items()}:
         raise ValueError(f"its weights are not those of {card.network} at width {card.width}")
 
 
-def load_model(path: Path, device: str = "cpu") -> TrainedModel:
-    """A model file back as a network in eval mode."""
+def load_model(path: str | Path, device: str = "cpu", *, network: Any = None) -> TrainedModel:
+    """A model file back as a network in eval mode. One that was trained from an ``nn.Module`` of your own
+    needs it again as ``network``.
+
+    >>> import proxyfl
+    >>> model = proxyfl.load_model("runs/first/models/last.safetensors")  # doctest: +SKIP
+    >>> probabilities = model(images)  # doctest: +SKIP
+    """
+    path = Path(path)
     try:
         weights, metadata = read_verified(path)
         fields = json.loads(metadata["proxyfl"])
         for name in ("classes", "mean", "std"):
             fields[name] = tuple(fields[name])
         card = ModelCard(**fields)
-        _require_plausible(card, weights)
-        network = build(card.network, len(card.classes), card.channels, card.width, heads=card.heads)
-        network.load_state_dict(weights)
+        if network is None and card.network.startswith(OBJECT):
+            raise RunError(
+                f"its network is {card.network.removeprefix(OBJECT)} of your own; give it as network="
+            )
+        built = Network.of(network or card.network, len(card.classes), card.channels, card.width)
+        _require_plausible(card, weights, built)
+        trained = built(card.heads)
+        trained.load_state_dict(weights)
     except FileNotFoundError:
         raise RunError(f"{path} does not exist: no round is finished yet, or the file was lost") from None
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, RunError) as error:
         why = str(error).removeprefix(f"{path} is damaged: ")
         raise RunError(f"{path} is not a model of proxyfl or is damaged: {why}") from error
-    return TrainedModel(network.to(device).eval(), card)
+    return TrainedModel(trained.to(device).eval(), card)

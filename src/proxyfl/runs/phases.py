@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 from proxyfl.data.stream import Batch, Stream
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.federation.fold import Fold
-from proxyfl.federation.loop import Federation
+from proxyfl.federation.loop import Server
 from proxyfl.methods.base import Addon, Part
 from proxyfl.methods.context import ClientContext
 
@@ -186,7 +186,7 @@ def watched(trainer: ClientTrainer, steps: Steps) -> Iterator[None]:
 
 
 @contextmanager
-def watched_server(federation: Federation, clock: Clock) -> Iterator[None]:
+def watched_server(federation: Server, clock: Clock) -> Iterator[None]:
     """While this lasts, the server's part of a round is put down to phases of ``clock``."""
     changes: list[tuple[Any, str, Any]] = [
         (Fold, "take", clock.around(FOLD, Fold.take)),

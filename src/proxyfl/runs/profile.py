@@ -27,10 +27,9 @@ from proxyfl.core.state import Task, Update
 from proxyfl.data.dataset import Split
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.evaluate import eval_batch
-from proxyfl.federation.loop import Federation, play_round
+from proxyfl.federation.loop import Server, play_round
 from proxyfl.runs import phases
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.build import assemble
 from proxyfl.runs.phases import Clock, Steps, loss_name, watched, watched_server
 from proxyfl.runs.simulation import Simulation, prepare
 
@@ -147,13 +146,14 @@ def profile(
     simulation = _fewer_tests(simulation, config)
     clock = Clock()
     with tempfile.TemporaryDirectory(prefix="proxyfl-") as folder, numerics(config.compute):
-        federation, trainer = assemble(RunDirectory(folder), config, simulation, workers=0)
-        federation.engine = engine = _OneClient(federation, trainer, simulation, tell)
+        federation = assemble(config, simulation, workers=0)
+        federation.settle(Path(folder))
+        central, trainer = federation.server, federation.trainer
+        central.engine = engine = _OneClient(config, central, trainer, simulation, tell)
         engine.steps, engine.client = steps, client
-        state = federation.start(trainer.initial_weights())
         clock.read = _reader(trainer.device)
-        with watched_server(federation, clock):
-            play_round(federation, state, ())
+        with watched_server(central, clock):
+            play_round(central, federation.state, ())
     if engine.found is None:
         raise RunError(f"no client of round 1 holds images that {config.method.name} can train on")
     tell("done", 1.0)
@@ -169,9 +169,10 @@ class _OneClient:
     """
 
     def __init__(
-        self, federation: Federation, trainer: ClientTrainer, simulation: Simulation, tell: Tell
+        self, config: Config, federation: Server, trainer: ClientTrainer, simulation: Simulation, tell: Tell
     ) -> None:
-        self.federation, self.trainer, self.simulation, self.tell = federation, trainer, simulation, tell
+        self.config, self.federation, self.trainer = config, federation, trainer
+        self.simulation, self.tell = simulation, tell
         self.steps: int | None = None
         self.client: int | None = None
         self.found: Profile | None = None
@@ -194,7 +195,7 @@ class _OneClient:
         if self.client is None:
             return max(tasks, key=lambda task: population.sizes[task.client], default=None)
         if not population.sizes[self.client] or not self.federation.able([self.client]):
-            name = self.trainer.config.method.name
+            name = self.config.method.name
             raise ConfigError(
                 f"client {self.client} holds no images that {name} can train on; choose another"
             )
@@ -202,7 +203,7 @@ class _OneClient:
         return mine[0] if mine else next((dataclasses.replace(t, client=self.client) for t in tasks), None)
 
     def _measure(self, task: Task, updates: int) -> tuple[Profile, Update]:
-        trainer, config = self.trainer, self.trainer.config
+        trainer, config = self.trainer, self.config
         warm, _ = self._train(task, min(WARM_UP, self.steps or WARM_UP))
         if trainer.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(trainer.device)

@@ -48,26 +48,15 @@ class Recorder:
 
     def round_finished(self, report: RoundReport) -> None:
         started = time.perf_counter()
-        self._append_metrics(report.metrics)
+        self.log.append(metrics_line(report.metrics))
         self._snapshot(report)
         self._models(report)
         round, keep = report.state.round, self.config.keep
         if round % keep.checkpoint_every == 0 or round == self.config.federation.rounds:
             self._commit(report)
         seconds = {**report.timing, "record": time.perf_counter() - started}
-        line = {"round": round, **{name: float(f"{value:.4g}") for name, value in seconds.items()}}
         with self.run.timing.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def _append_metrics(self, metrics: dict[str, Any]) -> None:
-        try:
-            line = json.dumps(metrics, allow_nan=False).encode() + b"\n"
-        except ValueError as error:
-            raise RunError(
-                f"round {metrics['round']} gave values that are not finite; try smaller learning rates "
-                "(train.lr, method.gpt.lr)"
-            ) from error
-        self.log.append(line)
+            file.write(timing_line(round, seconds))
 
     def _snapshot(self, report: RoundReport) -> None:
         round = report.state.round
@@ -89,6 +78,25 @@ class Recorder:
         checkpoint.save(self.run, report.state, self.log.mark(), self.config.keep.checkpoints, self.run_files)
         if better is not None:
             save_model(self.run.models / "best.safetensors", *better)
+
+
+def metrics_line(metrics: dict[str, Any]) -> bytes:
+    """A round's line of ``metrics.jsonl``."""
+    try:
+        return json.dumps(metrics, allow_nan=False).encode() + b"\n"
+    except ValueError as error:
+        raise RunError(
+            f"round {metrics['round']} gave values that are not finite; try smaller learning rates "
+            "(train.lr, method.gpt.lr)"
+        ) from error
+
+
+def timing_line(round: int, seconds: dict[str, float]) -> str:
+    """A round's line of ``timing.jsonl``."""
+    return (
+        json.dumps({"round": round, **{name: float(f"{value:.4g}") for name, value in seconds.items()}})
+        + "\n"
+    )
 
 
 def _until(round: int, line: dict[str, Any]) -> bool:

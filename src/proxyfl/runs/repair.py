@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from proxyfl.core.checksum import is_intact, read_verified
-from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import begins_with, has_hash, read_bounded, write_bytes, write_tensors
 from proxyfl.data.partition import Partition
 from proxyfl.methods.base import Method
-from proxyfl.runs.assembly import assemble, model_card
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, json_lines, measured
 from proxyfl.runs.export import ModelCard, save_model
 from proxyfl.runs.metrics_log import restore
-from proxyfl.runs.simulation import Simulation
-
-Built = tuple[Method, dict[str, Any]]
 
 
 def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
@@ -60,36 +54,33 @@ def intact_partition(run: RunDirectory, saved: Checkpoint) -> Partition | None:
     return None
 
 
-def repair(run: RunDirectory, saved: Checkpoint, config: Config, simulation: Simulation) -> list[str]:
+def repair(
+    run: RunDirectory, saved: Checkpoint, partition: Partition, method: Method, card: dict[str, Any]
+) -> list[str]:
     """Write again what the checkpoint vouches for and is damaged; gives a warning for what is lost."""
     restore(run, saved.metrics)
     if not _partition_is_intact(run, saved):
-        write_tensors(run.partition, simulation.partition.to_tensors())
+        write_tensors(run.partition, partition.to_tensors())
         if not _partition_is_intact(run, saved):
             raise RunError(
                 f"{run.partition} cannot be made again as it was; put it back from a copy of the run"
             )
-
-    def built() -> Built:
-        federation, _ = assemble(run, config, simulation, workers=0)
-        return federation.method, model_card(config, simulation, federation)
-
-    return repair_models(run, saved, built)
+    return repair_models(run, saved, method, card)
 
 
 def _partition_is_intact(run: RunDirectory, saved: Checkpoint) -> bool:
     return has_hash(run.partition, saved.run_files[run.partition.name])
 
 
-def repair_models(run: RunDirectory, saved: Checkpoint, built: Callable[[], Built]) -> list[str]:
+def repair_models(run: RunDirectory, saved: Checkpoint, method: Method, card: dict[str, Any]) -> list[str]:
     """The last model from the checkpoint, the best one from its copy; gives a warning when that is lost.
 
-    ``built`` gives the method, and what a model says about itself but for the round.
+    ``card`` is what a model says about itself but for the round.
     """
     last, files = run.models / "last.safetensors", (run.models / "best.safetensors", run.best_copy)
     best = _best_round(saved)
     if saved.metrics and not is_intact(last):
-        _write_last(last, saved, *built())
+        _write_last(last, saved, method, card)
     if best is None:
         return []
     strange = [file for file in files if _told(file) != best]

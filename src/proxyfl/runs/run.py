@@ -23,7 +23,7 @@ from proxyfl.runs import checkpoint, metrics_log
 from proxyfl.runs.directory import AT_SITES, MODELS, RunDirectory, json_lines, measured, read_json_lines
 from proxyfl.runs.export import TrainedModel, load_model
 from proxyfl.runs.schema import require_records
-from proxyfl.runs.settings import load_toml, resolve
+from proxyfl.runs.settings import recorded
 from proxyfl.runs.simulation import load_dataset
 
 
@@ -54,7 +54,7 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        return resolve("", load_toml(self.directory.config))
+        return recorded(self.directory.config)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -118,14 +118,14 @@ class Run:
         """The data set, where the run says it was."""
         if self.at_sites:
             raise DataError("the images of a real federation stay at its sites")
-        root = self.environment.get("data_root")
-        return load_dataset(self.config, Path(root) if root and isinstance(root, str) else None)
+        self.directory.noted()  # where it cannot be read, say so instead of looking elsewhere
+        return load_dataset(self.config, self.directory.data_root())
 
-    def model(self, which: str = "last", device: str = "cpu") -> TrainedModel:
-        """The model of the ``last`` round, or of the ``best``."""
+    def model(self, which: str = "last", device: str = "cpu", *, network: Any = None) -> TrainedModel:
+        """The model of the ``last`` round, or of the ``best``; ``network`` as in :func:`load_model`."""
         if which not in MODELS:
             raise RunError(f"a run has a best and a last model, not '{which}'")
-        return load_model(self.directory.models / f"{which}.safetensors", device)
+        return load_model(self.directory.models / f"{which}.safetensors", device, network=network)
 
     def snapshot(self, round: int) -> Tensors:
         """Large tensors of one round: proxies, client classifiers, confusion matrix."""

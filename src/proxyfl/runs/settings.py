@@ -16,13 +16,14 @@ import tomli_w
 import torch
 
 from proxyfl import models
-from proxyfl.core.config import FIDELITIES, Config, MethodSettings, read_config
+from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.core.trees import DEEPEST, Tree, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import SCHEMES
 from proxyfl.federation.pipeline import require_sound
 from proxyfl.methods import registry
+from proxyfl.methods.base import Method
 
 MAX_BYTES = 1 << 18
 MOST_DOTS = 200
@@ -125,6 +126,15 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     return config
 
 
+def recorded(path: Path) -> Config:
+    """The config that a run wrote, every value explicit: it can be read without the code that it names."""
+    table = load_toml(path)
+    fidelity = _text(table, "fidelity", "clean")
+    if fidelity not in FIDELITIES:
+        raise ConfigError(f"unknown fidelity '{fidelity}'; {nearest(fidelity, FIDELITIES)}")
+    return read_config(table, fidelity)
+
+
 def native_dtype(device: torch.device) -> str:
     """What ``auto`` means on this machine: bf16 where there are instructions for it."""
     if device.type == "cuda":
@@ -148,10 +158,25 @@ def check(config: Config) -> None:
     if config.partition.scheme not in SCHEMES:
         scheme = config.partition.scheme
         raise ConfigError(f"unknown partition scheme '{scheme}'; {nearest(scheme, SCHEMES)}")
-    if config.federation.per_round > config.partition.clients:
+    if not (config.labels.ratio or config.labels.per_class):
+        raise ConfigError("labels.ratio = 0 leaves no image its label; give a share or labels.per_class")
+    if config.data.subset == 0:
+        raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
+    check_together(config, registry.create(config.method.name, config.method.parameters, config.fidelity))
+
+
+def check_together(config: Config, method: Method) -> None:
+    """Settings that contradict each other or the method, whatever the names stand for."""
+    federation, train = config.federation, config.train
+    if federation.per_round > config.partition.clients:
         raise ConfigError(
-            f"federation.per_round = {config.federation.per_round} is more than "
+            f"federation.per_round = {federation.per_round} is more than "
             f"partition.clients = {config.partition.clients}"
+        )
+    if federation.quorum > federation.per_round:
+        raise ConfigError(
+            f"federation.quorum = {federation.quorum} can never be reached with "
+            f"federation.per_round = {federation.per_round}"
         )
     try:
         torch.device(config.compute.device)
@@ -159,16 +184,17 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"compute.device = '{config.compute.device}' is not a device; use cpu, cuda, cuda:1 or mps"
         ) from None
-    if config.federation.quorum > config.federation.per_round:
+    if train.nesterov and (train.optimiser != "sgd" or not train.momentum):
+        raise ConfigError("train.nesterov needs train.optimiser = 'sgd' and train.momentum above 0")
+    if train.leak_momentum and train.optimiser != "sgd":
+        raise ConfigError("train.leak_momentum hands on the momentum of SGD; set it to false for AdamW")
+    usual = TrainSettings()
+    schedule = ("optimiser", "nesterov", "schedule", "warmup", "max_grad_norm")
+    changed = [name for name in schedule if getattr(train, name) != getattr(usual, name)]
+    if method.own_optimiser and changed:
         raise ConfigError(
-            f"federation.quorum = {config.federation.quorum} can never be reached with "
-            f"federation.per_round = {config.federation.per_round}"
+            f"{method.name} trains with {method.own_optimiser}; leave train.{changed[0]} as it is"
         )
-    if not (config.labels.ratio or config.labels.per_class):
-        raise ConfigError("labels.ratio = 0 leaves no image its label; give a share or labels.per_class")
-    if config.data.subset == 0:
-        raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     require_sound(config, method)
 
 

@@ -1,4 +1,4 @@
-"""A federation on one machine: the data set cut into clients, as the settings say."""
+"""Data on one machine, dealt to clients: what a federation is simulated with."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from proxyfl.core.rng import SERVER, rng
 from proxyfl.data import sources
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.holdings import Holdings
-from proxyfl.data.partition import Partition, federate
+from proxyfl.data.partition import Partition, make_partition
+from proxyfl.data.release import release_views
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.sampling import Population
-
-RELEASE_MEAN, RELEASE_STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
-RELEASE_TEST_STD_CIFAR10 = (0.2023, 0.1994, 0.2010)
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Data, partition and normalisation of one experiment."""
+    """Data, partition and normalisation of one experiment; ``per_class`` images of each class are labelled
+    (0: as the partition says).
+    """
 
     dataset: Dataset
     partition: Partition
@@ -49,6 +49,22 @@ class Simulation:
         return digest.hexdigest()
 
 
+def simulate(dataset: Dataset, partition: Partition) -> Simulation:
+    """With the data set's own views. Every index must name an image, every labelled one have a label."""
+    for part, name in ((partition.labelled, "labelled"), (partition.unlabelled, "unlabelled")):
+        if len(part.values) and int(part.values.max()) >= len(dataset.train):
+            raise DataError(
+                f"the partition names {name} image {int(part.values.max())}, but '{dataset.name}' has "
+                f"{len(dataset.train)} training images; make it from the same data"
+            )
+    if bool((dataset.train.labels[partition.labelled.values] < 0).any()):
+        raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
+    if not partition.sizes.any():
+        raise DataError(f"'{dataset.name}' has no training images to share out")
+    views = ViewSettings(dataset.flip, dataset.mean, dataset.std)
+    return Simulation(dataset, partition, 0, views, views)
+
+
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
     """The data set at the size and with the images the settings ask for."""
     dataset = sources.load(config.data.name, root, image_size=config.data.image_size or None)
@@ -69,12 +85,12 @@ def labels_per_class(config: Config, dataset: Dataset) -> int:
 
 
 def prepare(config: Config, root: Path | None = None, partition: Partition | None = None) -> Simulation:
-    """Load and cut the data; a resumed run brings the partition it began with."""
+    """Load and cut the data as a config says; a resumed run brings the partition it began with."""
     dataset = load_dataset(config, root)
     per_class = labels_per_class(config, dataset)
     if partition is None:
-        partition = federate(
-            dataset.train.labels,
+        partition = make_partition(
+            dataset,
             clients=config.partition.clients,
             per_class=per_class,
             scheme=config.partition.scheme,
@@ -90,9 +106,7 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
 
 def _views(config: Config, dataset: Dataset) -> tuple[ViewSettings, ViewSettings]:
     flip = dataset.flip if config.data.flip == "own" else config.data.flip == "always"
+    if config.data.norm == "release" and dataset.channels == 3:
+        return release_views(dataset, flip)
     own = ViewSettings(flip, dataset.mean, dataset.std)
-    if config.data.norm == "own" or dataset.channels != 3:
-        return own, own
-    test_std = RELEASE_TEST_STD_CIFAR10 if config.data.name == "cifar10" else dataset.std
-    train = ViewSettings(flip, RELEASE_MEAN, RELEASE_STD)
-    return train, ViewSettings(flip, dataset.mean, test_std)
+    return own, own

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proxyfl.core.checksum import read_verified, write_verified
+from proxyfl.core.checksum import read_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import Tensors, content_hash
@@ -29,10 +29,10 @@ def settle_start(config: Config) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(model, weights=str(place)))
 
 
-def write_start(run: RunDirectory, config: Config, simulation: Simulation) -> None:
-    """Copy the weights into a new run, so that it can go on when their source is gone."""
+def load_start(config: Config, simulation: Simulation) -> Tensors:
+    """The weights that a new run starts from; empty where they are the seed's."""
     if not config.model.weights_hash:
-        return
+        return {}
     if not config.model.weights:
         raise ConfigError("model.weights_hash is set without model.weights; name the model file or run")
     place = Path(config.model.weights)
@@ -44,7 +44,7 @@ def write_start(run: RunDirectory, config: Config, simulation: Simulation) -> No
         )
     if source := _run_of(place):
         _require_known_labels(source, config, simulation)
-    write_verified(run.start, tensors)
+    return tensors
 
 
 def read_start(run: RunDirectory, config: Config) -> Tensors:

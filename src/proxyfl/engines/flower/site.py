@@ -36,10 +36,12 @@ from proxyfl.engines.flower.codec import (
     whole,
 )
 from proxyfl.engines.serialization import Header
+from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch, evaluate
 from proxyfl.methods import registry
+from proxyfl.models import Network
 
 CURE = "put it back from a copy of this site's state; without it the site cannot go on in this run"
 RUN_NAME = re.compile(r"[0-9a-f]{16}")
@@ -97,7 +99,7 @@ class SiteSide:
         if trainer.method.oracle:
             raise MethodError(f"{trainer.method.name} needs the true labels of unlabelled images")
         data = self.images().client
-        with numerics(trainer.config.compute):
+        with numerics(trainer.compute):
             answer = answer_records(trainer.train(task, data))
         seconds = time.monotonic() - began
         self._say(f"round {task.round}: trained in {seconds:.1f} s, sending {_size(answer)}")
@@ -108,7 +110,7 @@ class SiteSide:
         trainer, images = self._trainer(header), self.images()
         weights, strict = trainer.method.model(task.weights), not trainer.method.all_private
         trainer.network.load_state_dict(weights, strict=strict)
-        compute, views = trainer.config.compute, trainer.views
+        compute, views = trainer.compute, trainer.views
         with numerics(compute):
             result = evaluate(
                 trainer.network,
@@ -127,12 +129,13 @@ class SiteSide:
         run, versions = header.get("run"), whole(header, "versions")
         if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
             raise Malformed("it names no run")
-        return ClientTrainer(
+        return trainer_of(
             config,
             method,
+            Network.of(
+                config.model.name, len(self.form["classes"]), self.form["channels"], config.model.width
+            ),
             ViewSettings(self.form["flip"], tuple(self.form["mean"]), tuple(self.form["std"])),
-            len(self.form["classes"]),
-            self.form["channels"],
             ClientStore(self.state / self.name / run, versions, CURE),
         )
 

@@ -23,6 +23,7 @@ and proxies have unit length in every reading (``normalise``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ from torch import Tensor
 from proxyfl.core.config import setting
 from proxyfl.core.errors import ConfigError, MethodError, nearest
 from proxyfl.core.state import Tensors
+from proxyfl.methods.addons.prior import Prior
 from proxyfl.methods.base import Addon
 from proxyfl.methods.context import ClientContext, Outputs, ServerContext
 from proxyfl.methods.registry import register_addon
@@ -176,15 +178,15 @@ class ICPLParameters:
 @register_addon
 class ICPL(Addon):
     name = "icpl"
-    needs = ("prior",)
+    needs = (Prior,)
     wants = frozenset({"x", "u_weak", "u_strong", "teacher_x"})
     sends = "projection heads, averaged like the network"
     Parameters = ICPLParameters
 
-    def __init__(self, parameters: ICPLParameters) -> None:
-        super().__init__(parameters)
-        self.heads = parameters.project
-        self.private = ("heads.",) if parameters.project and parameters.keep_heads else ()
+    def __init__(self, parameters: ICPLParameters | None = None, **values: Any) -> None:
+        super().__init__(parameters, **values)
+        self.heads = self.parameters.project
+        self.private = ("heads.",) if self.parameters.project and self.parameters.keep_heads else ()
 
     def start(self, ctx: ServerContext) -> Tensors:
         if "classifier.weight" not in ctx.weights:

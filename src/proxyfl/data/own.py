@@ -1,0 +1,119 @@
+"""A data set from what people have in memory: tensors, arrays, or a ``torch.utils.data.Dataset``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxyfl.core.errors import DataError
+from proxyfl.data.dataset import Dataset, Split
+from proxyfl.data.sources.base import channel_statistics
+
+UNKNOWN = -1
+"""The label of an image whose class nobody knows."""
+
+
+def dataset_of(
+    images: Any,
+    labels: Any = None,
+    *,
+    test: Any,
+    classes: Sequence[str] | int | None = None,
+    name: str = "mine",
+    flip: bool = False,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Dataset:
+    """See :meth:`Dataset.of`."""
+    train, held = _split(images, labels, "training"), _split(*_pair(test), "test")
+    if train.images.shape[1:] != held.images.shape[1:]:
+        shapes = f"{tuple(train.images.shape[1:])} and {tuple(held.images.shape[1:])}"
+        raise DataError(f"training and test images differ in shape: {shapes}")
+    if bool((held.labels < 0).any()):
+        raise DataError("test images need labels; leave out those whose class nobody knows")
+    if int(train.labels.max()) < 0:
+        raise DataError("no training image has a label; label a few images of every class")
+    names = _names(classes, int(max(train.labels.max(), held.labels.max())) + 1)
+    found = channel_statistics(train.images.numpy()) if mean is None or std is None else (mean, std)
+    return Dataset(name, train, held, names, tuple(found[0]), tuple(found[1]), flip, len(train))
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    """(images, labels), or a torch Dataset that has both."""
+    return given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+
+
+def _names(classes: Sequence[str] | int | None, found: int) -> tuple[str, ...]:
+    names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes or ()))
+    if classes is not None and len(names) < found:
+        raise DataError(f"a label is {found - 1}, but there are only {len(names)} classes")
+    return names or tuple(map(str, range(found)))
+
+
+def _split(images: Any, labels: Any, what: str) -> Split:
+    if labels is None:
+        images, labels = _walked(images, what)
+    given = _labels(labels, what)
+    pixels = _pixels(images, what)
+    if not len(pixels):
+        raise DataError(f"there are no {what} images")
+    if len(pixels) != len(given):
+        raise DataError(f"{len(pixels)} {what} images but {len(given)} labels")
+    return Split(pixels, given)
+
+
+def _walked(dataset: Any, what: str) -> tuple[Any, Any]:
+    """Images and labels of a torch Dataset, item by item; one without a label has that of the unknown."""
+    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+        raise DataError(
+            f"{what} images are a {type(dataset).__name__}; give images and labels, or a map-style Dataset"
+        )
+    images, labels = [], []
+    for place in range(len(dataset)):
+        item = dataset[place]
+        image, label = item if isinstance(item, tuple | list) and len(item) == 2 else (item, UNKNOWN)
+        images.append(np.asarray(image))
+        labels.append(UNKNOWN if label is None else int(label))
+    shapes = {image.shape for image in images}
+    if len(shapes) > 1:
+        raise DataError(f"{what} images have {len(shapes)} sizes; resize them to one in the Dataset")
+    return np.stack(images) if images else np.zeros((0, 1, 8, 8), np.uint8), labels
+
+
+def _labels(labels: Any, what: str) -> Tensor:
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        facts = f"{array.dtype} of shape {array.shape}"
+        raise DataError(f"{what} labels are {facts}; give one whole number per image, -1 where unknown")
+    found = torch.from_numpy(array.astype(np.int64))
+    if len(found) and int(found.min()) < UNKNOWN:
+        raise DataError(f"a {what} label is {int(found.min())}; classes count from 0, -1 is unknown")
+    return found
+
+
+def _pixels(images: Any, what: str) -> Tensor:
+    """uint8 (N, channels, height, width) from whatever order and scale they come in."""
+    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    if array.ndim != 4 or array.shape[1] not in (1, 3):
+        raise DataError(f"{what} images have shape {array.shape}; give (N, 1 or 3, height, width)")
+    if array.shape[2] != array.shape[3]:
+        raise DataError(f"{what} images are {array.shape[2]}×{array.shape[3]}; make them square")
+    if array.dtype.kind == "f":
+        low, high = float(array.min(initial=0)), float(array.max(initial=0))
+        if not (low >= 0 and high <= 1):
+            raise DataError(
+                f"{what} images lie between {low:g} and {high:g}; give 0 to 1, or 0 to 255 as uint8: "
+                "normalisation is done here"
+            )
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise DataError(f"{what} images are {array.dtype}; give uint8, or numbers from 0 to 1")
+    return torch.from_numpy(np.require(array, requirements=["C", "W", "O"]))

@@ -1,0 +1,35 @@
+"""A config turned into objects: the one place where names become data, a network, a method, a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proxyfl.core.config import Config
+from proxyfl.core.state import Tensors
+from proxyfl.data.partition import Partition
+from proxyfl.methods import registry
+from proxyfl.models import Network
+from proxyfl.runs.federation import Federation
+from proxyfl.runs.simulation import Simulation, prepare
+
+
+def build(
+    config: Config,
+    root: Path | None = None,
+    *,
+    partition: Partition | None = None,
+    start: Tensors | None = None,
+    workers: int | None = None,
+) -> Federation:
+    """The federation that a config describes. A resumed run brings the partition it began with."""
+    return assemble(config, prepare(config, root, partition), start=start, workers=workers)
+
+
+def assemble(
+    config: Config, simulation: Simulation, *, start: Tensors | None = None, workers: int | None = None
+) -> Federation:
+    """The same over data that is dealt already."""
+    dataset, model = simulation.dataset, config.model
+    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    network = Network.of(model.name, len(dataset.classes), dataset.channels, model.width)
+    return Federation.assembled(config, simulation, network, method, start, workers=workers)

@@ -1,0 +1,80 @@
+"""Objects as a config: what a run built from them writes down, and what its identity is made of.
+
+Names that begin with ``object:`` stand for what only the program that made the run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from proxyfl import models
+from proxyfl.core.config import Config, KeepSettings, TrainSettings, read_config
+from proxyfl.core.errors import ConfigError
+from proxyfl.core.state import Tensors, content_hash
+from proxyfl.core.trees import dotted
+from proxyfl.methods import registry
+from proxyfl.methods.base import Method
+from proxyfl.methods.registry import OBJECT
+from proxyfl.models import Network
+from proxyfl.runs.settings import check_together, native_dtype
+from proxyfl.runs.simulation import Simulation
+
+
+def describe(
+    simulation: Simulation,
+    network: Network,
+    method: Method,
+    *,
+    seed: int,
+    train: TrainSettings | None,
+    federation: Mapping[str, Any],
+    compute: Mapping[str, Any],
+    keep: KeepSettings | None,
+    start: Tensors | None,
+) -> Config:
+    """The settings of a federation of objects, held to the same rules as those of a file."""
+    dataset, partition = simulation.dataset, simulation.partition
+    name, parameters = registry.described(method)
+    tree = {
+        "seed": seed,
+        "data": {"name": f"{OBJECT}{dataset.name}"},
+        "partition": {"scheme": "given", "clients": partition.clients},
+        "model": {
+            "name": models.name_of(network.factory) or f"{OBJECT}{network.name}",
+            "width": network.width,
+            "weights": f"{OBJECT}weights" if start else "",
+            "weights_hash": content_hash(start) if start else "",
+        },
+        "train": dataclasses.asdict(train or TrainSettings()),
+        "federation": dict(federation),
+        "compute": dict(compute),
+        "keep": dataclasses.asdict(keep or KeepSettings()),
+        "method": {"name": name, **parameters},
+    }
+    config = read_config(tree, "clean")
+    check_together(config, method)
+    if config.compute.dtype == "auto":
+        settled = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))
+        config = dataclasses.replace(config, compute=settled)
+    return config
+
+
+def objects_of(table: Mapping[str, Any]) -> list[str]:
+    """What of a config's tables only the program that made the run has, in words."""
+    named = {what: str(dotted(table).get(f"{what}.name")) for what in ("data", "model", "method")}
+    return [
+        f"{what} '{name.removeprefix(OBJECT)}'" for what, name in named.items() if name.startswith(OBJECT)
+    ]
+
+
+def require_names(table: Mapping[str, Any], place: str) -> None:
+    """Refuse to build from a config what was made of objects."""
+    if found := objects_of(table):
+        raise ConfigError(
+            f"{place} was recorded from Python objects ({', '.join(found)}); go on with it in Python: build "
+            f"the same Federation and call .resume({place!r})"
+        )

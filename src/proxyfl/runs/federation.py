@@ -1,0 +1,331 @@
+"""A federation of objects: data, partition, network, method, aggregation, engine. Nothing of it needs a
+directory, a registry or a config file; it can be recorded as a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from proxyfl.core.config import Config, KeepSettings, TrainSettings
+from proxyfl.core.errors import ConfigError, DataError, RunError
+from proxyfl.core.state import ServerState, Tensors
+from proxyfl.data.dataset import Dataset
+from proxyfl.data.holdings import Holdings
+from proxyfl.data.partition import Partition
+from proxyfl.engines.handover import CannotHandOver
+from proxyfl.engines.inline import InlineEngine
+from proxyfl.engines.pool import PoolEngine, default_workers
+from proxyfl.engines.setup import trainer_of
+from proxyfl.federation.client import ClientTrainer, autocast, numerics
+from proxyfl.federation.client_store import ClientStore
+from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
+from proxyfl.federation.loop import Engine, Observer, RoundReport, Server, play_round
+from proxyfl.methods import registry
+from proxyfl.methods.base import Method
+from proxyfl.methods.context import OptimiserFactory
+from proxyfl.models import Network
+from proxyfl.runs.describe import describe
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.recording import Recording
+from proxyfl.runs.simulation import Simulation, simulate
+
+WORKERS = "PROXYFL_WORKERS"
+"""The environment variable that says how many worker processes a run has where nobody says it."""
+
+EngineFactory = Callable[[ClientTrainer, Holdings], Engine]
+"""Gives the engine that trains these clients."""
+
+
+class Federation:
+    """Many clients that train one model together.
+
+    ``network`` is a registered name, an ``nn.Module`` class or a function that builds one from ``classes``,
+    ``channels`` and ``width`` or fewer of them. ``weights`` are tensors to start from. ``workers`` processes
+    train clients at the same time, by default one per core; 0 trains them in this process; ``engine`` brings
+    another engine. Whatever trains, the result is the same to the bit.
+
+    >>> import proxyfl
+    >>> from proxyfl.methods import ProxyFL
+    >>> data = proxyfl.load_dataset("digits")
+    >>> split = proxyfl.partition(data, clients=10, per_class=10)
+    >>> federation = proxyfl.Federation(
+    ...     data, split, network="resnet8", width=1, method=ProxyFL(tau=0.9), rounds=1, per_round=2,
+    ...     train=proxyfl.Train(epochs=1, batch=32, lr=0.05), workers=0)
+    >>> [report.number for report in federation.rounds()]
+    [1]
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        partition: Partition,
+        network: Any = "resnet8",
+        method: Method | str = "proxyfl",
+        *,
+        rounds: int = 20,
+        per_round: int | None = None,
+        seed: int = 1,
+        width: int = 4,
+        train: TrainSettings | None = None,
+        optimiser: OptimiserFactory | None = None,
+        weights: Tensors | nn.Module | None = None,
+        sampling: str = "stream",
+        weighting: str = "size",
+        quorum: int = 1,
+        max_norm: float = 0.0,
+        evaluate_every: int = 1,
+        device: str = "cpu",
+        dtype: str = "auto",
+        keep: KeepSettings | None = None,
+        workers: int | None = None,
+        engine: EngineFactory | None = None,
+    ) -> None:
+        if not isinstance(data, Dataset):
+            raise DataError(
+                f"data is a {type(data).__name__}; make a data set with Dataset.of(images, labels)"
+            )
+        simulation = simulate(data, partition)
+        parts = registry.create(method) if isinstance(method, str) else method
+        built = Network.of(network, len(data.classes), data.channels, width)
+        start = weights.state_dict() if isinstance(weights, nn.Module) else weights
+        federation = {
+            "rounds": rounds,
+            "per_round": min(8, partition.clients) if per_round is None else per_round,
+            "sampling": sampling,
+            "weighting": weighting,
+            "quorum": quorum,
+            "max_norm": max_norm,
+            "evaluate_every": evaluate_every,
+        }
+        config = describe(
+            simulation, built, parts, seed=seed, train=train, federation=federation, keep=keep,
+            compute={"device": device, "dtype": dtype}, start=start,
+        )  # fmt: skip
+        self._assemble(config, simulation, built, parts, start, optimiser, workers, engine)
+        _require_fit(self.trainer, simulation)
+
+    def _assemble(
+        self,
+        config: Config,
+        simulation: Simulation,
+        network: Network,
+        method: Method,
+        start: Tensors | None = None,
+        optimiser: OptimiserFactory | None = None,
+        workers: int | None = None,
+        engine: EngineFactory | None = None,
+    ) -> None:
+        if method.oracle and not simulation.dataset.knows_all:
+            raise DataError(f"{method.name} needs the label of every image; some are -1, which nobody knows")
+        self.config, self.simulation, self.method = config, simulation, method
+        # A damaged checkpoint sends a run back to the oldest one kept: client states must reach back as far.
+        versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
+        stores = [ClientStore(Path(), versions) for _ in range(2)]
+        self.trainer = trainer_of(
+            config, method, network, simulation.train_views, stores[0], start, optimiser
+        )
+        made = engine or (lambda trainer, holdings: _engine(trainer, holdings, workers, config))
+        self.server = Server(
+            config,
+            method,
+            simulation.population,
+            made(self.trainer, simulation.holdings),
+            _Test(self.trainer, simulation),
+            len(simulation.dataset.classes),
+            stores[1],
+        )
+        self.recording: Recording | None = None
+        self.history: list[RoundReport] = []
+        self.best: RoundReport | None = None
+        self._state: ServerState | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    @classmethod
+    def assembled(cls, *parts: Any, **options: Any) -> Federation:
+        """From a config and the objects it names (see :mod:`proxyfl.runs.build`)."""
+        federation = cls.__new__(cls)
+        federation._assemble(*parts, **options)
+        return federation
+
+    def __repr__(self) -> str:
+        size = f"{self.server.population.sizes.size} clients"
+        played = f"{self.state.round} of {self.config.federation.rounds} rounds"
+        return f"<Federation: {self.method!r} on '{self.simulation.dataset.name}', {size}, {played}>"
+
+    @property
+    def state(self) -> ServerState:
+        """The federation between two rounds, as a value: round, weights, what the method keeps."""
+        if self._state is None:
+            self._state = self.server.start(self.trainer.initial_weights())
+        return self._state
+
+    @state.setter
+    def state(self, state: ServerState) -> None:
+        self._state = state
+
+    def rounds(self, count: int | None = None, observers: Iterable[Observer] = ()) -> Iterator[RoundReport]:
+        """Play the next ``count`` rounds, or all that are left, and give a report after each."""
+        total = self.config.federation.rounds
+        last = total if count is None else min(total, self.state.round + count)
+        taken = _Taken()
+        with ExitStack() as stack:
+            stack.callback(self.server.engine.close)
+            watching = [*observers, taken]
+            if self.recording is None:
+                self.settle(self._scratch_folder())
+            else:
+                watching.insert(0, stack.enter_context(self.recording.opened(self)))
+            while self.state.round < last:
+                with numerics(self.config.compute):
+                    self.state = play_round(self.server, self.state, tuple(watching))
+                report = taken.reports.pop()
+                self._remember(report)
+                yield report
+
+    def run(self, observers: Iterable[Observer] = ()) -> Federation:
+        """Play all rounds that are left."""
+        for _ in self.rounds(observers=observers):
+            pass
+        return self
+
+    def evaluate(self) -> Evaluation:
+        """The present weights on the test images."""
+        with numerics(self.config.compute):
+            result: Evaluation = self.server.evaluate(self.state)
+        return result
+
+    def model(self) -> nn.Module:
+        """The network with the present weights, in eval mode, to call with normalised images."""
+        network = self.trainer.new_network()
+        network.load_state_dict(self.method.model(self.state.weights), strict=not self.method.all_private)
+        return network.eval()
+
+    def record(self, path: str | Path) -> Federation:
+        """Write this federation into a new run directory: what was played so far, and all rounds to come."""
+        self._require_unrecorded()
+        self.recording = Recording.create(RunDirectory(path), self)
+        return self
+
+    def resume(self, path: str | Path) -> Federation:
+        """Go on with a run that was recorded from the same objects, however it was stopped."""
+        self._require_unrecorded()
+        self.recording = Recording.reopen(RunDirectory(path), self)
+        self.state = self.recording.saved.state
+        return self
+
+    def _require_unrecorded(self) -> None:
+        if self.recording is not None:
+            raise RunError(f"this federation is recorded in {self.recording.run.path} already")
+
+    def settle(self, folder: Path) -> None:
+        """Keep what clients keep, and updates that wait, below this folder."""
+        self.trainer.store.folder = folder / "clients"
+        self.server.store.folder = folder / "server"  # type: ignore[union-attr]
+        self.server.spool = folder
+
+    @property
+    def scratch(self) -> Path | None:
+        """Where clients kept their state before anything was recorded."""
+        return Path(self._scratch.name) if self._scratch else None
+
+    def _scratch_folder(self) -> Path:
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="proxyfl-")
+        return Path(self._scratch.name)
+
+    def _remember(self, report: RoundReport) -> None:
+        """Keep the report without its weights; of those, only the best round's."""
+        if report.accuracy is not None and report.accuracy > (self.best.accuracy if self.best else -1.0):  # type: ignore[operator]
+            self.best = report
+        self.history.append(dataclasses.replace(report, state=ServerState(report.number, {})))
+
+
+class _Taken:
+    """An observer that holds a round's report until it is asked for."""
+
+    def __init__(self) -> None:
+        self.reports: list[RoundReport] = []
+
+    def round_started(self, round: int, clients: list[int]) -> None: ...
+
+    def answered(self, answer: object) -> None: ...
+
+    def round_finished(self, report: RoundReport) -> None:
+        self.reports.append(report)
+
+
+class _Test:
+    """The global model on the test images."""
+
+    def __init__(self, trainer: ClientTrainer, simulation: Simulation) -> None:
+        self.trainer, self.simulation = trainer, simulation
+
+    @cached_property
+    def network(self) -> nn.Module:
+        return self.trainer.placed(self.trainer.new_network())
+
+    def __call__(self, state: ServerState) -> Evaluation:
+        trainer, views, dataset = self.trainer, self.simulation.test_views, self.simulation.dataset
+        weights, strict = trainer.method.model(state.weights), not trainer.method.all_private
+        self.network.load_state_dict(weights, strict=strict)
+        return evaluate(
+            self.network,
+            dataset.test,
+            views.mean,
+            views.std,
+            batch=eval_batch(trainer.compute.eval_batch, dataset.image_size, trainer.device),
+            autocast=lambda: autocast(trainer.compute, trainer.device),
+        )
+
+
+def _engine(trainer: ClientTrainer, holdings: Holdings, workers: int | None, config: Config) -> Engine:
+    """Worker processes where they are wanted and can be; otherwise this process."""
+    count = _asked(config) if workers is None else workers
+    # Where one client hands its momentum to the next, they can only be trained one after the other.
+    if count and not trainer.settings.leak_momentum:
+        try:
+            return PoolEngine(trainer, holdings, count)
+        except CannotHandOver as error:
+            print(f"note: clients train in this process; other processes cannot be given {error}",
+                  file=sys.stderr)  # fmt: skip
+    oracle = trainer.method.oracle
+    return InlineEngine(trainer, lambda client: holdings.client(client, oracle=oracle), holdings.truth)
+
+
+def _asked(config: Config) -> int:
+    text = os.environ.get(WORKERS, "")
+    if not text:
+        return default_workers(config)
+    if not text.isdecimal():
+        raise ConfigError(f"{WORKERS} = '{text}' must be a number of processes; 0 trains in this one")
+    return int(text)
+
+
+def _require_fit(trainer: ClientTrainer, simulation: Simulation) -> None:
+    """Refuse a network that cannot take these images or name these classes, before any round."""
+    dataset = simulation.dataset
+    network = trainer.new_network().eval()
+    images = torch.zeros((2, dataset.channels, dataset.image_size, dataset.image_size))
+    try:
+        with torch.inference_mode():
+            shape = tuple(network(images).shape)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ConfigError(
+            f"model '{trainer.factory.name}' cannot take images of shape {tuple(images.shape[1:])}: {error}"
+        ) from error
+    if shape != (2, len(dataset.classes)):
+        raise ConfigError(
+            f"model '{trainer.factory.name}' gives {shape[1:]} numbers per image; there are "
+            f"{len(dataset.classes)} classes"
+        )

@@ -1,0 +1,173 @@
+"""A federation written into a run directory: from its beginning, afterwards, or where it was stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxyfl.core.checksum import write_verified
+from proxyfl.core.errors import RunError
+from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.provenance import describe_machine
+from proxyfl.core.state import content_hash
+from proxyfl.core.trees import dotted
+from proxyfl.data.files import data_root
+from proxyfl.federation.client import numerics
+from proxyfl.runs import checkpoint, repair
+from proxyfl.runs.checkpoint import Checkpoint
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.export import ModelCard, model_card, save_model
+from proxyfl.runs.metrics_log import Mark, restore
+from proxyfl.runs.recorder import Recorder, metrics_line, timing_line
+from proxyfl.runs.settings import load_toml, to_toml
+
+if TYPE_CHECKING:
+    from proxyfl.runs.federation import Federation
+
+
+class Recording:
+    """The run directory of a federation, and who writes into it.
+
+    ``saved`` is the checkpoint it goes on from; ``locked`` says that the caller holds the run's lock.
+    """
+
+    def __init__(
+        self, run: RunDirectory, saved: Checkpoint, warnings: list[str] | None = None, *, locked: bool = False
+    ) -> None:
+        self.run, self.saved, self.warnings, self.locked = run, saved, warnings or [], locked
+        self.recorder: Recorder | None = None
+        self._known = checkpoint.folders(run)
+
+    @classmethod
+    def create(cls, run: RunDirectory, federation: Federation, root: Path | None = None) -> Recording:
+        """A new directory that holds the federation as it stands; ``root`` is where its data lies."""
+        made: list[Checkpoint] = []
+        run.create(lambda aside: made.append(_furnish(aside, federation, root)))
+        folder = run.checkpoints / made[0].folder.name
+        return cls(run, dataclasses.replace(made[0], folder=folder))
+
+    @classmethod
+    def reopen(cls, run: RunDirectory, federation: Federation) -> Recording:
+        """A directory that was recorded from the same objects."""
+        with run.require().locked():
+            saved, warnings = checkpoint.load_newest(run, states=True)
+            repair.require_same_config(run, saved)
+            _require_same(run, saved, federation)
+        return cls(run, saved, warnings)
+
+    @contextmanager
+    def opened(self, federation: Federation) -> Iterator[Recorder]:
+        """For as long as rounds are played: the directory locked, repaired where it must be."""
+        with nullcontext() if self.locked else self.run.locked():
+            ended = federation.state.round >= federation.config.federation.rounds
+            if self.recorder is None:
+                self.recorder = self._begin(federation, ended)
+            yield self.recorder
+            if not ended and federation.state.round >= federation.config.federation.rounds:
+                self.run.event("finished", round=federation.state.round)
+
+    def _begin(self, federation: Federation, ended: bool) -> Recorder:
+        run, saved = self.run, self.saved
+        if checkpoint.folders(run) != self._known:
+            raise RunError(f"another process went on with {run.path}; resume it once more")
+        run.tidy()
+        card = card_of(federation)
+        lost = repair.repair(run, saved, federation.simulation.partition, federation.method, card)
+        for warning in [*self.warnings, *lost]:
+            run.event("warning", text=warning)
+            print(f"warning: {warning}", file=sys.stderr)
+        if not ended:
+            run.event("resumed" if saved.state.round else "started", round=saved.state.round)
+        federation.settle(run.path)
+        return Recorder(run, federation.config, federation.method, card, saved)
+
+
+def card_of(federation: Federation) -> dict[str, Any]:
+    """What the federation's models say about themselves, but for the round."""
+    dataset, views = federation.simulation.dataset, federation.simulation.test_views
+    return model_card(
+        federation.config,
+        federation.method,
+        channels=dataset.channels,
+        image_size=dataset.image_size,
+        classes=dataset.classes,
+        mean=views.mean,
+        std=views.std,
+    )
+
+
+def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Checkpoint:
+    """Fill a new directory. Where the config is there, so is where the data was: with both, a creation that
+    was cut short can be repeated.
+    """
+    config, simulation, state = federation.config, federation.simulation, federation.state
+    noted = {
+        **describe_machine(config.compute),
+        "data_root": str(data_root(root).resolve()),
+        "data": simulation.fingerprint(),
+        "data_partial": simulation.dataset.partial,
+        "labels_per_class": simulation.per_class,
+    }
+    write_bytes(run.environment, json.dumps(noted, indent=1).encode())
+    write_bytes(run.config, to_toml(config, "proxyfl run config.toml").encode())
+    write_tensors(run.partition, simulation.partition.to_tensors())
+    for file in (run.metrics, run.metrics_copy, run.timing, run.events):
+        file.touch()
+    if federation.trainer.start:
+        write_verified(run.start, federation.trainer.start)
+        with numerics(config.compute):
+            start = federation.server.start(federation.trainer.initial_weights())
+            accuracy = federation.server.evaluate(start).accuracy
+        write_bytes(run.environment, json.dumps({**noted, "start_accuracy": accuracy}, indent=1).encode())
+    metrics = _write_history(run, federation)
+    files = {file.name: sha256(file) for file in (run.partition, run.environment)}
+    files["data"] = simulation.fingerprint()
+    folder = checkpoint.save(run, state, Mark.of(metrics), config.keep.checkpoints, files)
+    run.event("created")
+    return Checkpoint(folder, state, metrics, run.config.read_bytes(), files)
+
+
+def _write_history(run: RunDirectory, federation: Federation) -> bytes:
+    """What was played before anyone wrote it down: metrics, timing, snapshots, models, what clients keep."""
+    reports, keep = federation.history, federation.config.keep
+    metrics = b"".join(metrics_line(report.metrics) for report in reports)
+    restore(run, metrics)
+    write_bytes(run.timing, "".join(timing_line(report.number, report.timing) for report in reports).encode())
+    for report in reports:
+        if keep.snapshot(report.number, federation.config.federation.rounds):
+            write_verified(run.snapshots / f"round-{report.number:08d}.safetensors", report.snapshots)
+    model, card = federation.method.model, card_of(federation)
+    if reports:
+        last = ModelCard(**card, round=federation.state.round, accuracy=reports[-1].accuracy)
+        save_model(run.models / "last.safetensors", model(federation.state.weights), last)
+    if federation.best is not None:
+        best = ModelCard(**card, round=federation.best.number, accuracy=federation.best.accuracy)
+        for place in (run.models / "best.safetensors", run.best_copy):
+            save_model(place, model(federation.best.state.weights), best)
+    if scratch := federation.scratch:
+        for place in (run.clients, run.server):
+            if (kept := scratch / place.name).is_dir():
+                shutil.copytree(kept, place)
+    return metrics
+
+
+def _require_same(run: RunDirectory, saved: Checkpoint, federation: Federation) -> None:
+    """Refuse to go on with other objects than those the run began with."""
+    theirs, ours = dotted(load_toml(run.config)), dotted(tomllib.loads(to_toml(federation.config)))
+    changed = [name for name in theirs if theirs[name] != ours.get(name)]
+    if changed:
+        shown = ", ".join(f"{name} was {theirs.get(name)!r}, is {ours.get(name)!r}" for name in changed[:3])
+        raise RunError(f"{run.path} was recorded from another federation: {shown}; build it as it was")
+    if federation.simulation.fingerprint() != saved.run_files["data"]:
+        raise RunError(f"the data is not what {run.path} began with; bring the same images and labels")
+    began = repair.intact_partition(run, saved)
+    ours_dealt = content_hash(federation.simulation.partition.to_tensors())
+    if began is not None and content_hash(began.to_tensors()) != ours_dealt:
+        raise RunError(f"the partition is not the one {run.path} began with; deal the images as then")
