@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stage import assemble, run_rounds
 from torch import Tensor
 
 from proxyfl.core.config import Config
@@ -38,11 +39,9 @@ from proxyfl.core.rng import SERVER, numpy_rng
 from proxyfl.core.state import Task, Tensors, Update
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.federation.client import numerics
-from proxyfl.federation.loop import Engine, RoundReport, run_rounds
+from proxyfl.federation.loop import Engine, RoundReport
 from proxyfl.methods.addons.gpt import tune_proxies
 from proxyfl.report import plot_style
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import prepare
 from proxyfl.testing.attacks import (
@@ -122,7 +121,7 @@ def accuracy(case: Case, folder: Path) -> float:
     simulation = prepare(config)
     order = numpy_rng(case.seed, 0, SERVER, "attackers").permutation(CLIENTS)
     attackers = order[: round(case.share * CLIENTS)].tolist()
-    federation, trainer = assemble(RunDirectory(folder), config, simulation, workers=0)
+    federation, trainer = assemble(folder, config, simulation, workers=0)
     holdings = simulation.holdings
     if case.attack in WITH_FLIPPED_LABELS:
         holdings = flip_labels(holdings, attackers, federation.classes)
@@ -278,7 +277,7 @@ def poison_rows(seeds: int, results: Path) -> None:
     for (clients, epochs), seed in itertools.product(((CLIENTS, 1), (8, 5)), range(1, seeds + 1)):
         config = settings_of(Case("proxyfl", "none", 0.0, "mean", seed), clients, epochs)
         with tempfile.TemporaryDirectory(prefix="proxyfl-attacks-") as folder:
-            federation, trainer = assemble(RunDirectory(folder), config, prepare(config), workers=0)
+            federation, trainer = assemble(folder, config, prepare(config), workers=0)
             told = Classifiers(trainer.initial_weights())
             with numerics(config.compute):
                 run_rounds(federation, federation.start(told.weights), [told])

@@ -28,13 +28,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
+from stage import assemble, run_rounds
 
 from proxyfl.core.state import Tensors, Update
 from proxyfl.federation.client import numerics
-from proxyfl.federation.loop import RoundReport, run_rounds
+from proxyfl.federation.loop import RoundReport
 from proxyfl.report import plot_style
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation, prepare
 
@@ -91,7 +90,7 @@ def watched(alpha: float, seed: int, folder: Path) -> tuple[Simulation, list[lis
     }  # fmt: skip
     config = resolve("digits", from_short(short), {"method": {"name": "proxyfl"}})
     simulation = prepare(config)
-    federation, trainer = assemble(RunDirectory(folder), config, simulation, workers=0)
+    federation, trainer = assemble(folder, config, simulation, workers=0)
     state = federation.start(trainer.initial_weights())
     curious = Curious(state.weights)
     with numerics(config.compute):

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from attacks import Accuracies, remember
+from stage import assemble, run_rounds
 from torch import Tensor, nn
 
 from proxyfl import models
@@ -28,11 +29,8 @@ from proxyfl.core.config import Config
 from proxyfl.core.rng import SERVER, numpy_rng
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.federation.client import numerics
-from proxyfl.federation.loop import run_rounds
 from proxyfl.federation.privacy import spent
 from proxyfl.report import plot_style
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation, prepare
 
@@ -111,7 +109,7 @@ def simulated(case: Case) -> Simulation:
 def accuracy(case: Case, folder: Path) -> float:
     """The mean of the last rounds' test accuracy."""
     config, told = case.config, Accuracies()
-    federation, trainer = assemble(RunDirectory(folder), config, simulated(case), workers=0)
+    federation, trainer = assemble(folder, config, simulated(case), workers=0)
     with numerics(config.compute):
         run_rounds(federation, federation.start(trainer.initial_weights()), [told])
     return statistics.mean(told.values[-LAST:])

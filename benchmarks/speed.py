@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from plain import PlainSettings, plain_round
+from stage import assemble
 
 from proxyfl import Experiment, Run
 from proxyfl.core.config import Config
@@ -33,8 +34,6 @@ from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Task, Update
 from proxyfl.models import build
 from proxyfl.runs.apart import profile_apart
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import prepare
 
@@ -120,7 +119,7 @@ def local_round(width: int, repeats: int, folder: Path) -> list[Row]:
     cores, steps = usable_cores(), STEPS[width]
     config = settings(folder, cores, 128 * steps + 10, width=width, train__epochs=1)
     simulation = prepare(config)
-    federation, trainer = assemble(RunDirectory(folder / f"width-{width}"), config, simulation, cores)
+    federation, trainer = assemble(folder / f"width-{width}", config, simulation, cores)
     start = federation.start(trainer.initial_weights())
     weights, tasks = start.weights, [Task(1, k, start.weights, start.extras) for k in range(cores)]
     network = build("resnet8", 10, 3, width, heads=True)

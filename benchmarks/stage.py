@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +17,17 @@ import numpy as np
 import torch
 
 from proxyfl.core.config import Config
-from proxyfl.core.files import sha256, write_bytes, write_tensors
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import ClientTrainer, numerics
-from proxyfl.federation.loop import Federation, play_round
-from proxyfl.runs import checkpoint
-from proxyfl.runs.assembly import assemble, model_card
+from proxyfl.federation.loop import Observer, Server, play_round
+from proxyfl.runs import build
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
-from proxyfl.runs.settings import from_short, resolve, to_toml
+from proxyfl.runs.recording import Recording
+from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation
 
 MEGABYTE = 1 << 20
@@ -71,7 +69,7 @@ def settings(method: str, **short: Any) -> Config:
 class Stage:
     """A run whose rounds are played when asked, written down by the recorder as in any other run."""
 
-    federation: Federation
+    federation: Server
     trainer: ClientTrainer
     recorder: Recorder
     state: ServerState
@@ -84,23 +82,27 @@ class Stage:
 def staged(path: Path, config: Config, simulation: Simulation, workers: int) -> Iterator[Stage]:
     """A new run at ``path``, open for as long as the block lasts."""
     run = RunDirectory(path)
-    run.create(lambda aside: _furnish(aside, config, simulation))
-    with run.locked():
-        saved, _ = checkpoint.load_newest(run)
-        federation, trainer = assemble(run, config, simulation, workers)
-        card = model_card(config, simulation, federation)
-        recorder = Recorder(run, config, federation.method, card, saved)
-        with closing(federation.engine), numerics(config.compute):
-            yield Stage(federation, trainer, recorder, saved.state)
+    federation = build.assemble(config, simulation, workers=workers)
+    recording = Recording.create(run, federation)
+    engine = closing(federation.server.engine)
+    with recording.opened(federation) as recorder, numerics(config.compute), engine:
+        yield Stage(federation.server, federation.trainer, recorder, federation.state)
 
 
-def _furnish(aside: RunDirectory, config: Config, simulation: Simulation) -> None:
-    write_bytes(aside.config, to_toml(config, "proxyfl run config.toml").encode())
-    write_tensors(aside.partition, simulation.partition.to_tensors())
-    federation, trainer = assemble(aside, config, simulation, 0)
-    state = federation.start(trainer.initial_weights())
-    files = {aside.partition.name: sha256(aside.partition), "data": simulation.fingerprint()}
-    checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
+def assemble(
+    folder: Path, config: Config, simulation: Simulation, workers: int | None = None
+) -> tuple[Server, ClientTrainer]:
+    """The two halves of a federation, whose clients keep their state in a folder."""
+    federation = build.assemble(config, simulation, workers=workers)
+    federation.settle(folder)
+    return federation.server, federation.trainer
+
+
+def run_rounds(server: Server, state: ServerState, observers: Iterable[Observer] = ()) -> ServerState:
+    """The rounds that are left."""
+    while state.round < server.config.federation.rounds:
+        state = play_round(server, state, tuple(observers))
+    return state
 
 
 def resident(pid: int | None = None) -> int:

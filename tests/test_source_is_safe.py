@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "proxyfl"
 ALLOWED = {
     "__init__.py": {"importlib.import_module"},  # of a fixed table of this package's own modules
     "data/restricted_pickle.py": {"pickletools"},  # the disassembler alone: nothing is built or imported
+    "engines/handover.py": {"pickle", "cloudpickle"},  # for the program's own child processes, over a pipe
     "core/plugins.py": {  # code that the user names on the command line or in an environment variable
         "importlib.import_module",
         "importlib.util.spec_from_file_location",

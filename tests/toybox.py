@@ -16,10 +16,9 @@ from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.data.stream import ViewSettings
-from proxyfl.federation.client import numerics
-from proxyfl.federation.loop import Engine, Observer, RoundReport, run_rounds
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
+from proxyfl.federation.client import ClientTrainer, numerics
+from proxyfl.federation.loop import Engine, Observer, RoundReport, Server, play_round
+from proxyfl.runs import build
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation
 
@@ -98,6 +97,22 @@ def tiny_config(method: str = "proxyfl", preset: str = "digits", **settings: Any
     return resolve(preset, from_short({**TINY, **settings}), {"method": {"name": method}})
 
 
+def assemble(
+    folder: Path | str, config: Config, simulation: Simulation, workers: int | None = None
+) -> tuple[Server, ClientTrainer]:
+    """The two halves of a federation, whose clients keep their state in a folder."""
+    federation = build.assemble(config, simulation, workers=workers)
+    federation.settle(Path(folder))
+    return federation.server, federation.trainer
+
+
+def run_rounds(server: Server, state: ServerState, observers: Sequence[Observer] = ()) -> ServerState:
+    """The rounds that are left."""
+    while state.round < server.config.federation.rounds:
+        state = play_round(server, state, tuple(observers))
+    return state
+
+
 def play(
     config: Config,
     simulation: Simulation,
@@ -111,13 +126,13 @@ def play(
 
     ``folder`` is for client state; ``engine`` may put something around the inline engine.
     """
-    federation, trainer = assemble(RunDirectory(folder), config, simulation, workers=0)
+    server, trainer = assemble(folder, config, simulation, workers=0)
     with numerics(config.compute):
         if engine is not None:
-            federation.engine = engine(federation.engine)
+            server.engine = engine(server.engine)
         if state is None:
-            state = federation.start(trainer.initial_weights())
-        return run_rounds(federation, state, observers)
+            state = server.start(trainer.initial_weights())
+        return run_rounds(server, state, observers)
 
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from proxyfl.core.config import KeepSettings as Keep
     from proxyfl.core.config import TrainSettings as Train
+    from proxyfl.core.config import setting
     from proxyfl.core.errors import ProxyFLError
     from proxyfl.data.dataset import Dataset
     from proxyfl.data.partition import Partition
@@ -45,6 +46,7 @@ _HOMES = {
     "register_method": "proxyfl.methods.registry:register",
     "register_model": "proxyfl.models:register",
     "resume": "proxyfl.runs.experiment",
+    "setting": "proxyfl.core.config",
 }
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "register_method",
     "register_model",
     "resume",
+    "setting",
 ]
 
 __version__ = "0.1.0"

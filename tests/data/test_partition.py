@@ -14,7 +14,8 @@ from safetensors.torch import load, save
 
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.data.labels import split_labels
-from proxyfl.data.partition import SCHEMES, Partition, Ragged, _balanced_cuts, _cut_classes, make_partition
+from proxyfl.data.partition import SCHEMES, Partition, Ragged, _balanced_cuts, _cut_classes
+from proxyfl.data.partition import make_partition as deal
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)
@@ -57,7 +58,7 @@ class TestFingerprints:
     def test_paired(self, row):
         name, per_class, alpha, labelled_hash, unlabelled_hash, *apart, first = row
         labels = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
-        partition = make_partition(labels, clients=20, per_class=int(per_class), alpha=float(alpha))
+        partition = deal(labels, clients=20, per_class=int(per_class), alpha=float(alpha))
         labelled, unlabelled = partition.class_counts(labels, int(labels.max()) + 1)
         assert fingerprint(labelled) == labelled_hash
         assert fingerprint(unlabelled) == unlabelled_hash
@@ -66,17 +67,17 @@ class TestFingerprints:
 
     def test_they_hold_for_labels_in_any_order(self):
         shuffled = np.random.default_rng(3).permutation(CIFAR10)
-        counts, _ = make_partition(shuffled, clients=20, per_class=500).class_counts(shuffled, 10)
+        counts, _ = deal(shuffled, clients=20, per_class=500).class_counts(shuffled, 10)
         assert fingerprint(counts) == "5ee1c2246aa8e39f"
 
     def test_unlabelled_counts_of_the_first_clients(self):
-        _, counts = make_partition(CIFAR10, clients=20, per_class=500).class_counts(CIFAR10, 10)
+        _, counts = deal(CIFAR10, clients=20, per_class=500).class_counts(CIFAR10, 10)
         assert counts[0].tolist() == [446, 460, 0, 3, 13, 0, 441, 0, 435, 452]
         assert counts[1].tolist() == [0, 7, 466, 418, 423, 470, 1, 465, 0, 0]
 
     @pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0])
     def test_uneven_classes(self, alpha):
-        partition = make_partition(SVHN, clients=20, per_class=460, alpha=alpha)
+        partition = deal(SVHN, clients=20, per_class=460, alpha=alpha)
         assert set(partition.labelled.sizes) == {230}
         assert set(partition.unlabelled.sizes) == {3432, 3433}
         labelled, unlabelled = partition.class_counts(SVHN, 10)
@@ -86,7 +87,7 @@ class TestFingerprints:
     @pytest.mark.parametrize(("alpha", "expected"), [(0.1, 0.70), (0.5, 0.46), (1.0, 0.35)])
     def test_a_plain_dirichlet_is_less_even(self, alpha, expected):
         draws = [
-            make_partition(CIFAR10, clients=20, per_class=500, scheme="dirichlet", alpha=alpha, partition_seed=seed)
+            deal(CIFAR10, clients=20, per_class=500, scheme="dirichlet", alpha=alpha, partition_seed=seed)
             for seed in range(5)
         ]
         apart = [distances(*(np.maximum(c, 1e-9) for c in p.class_counts(CIFAR10, 10)))[1] for p in draws]
@@ -116,8 +117,8 @@ class TestSplit:
     @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda x: torch.tensor(x).byte()])
     def test_labels_of_any_kind(self, kind):
         labels = [2, 0, 1, 2, 0, 1, 2, 2]
-        expected = make_partition(labels, clients=2, per_class=1).to_tensors()
-        found = make_partition(kind(labels), clients=2, per_class=np.int64(1)).to_tensors()
+        expected = deal(labels, clients=2, per_class=1).to_tensors()
+        found = deal(kind(labels), clients=2, per_class=np.int64(1)).to_tensors()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
     @pytest.mark.parametrize(
@@ -126,14 +127,14 @@ class TestSplit:
     )
     def test_labels_that_are_none(self, labels, message):
         with pytest.raises(DataError, match=message):
-            make_partition(labels, clients=2, per_class=1)
+            deal(labels, clients=2, per_class=1)
 
 
 class TestEven:
     def test_slices_of_every_class(self):
         labels = np.repeat([0, 1], [7, 2])
         labelled, unlabelled = split_labels(labels, 0, 7)
-        partition = make_partition(labels, clients=3, per_class=0, scheme="iid")
+        partition = deal(labels, clients=3, per_class=0, scheme="iid")
         zeros, ones = unlabelled.index[:7], unlabelled.index[7:]
         # ⌊7/3⌋ = 2 and ⌊14/3⌋ = 4; ⌊2/3⌋ = 0 and ⌊4/3⌋ = 1
         assert partition.unlabelled[0].tolist() == zeros[:2].tolist()
@@ -143,15 +144,15 @@ class TestEven:
 
     @pytest.mark.parametrize("scheme", ["paired", "dirichlet"])
     def test_alpha_zero_means_even(self, scheme):
-        even = make_partition(SVHN, clients=20, per_class=460, scheme="iid").to_tensors()
-        zero = make_partition(SVHN, clients=20, per_class=460, scheme=scheme, alpha=0).to_tensors()
+        even = deal(SVHN, clients=20, per_class=460, scheme="iid").to_tensors()
+        zero = deal(SVHN, clients=20, per_class=460, scheme=scheme, alpha=0).to_tensors()
         assert all(torch.equal(even[name], zero[name]) for name in even)
 
     @given(st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(1, 40), st.integers(0, 20))
     @settings(max_examples=60, deadline=None)
     def test_clients_differ_by_at_most_one_image_per_class(self, counts, clients, per_class):
         labels = np.repeat(np.arange(len(counts)), counts)
-        partition = make_partition(labels, clients=clients, per_class=per_class, scheme="iid")
+        partition = deal(labels, clients=clients, per_class=per_class, scheme="iid")
         for table in partition.class_counts(labels, len(counts)):
             assert (table.max(0) - table.min(0)).max(initial=0) <= 1
 
@@ -160,7 +161,7 @@ class TestDirichlet:
     def test_classes_are_cut_at_the_cumulative_shares(self):
         labels = np.repeat([0, 1], [9, 30])
         _, pool = split_labels(labels, 0, 7)
-        partition = make_partition(labels, clients=4, per_class=0, scheme="dirichlet", alpha=0.6, partition_seed=3)
+        partition = deal(labels, clients=4, per_class=0, scheme="dirichlet", alpha=0.6, partition_seed=3)
         generator = np.random.RandomState(3)
         generator.dirichlet([0.6] * 4, size=2)  # the labelled list, empty, comes first
         expected = [[], [], [], []]
@@ -173,7 +174,7 @@ class TestDirichlet:
 
 class TestShards:
     def test_two_shards_are_at_most_two_classes_for_labelled_and_unlabelled_alike(self):
-        partition = make_partition(CIFAR10, clients=20, per_class=500, scheme="shards")
+        partition = deal(CIFAR10, clients=20, per_class=500, scheme="shards")
         labelled, unlabelled = partition.class_counts(CIFAR10, 10)
         assert ((labelled + unlabelled > 0).sum(1) <= 2).all()
         assert ((labelled > 0) == (unlabelled > 0)).all()
@@ -181,7 +182,7 @@ class TestShards:
 
     def test_the_seed_draws_them(self):
         tables = [
-            make_partition(CIFAR10, clients=20, per_class=500, scheme="shards", partition_seed=seed).labelled.values
+            deal(CIFAR10, clients=20, per_class=500, scheme="shards", partition_seed=seed).labelled.values
             for seed in (0, 1)
         ]
         assert not np.array_equal(*tables)
@@ -202,7 +203,7 @@ cases = {
 def test_every_image_goes_to_exactly_one_client(counts, clients, per_class, scheme, alpha, seed):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     options = {"clients": clients, "per_class": per_class, "scheme": scheme, "alpha": alpha}
-    partition = make_partition(labels, **options, partition_seed=seed)
+    partition = deal(labels, **options, partition_seed=seed)
     assert partition.clients == len(partition.labelled) == len(partition.unlabelled) == clients
     dealt = [partition.labelled[k] for k in range(clients)] + [
         partition.unlabelled[k] for k in range(clients)
@@ -217,7 +218,7 @@ def test_every_image_goes_to_exactly_one_client(counts, clients, per_class, sche
         for part in (partition.labelled, partition.unlabelled):
             assert part.sizes.max() - part.sizes.min() <= 1
 
-    again = make_partition(labels, **options, partition_seed=seed).to_tensors()
+    again = deal(labels, **options, partition_seed=seed).to_tensors()
     assert all(torch.equal(again[name], tensor) for name, tensor in partition.to_tensors().items())
 
 
@@ -228,7 +229,7 @@ class TestExtremes:
     def test_extreme_alpha_ends_without_a_warning(self, scheme, alpha, classes):
         labels = np.repeat(np.arange(classes), 3000 // classes)
         with np.errstate(all="raise", under="ignore"):
-            partition = make_partition(
+            partition = deal(
                 labels, clients=21, per_class=300 // classes, scheme=scheme, alpha=alpha, partition_seed=5
             )
         assert partition.sizes.sum() == len(labels)
@@ -260,14 +261,14 @@ class TestExtremes:
     def test_few_clients_at_a_tiny_alpha_hold_whole_classes(self, clients):
         labels = np.repeat(np.arange(60), 10)
         with np.errstate(all="raise", under="ignore"):
-            partition = make_partition(labels, clients=clients, per_class=0, scheme="dirichlet", alpha=1e-3)
+            partition = deal(labels, clients=clients, per_class=0, scheme="dirichlet", alpha=1e-3)
         _, counts = partition.class_counts(labels, 60)
         assert (counts.max(0) == 10).mean() > 0.9
         assert (counts.sum(1) > 0).all()
 
     def test_labelled_and_unlabelled_are_drawn_apart(self):
         labels = np.repeat(np.arange(10), 200)
-        partition = make_partition(labels, clients=10, per_class=100, scheme="dirichlet", alpha=0.3)
+        partition = deal(labels, clients=10, per_class=100, scheme="dirichlet", alpha=0.3)
         labelled, unlabelled = partition.class_counts(labels, 10)
         assert not np.array_equal(labelled, unlabelled)
 
@@ -275,7 +276,7 @@ class TestExtremes:
     def test_a_hundred_thousand_clients(self, scheme):
         labels = np.random.default_rng(0).integers(0, 10, 100_000)
         start = time.perf_counter()
-        partition = make_partition(labels, clients=100_000, per_class=1000, scheme=scheme, alpha=0.1)
+        partition = deal(labels, clients=100_000, per_class=1000, scheme=scheme, alpha=0.1)
         assert time.perf_counter() - start < 2
         assert partition.clients == 100_000
         assert partition.sizes.sum() == 100_000
@@ -298,7 +299,7 @@ class TestValidation:
     )
     def test_settings_out_of_range(self, options, message):
         with pytest.raises(ConfigError, match=message):
-            make_partition([0, 1, 0, 1], **({"clients": 2, "per_class": 1} | options))
+            deal([0, 1, 0, 1], **({"clients": 2, "per_class": 1} | options))
 
 
 class TestRagged:
@@ -326,7 +327,7 @@ class TestRagged:
 
 
 class TestTensors:
-    partition = make_partition(SVHN[::50], clients=7, per_class=5)
+    partition = deal(SVHN[::50], clients=7, per_class=5)
 
     def test_a_safetensors_file_brings_it_back(self):
         back = Partition.from_tensors(load(save(self.partition.to_tensors())), images=len(SVHN[::50]))

@@ -19,23 +19,21 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines import pool
 from proxyfl.engines.pool import PoolEngine, default_workers, tuned_environment
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
-from toybox import Told, gone, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, assemble, gone, make_simulation, play, same_bits, same_state, tiny_config
 
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
 
 
 def engine_of(folder: Path, workers: int, method: str = "proxyfl", **settings: object) -> PoolEngine:
     config = tiny_config(method, **settings)
-    federation, _ = assemble(RunDirectory(folder), config, SIMULATION, workers)
+    federation, _ = assemble(folder, config, SIMULATION, workers)
     assert isinstance(federation.engine, PoolEngine)
     return federation.engine
 
 
 @pytest.fixture
 def tasks() -> list[Task]:
-    trainer = assemble(RunDirectory("unused"), tiny_config("fedavg"), SIMULATION, 0)[1]
+    trainer = assemble("unused", tiny_config("fedavg"), SIMULATION, 0)[1]
     weights, extras = trainer.initial_weights(), {}  # type: ignore[var-annotated]
     return [Task(1, client, weights, extras) for client in (1, 0, 3, 2)]
 
@@ -58,7 +56,7 @@ def test_one_worker_two_workers_and_none_agree_to_the_bit(tmp_path: Path, method
     config = tiny_config(method, rounds=3, per_round=3, dtype=dtype)
     here = play(config, SIMULATION, tmp_path / "inline")
     for workers in (1, 2):
-        federation, trainer = assemble(RunDirectory(tmp_path / str(workers)), config, SIMULATION, workers)
+        federation, trainer = assemble(tmp_path / str(workers), config, SIMULATION, workers)
         with closing(federation.engine):
             told = Told()
             there = play(config, SIMULATION, tmp_path / str(workers), observers=[told],
@@ -208,7 +206,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path, tasks: list[Task]) 
 
 def test_momentum_that_leaks_keeps_clients_in_one_process(tmp_path: Path) -> None:
     config = tiny_config("fedavg", train__leak_momentum=True)
-    federation, _ = assemble(RunDirectory(tmp_path), config, SIMULATION, 2)
+    federation, _ = assemble(tmp_path, config, SIMULATION, 2)
     assert not isinstance(federation.engine, PoolEngine)
 
 

@@ -19,9 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
-from toybox import Told, make_simulation, play, tiny_config
+from toybox import Told, assemble, make_simulation, play, tiny_config
 
 place, folder = Path("/dev/shm"), Path(sys.argv[2])
 try:
@@ -34,7 +32,7 @@ else:
 
 simulation = make_simulation((6,) * 4, (26,) * 4, channels=3, size=32)
 config = tiny_config("proxyfl")
-federation, _ = assemble(RunDirectory(folder), config, simulation, 2)
+federation, _ = assemble(folder, config, simulation, 2)
 told = Told()
 with closing(federation.engine):
     play(config, simulation, folder, observers=[told], engine=lambda _: federation.engine)

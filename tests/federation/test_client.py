@@ -17,10 +17,11 @@ from proxyfl.core.rng import rng
 from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.data.stream import ClientData, Stream
 from proxyfl.engines.inline import InlineEngine
+from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.methods import create
-from proxyfl.models import build
+from proxyfl.models import Network, build
 from toybox import Told, make_simulation, play, same_bits, tiny_config
 
 SIMULATION = make_simulation()
@@ -28,7 +29,8 @@ SIMULATION = make_simulation()
 
 def trainer(config: Config, folder: Path) -> ClientTrainer:
     method = create(config.method.name, config.method.parameters, config.fidelity)
-    return ClientTrainer(config, method, SIMULATION.train_views, 10, 1, ClientStore(folder))
+    network = Network.of(config.model.name, 10, 1, config.model.width)
+    return trainer_of(config, method, network, SIMULATION.train_views, ClientStore(folder))
 
 
 def by_hand(
@@ -168,7 +170,7 @@ class Troubled:
     """A trainer that raises for client 1."""
 
     def __init__(self, error: BaseException) -> None:
-        self.config, self.error = tiny_config("fedavg"), error
+        self.compute, self.error = tiny_config("fedavg").compute, error
 
     def train(self, task: Task, data: Any, truth: Any) -> Update:
         if task.client == 1:
@@ -207,7 +209,7 @@ def test_only_the_watcher_knows_the_truth(tmp_path: Path) -> None:
 
     def truth(index: Tensor) -> Tensor:
         asked.append(index)
-        return SIMULATION.holdings.truth(index)
+        return SIMULATION.holdings.labels[index]
 
     knowing = made.train(task, SIMULATION.holdings.client(0), truth)
     blind = made.train(task, SIMULATION.holdings.client(0))

@@ -18,12 +18,11 @@ from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.engines.pool import PoolEngine
 from proxyfl.federation.client import numerics
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.loop import Engine, Federation, play_round, run_rounds
+from proxyfl.federation.loop import Engine, Server, play_round
 from proxyfl.federation.sampling import Population
 from proxyfl.report.html.records import Records, failures
-from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
-from toybox import Told, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, assemble, make_simulation, play, run_rounds, same_bits, same_state, tiny_config
 
 CLIENTS, ROUNDS = 8, 3
 BAD = (1, 6)
@@ -166,7 +165,7 @@ def test_garbage_is_the_same_as_no_answer(method: str, tmp_path: Path, with_fail
 )
 def test_in_worker_processes_too(method: str, tmp_path: Path, with_failures: Any) -> None:
     config, simulation = federation_of(method)
-    federation, trainer = assemble(RunDirectory(tmp_path), config, simulation, workers=2)
+    federation, trainer = assemble(tmp_path, config, simulation, workers=2)
     assert isinstance(federation.engine, PoolEngine)
     federation.engine = Spoiling(federation.engine)
     told = Told()
@@ -199,7 +198,7 @@ def alone(population: Population, client: int) -> Population:
 
 
 @pytest.fixture(scope="module")
-def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, ServerState, Update]:
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Server, ServerState, Update]:
     """Client 1 alone, and the honest answer of its first round."""
     config, simulation = federation_of("proxyfl")
     folder = RunDirectory(tmp_path_factory.mktemp("honest"))

@@ -15,12 +15,12 @@ from proxyfl.core.config import Config, FederationSettings, TrainSettings
 from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.federation.evaluate import Evaluation
-from proxyfl.federation.loop import Federation, run_rounds
+from proxyfl.federation.loop import Server
 from proxyfl.federation.sampling import Population, sample_clients
 from proxyfl.methods import create
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
-from toybox import Told, same_state
+from toybox import Told, run_rounds, same_state
 
 PEOPLE = Population(np.array([2, 0, 2, 2, 2, 2]), np.array([8, 10, 8, 8, 8, 8]))
 
@@ -52,11 +52,9 @@ def federation(
     people: Population = PEOPLE,
     spool: Path | None = None,
     **settings: Any,
-) -> Federation:
+) -> Server:
     config = Config(federation=FederationSettings(**{"rounds": 4, "per_round": 3, **settings}))
-    return Federation(
-        config, method or create("fixmatch-lpl"), people, ToyEngine(work), measure, 2, spool=spool
-    )
+    return Server(config, method or create("fixmatch-lpl"), people, ToyEngine(work), measure, 2, spool=spool)
 
 
 START = ServerState(0, {"w": torch.zeros(2)})

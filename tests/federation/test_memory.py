@@ -14,10 +14,8 @@ from torch import Tensor
 
 from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.loop import Engine, RoundReport, run_rounds
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
-from toybox import Told, make_simulation, play, tiny_config
+from proxyfl.federation.loop import Engine, RoundReport
+from toybox import Told, assemble, make_simulation, play, run_rounds, tiny_config
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -57,7 +55,7 @@ def test_no_more_updates_are_held_for_sixty_clients_than_for_five(tmp_path: Path
     for clients in (5, 60):
         simulation = make_simulation((6,) * clients, (26,) * clients)
         config = tiny_config(method, rounds=1, clients=clients, per_round=clients)
-        federation, trainer = assemble(RunDirectory(tmp_path / str(clients)), config, simulation, workers=0)
+        federation, trainer = assemble(tmp_path / str(clients), config, simulation, workers=0)
         state = federation.start(trainer.initial_weights())
         form = federation.method.extras_form_all(federation.server_context(state))
         extras = {name: torch.full(shape, 1 / shape[0]) for name, shape in form.items()}
@@ -128,7 +126,7 @@ def test_state_is_loaded_and_saved_only_for_those_who_take_part(
 ) -> None:
     simulation = make_simulation((1,) * registered, (1,) * registered)
     config = tiny_config(method, rounds=3, clients=registered, per_round=4)
-    federation, trainer = assemble(RunDirectory(tmp_path), config, simulation, workers=0)
+    federation, trainer = assemble(tmp_path, config, simulation, workers=0)
     trainer.store = kept = CountedStore(tmp_path / "clients", 3)
     federation.store = store = CountedStore(tmp_path / "server", 3)
     told = Told()

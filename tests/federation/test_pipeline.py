@@ -21,10 +21,8 @@ from proxyfl.federation.sampling import Population
 from proxyfl.methods import create, recipes
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import identity, resolve
-from toybox import Told, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
 
 SIMULATION = make_simulation((6,) * 6, (26, 42, 10, 26, 30, 18))
 STATE = ServerState(0, {"classifier.weight": torch.zeros(2, 2), "steps": torch.tensor(3)})
@@ -258,7 +256,7 @@ def test_every_engine_gives_the_same_bits(tmp_path: Path, rule: dict[str, Any]) 
     config = tiny_config("proxyfl", clients=6, per_round=6, **given)
     told = Told()
     here = play(config, SIMULATION, tmp_path / "inline", observers=[told])
-    federation, _ = assemble(RunDirectory(tmp_path / "pool"), config, SIMULATION, 1)
+    federation, _ = assemble(tmp_path / "pool", config, SIMULATION, 1)
     with closing(federation.engine):
         there = play(config, SIMULATION, tmp_path / "pool", engine=lambda _: federation.engine)
     assert same_state(here, there)

@@ -39,10 +39,8 @@ from proxyfl.federation.sampling import Population, sample_clients
 from proxyfl.methods import create, recipes
 from proxyfl.methods.context import ServerContext
 from proxyfl.report.pages import coverage
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import resolve
-from toybox import Told, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
 
 STATE = ServerState(
     4, {"w": torch.zeros(3), "norm.running_var": torch.full((2,), 1e-4), "steps": torch.tensor(7)}
@@ -405,7 +403,7 @@ def test_sites_noise_their_updates_in_worker_processes_too(tmp_path: Path) -> No
     ours = tiny_config("sage", federation__weighting="uniform", privacy__clip=0.5, privacy__where="site")
     simulation = make_simulation()
     here = play(ours, simulation, tmp_path / "here")
-    federation, _ = assemble(RunDirectory(tmp_path / "there"), ours, simulation, 2)
+    federation, _ = assemble(tmp_path / "there", ours, simulation, 2)
     with closing(federation.engine):
         there = play(ours, simulation, tmp_path / "there", engine=lambda _: federation.engine)
     assert same_state(here, there)

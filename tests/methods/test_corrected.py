@@ -16,9 +16,7 @@ from proxyfl.core.rng import rng
 from proxyfl.data.stream import Stream
 from proxyfl.methods import create
 from proxyfl.methods.context import ClientContext
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
-from toybox import Told, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
 from toyclient import CPU, UNLABELLED, Pool, batch, context, predictions, step
 
 NAME = "gpl-all-corrected"
@@ -121,7 +119,7 @@ def test_a_worker_process_has_the_truth_too(tmp_path: Path, monkeypatch: pytest.
     simulation, config = make_simulation(), tiny_config(NAME, rounds=1, method__corrected=0.5)
     here, there = Told(), Told()
     inline = play(config, simulation, tmp_path / "inline", observers=[here])
-    federation, _ = assemble(RunDirectory(tmp_path / "pool"), config, simulation, 1)
+    federation, _ = assemble(tmp_path / "pool", config, simulation, 1)
     with closing(federation.engine):
         pooled = play(
             config, simulation, tmp_path / "pool", observers=[there], engine=lambda _: federation.engine

@@ -13,9 +13,7 @@ from torch import Tensor
 from proxyfl.core.state import Update
 from proxyfl.methods import create
 from proxyfl.methods.context import ServerContext
-from proxyfl.runs.assembly import assemble
-from proxyfl.runs.directory import RunDirectory
-from toybox import Told, make_simulation, play, tiny_config
+from toybox import Told, assemble, make_simulation, play, tiny_config
 from toyclient import CLASSES, Pool, batch, context, predictions, step
 
 TAU, POOL = 0.6, 20
@@ -145,7 +143,7 @@ def test_the_mean_has_the_weights_that_balance_predictions(solver: str, tmp_path
 def first_weights(folder: Path) -> dict[str, Tensor]:
     """What those rounds begin with."""
     config = tiny_config("feddb", clients=2, per_round=2)
-    _, trainer = assemble(RunDirectory(folder), config, make_simulation(*SIZES), workers=0)
+    _, trainer = assemble(folder, config, make_simulation(*SIZES), workers=0)
     return {name: value.double() for name, value in trainer.initial_weights().items()}
 
 

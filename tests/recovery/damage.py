@@ -27,7 +27,7 @@ from proxyfl.core.checksum import is_intact
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import ServerState
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.runs import checkpoint, experiment, repair
+from proxyfl.runs import checkpoint, experiment, federation
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.run import Run, list_runs
 from toybox import TINY, Stopped, Told
@@ -249,23 +249,22 @@ def opened_only(patient: Patient) -> Iterator[None]:
     made: dict[str, Any] = {}
     real = experiment.assemble
 
-    def assemble(run: RunDirectory, *given: Any, **options: Any) -> Any:
+    def assemble(*given: Any, **options: Any) -> Any:
         if "federation" not in made:
-            made["federation"] = real(run, *given, **options)
+            made["federation"] = real(*given, **options)
         return made["federation"]
 
     def prepare(config: Any, root: Any = None, partition: Any = None) -> Any:
         return simulation if partition is None else dataclasses.replace(simulation, partition=partition)
 
-    def arrive(federation: Any, state: ServerState, observers: Any) -> None:
+    def arrive(server: Any, state: ServerState, observers: Any) -> None:
         raise Reached(state)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        patch.setattr(experiment, "run_rounds", arrive)
+        patch.setattr(federation, "play_round", arrive)
         patch.setattr(experiment, "prepare", prepare)
-        for module in (experiment, repair):
-            patch.setattr(module, "assemble", assemble)
+        patch.setattr(experiment, "assemble", assemble)
         yield
 
 

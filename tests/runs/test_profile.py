@@ -19,11 +19,10 @@ from proxyfl.methods import recipes
 from proxyfl.methods.context import ClientContext
 from proxyfl.runs import apart, phases
 from proxyfl.runs import profile as profiling
-from proxyfl.runs.assembly import WORKERS, assemble
-from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.federation import WORKERS
 from proxyfl.runs.phases import Clock, Steps, watched
 from proxyfl.runs.profile import Phase, Profile, matrix_peak, profile
-from toybox import make_simulation, same_bits, tiny_config
+from toybox import assemble, make_simulation, same_bits, tiny_config
 
 SIMULATION = make_simulation((4, 6, 5, 4), (12, 12, 12, 12))
 NAMES = [recipe.name for recipe in recipes()]
@@ -41,7 +40,7 @@ def short(monkeypatch):
 def client(folder, name="proxyfl", **settings):
     """A trainer, a task of round 1 and the client's data."""
     config = tiny_config(name, **settings)
-    federation, trainer = assemble(RunDirectory(folder), config, SIMULATION, workers=0)
+    federation, trainer = assemble(folder, config, SIMULATION, workers=0)
     state = federation.start(trainer.initial_weights())
     data = SIMULATION.holdings.client(1, oracle=trainer.method.oracle)
     return trainer, Task(1, 1, state.weights, dict(state.extras)), data

@@ -19,7 +19,6 @@ from proxyfl.report.dashboard.watch import Library
 from proxyfl.report.html.page import render
 from proxyfl.report.html.pieces import TROUBLE
 from proxyfl.runs import checkpoint, repair
-from proxyfl.runs.experiment import _recorded_root
 
 VERBS = ("ls", "show", "validate", "table", "report", "eval", "predict", "resume")
 
@@ -114,7 +113,7 @@ def test_files_of_terabytes_are_not_hashed(place: str, sound: Path, tmp_path: Pa
     assert f"is damaged: {place}; resuming" in " ".join(result.output.split())
     saved, _ = checkpoint.load_newest(run)
     assert (repair.intact_partition(run, saved) is None) == (place == "partition.safetensors")
-    assert _recorded_root(run) is None or place == "partition.safetensors"
+    assert run.data_root() is None or place == "partition.safetensors"
 
 
 FILES = (

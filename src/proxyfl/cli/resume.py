@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
@@ -40,23 +39,22 @@ def resume(
     from proxyfl.runs.checkpoint import load_newest
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.experiment import resume as go_on
-    from proxyfl.runs.repair import is_whole, require_same_config
-    from proxyfl.runs.settings import load_toml, resolve
+    from proxyfl.runs.repair import is_whole
+    from proxyfl.runs.run import Run
+    from proxyfl.runs.settings import recorded
 
     path = find_run(run, lambda place: is_run(place) or _creation_cut_short(place))
     directory = RunDirectory(path)
     before: list[float | None] = []
     if path.exists():
         directory.require()
-        saved, _ = load_newest(directory)
-        require_same_config(directory, saved)
-        before = [json.loads(line).get("accuracy") for line in saved.metrics.splitlines()]
-        config = resolve("", load_toml(directory.config))
-        if saved.state.round >= config.federation.rounds and is_whole(directory, saved):
+        opened = Run(path)
+        config, before = opened.config, [line.get("accuracy") for line in opened.lines]
+        if opened.finished and is_whole(directory, load_newest(directory)[0]):
             _tell_finished(path, quiet)
             return
     else:
-        config = resolve("", load_toml(RunDirectory(directory.aside).config))
+        config = recorded(RunDirectory(directory.aside).config)
     require_device(config)
     train(
         path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +27,12 @@ class Holdings:
         truth = self.labels[unlabelled] if oracle else None
         return ClientData(self.images, labelled, self.labels[labelled], unlabelled, truth)
 
-    def truth(self, index: Tensor) -> Tensor:
-        """True labels, for comparing a method's decisions with after it has made them."""
-        return self.labels[index]
+    @property
+    def truth(self) -> Callable[[Tensor], Tensor] | None:
+        """Images to true labels, for comparing a method's decisions with after it has made them; None where
+        nobody knows the labels of some: shares of the others would mislead.
+        """
+        return None if bool((self.labels < 0).any()) else self.labels.__getitem__
 
     def to_tensors(self) -> dict[str, Tensor]:
         return {"images": self.images, "labels": self.labels, **self.partition.to_tensors()}

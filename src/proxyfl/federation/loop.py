@@ -131,14 +131,6 @@ class Server:
         return [k for k in clients if labelled[k] or not self.method.needs_labels]
 
 
-def run_rounds(server: Server, state: ServerState, observers: Iterable[Observer] = ()) -> ServerState:
-    """Play the rounds that are left."""
-    observers = tuple(observers)
-    while state.round < server.config.federation.rounds:
-        state = play_round(server, state, observers)
-    return state
-
-
 def play_round(
     server: Server, state: ServerState, observers: tuple[Observer, ...], redraw: Redraw | None = None
 ) -> ServerState:

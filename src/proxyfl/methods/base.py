@@ -149,9 +149,7 @@ class Method(Part):
     usual_addons: ClassVar[tuple[type[Addon], ...]] = ()
     """Add-ons that belong to it: it carries them where nobody says which."""
 
-    def __init__(
-        self, parameters: Any = None, addons: Sequence[Addon] | None = None, **values: Any
-    ) -> None:
+    def __init__(self, parameters: Any = None, addons: Sequence[Addon] | None = None, **values: Any) -> None:
         """``ProxyFL(tau=0.9, addons=[ICPL(weight=0.5), GPT(epochs=50)])``"""
         super().__init__(parameters, **values)
         addons = [addon() for addon in self.usual_addons] if addons is None else addons
