@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from proxyfl.core.checksum import is_intact, read_verified, write_verified
+from proxyfl.core.checksum import is_intact, read_foreign, read_verified, write_verified
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_tensors
 
@@ -72,16 +71,10 @@ def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path) -> None:
         read_verified(tmp_path / "none")
 
 
-def test_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    for metadata in (None, {"proxyfl": "{}"}):
-        write_tensors(tmp_path / "old", TENSORS, metadata)
-        assert torch.equal(read_verified(tmp_path / "old")[0]["weight"], TENSORS["weight"])
-    write_tensors(tmp_path / "odd", TENSORS, {"sha255": "0" * 64})
-    assert not is_intact(tmp_path / "odd")  # a hash whose name was damaged is no file without one
-
-
-def test_without_tensors(tmp_path: Path) -> None:
-    write_verified(tmp_path / "none", {})
-    tensors, metadata = read_verified(tmp_path / "none")
-    assert tensors == {}
-    assert json.loads(json.dumps(metadata)).keys() == {"sha256"}
+def test_files_of_other_programs_are_read_where_that_is_asked_for(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "plain", TENSORS, {"format": "pt"})
+    assert torch.equal(read_foreign(tmp_path / "plain")["weight"], TENSORS["weight"])
+    assert not is_intact(tmp_path / "plain")
+    (tmp_path / "text").write_text("no tensors")
+    with pytest.raises(RunError, match="no safetensors"):
+        read_foreign(tmp_path / "text")

@@ -136,7 +136,7 @@ def read_states(place: str) -> Callable[[bytes, Path], Any]:
     """A file that carries its own hash, which is made right where there is a place for it."""
 
     def read(content: bytes, folder: Path) -> Any:
-        if len(content) > checksum._STOP and checksum._is_sealed(content):
+        if len(content) > checksum._STOP and content[checksum._LENGTH : checksum._START] == checksum._MARK:
             content = content[: checksum._START] + checksum._digest(content) + content[checksum._STOP :]
         return _all_of(sealed_run(folder, place, content))
 

@@ -68,6 +68,10 @@ def run(
         int | None,
         typer.Option(help="Seed of weights, sampling, batches and views.", rich_help_panel=PROTOCOL),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Start from these weights: a model file, or a run.", rich_help_panel=PROTOCOL),
+    ] = None,
     fidelity: Fidelity = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 or mps.", rich_help_panel=MACHINE)
@@ -102,6 +106,7 @@ def run(
         "image_size": image_size,
         "subset": subset,
         "seed": seed,
+        "weights": weights,
         "device": device,
         "dtype": dtype,
         "fidelity": fidelity,

@@ -131,19 +131,18 @@ def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
     """The run's own files compared with what the newest intact checkpoint says about them."""
     from proxyfl.core.checksum import is_intact
     from proxyfl.core.files import SHORT, begins_with, has_hash
-    from proxyfl.runs.checkpoint import keeps_metrics, read
+    from proxyfl.runs.checkpoint import read
     from proxyfl.runs.directory import AT_SITES, json_lines, measured
 
     saved = read(run.checkpoints / newest)
-    early = keeps_metrics(saved.folder)  # an earlier version's run, which has no copies
     unchanged = begins_with(run.config, saved.config, whole=True)
     verdicts = [(run.config, unchanged, "changed since the run began")]
     wrong = "missing or not what its checksum says"
     for file, most in ((run.partition, None), (run.environment, SHORT)):
         verdicts.append((file, has_hash(file, saved.run_files.get(file.name), most), wrong))
-    for file in (run.metrics,) if early else (run.metrics, run.metrics_copy):
+    for file in (run.metrics, run.metrics_copy):
         verdicts.append((file, begins_with(file, saved.metrics), "not what the checkpoint says"))
-    copies = [run.best_copy] if measured(json_lines(saved.metrics)) and not early else []
+    copies = [run.best_copy] if measured(json_lines(saved.metrics)) else []
     for file in (*copies, *sorted(run.snapshots.glob("round-*.safetensors"))):
         verdicts.append((file, is_intact(file), wrong))
     found = [(str(file.relative_to(run.path)), "" if fine else fault) for file, fine, fault in verdicts]

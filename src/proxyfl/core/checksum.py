@@ -1,8 +1,7 @@
 """Safetensors files that carry the SHA-256 of themselves: what does not match is never used.
 
 The hash is the first entry of the header's metadata, at a place that never changes, and is taken over the
-whole file with zeros in that place. Any reader of safetensors reads such a file; files of earlier versions,
-without a hash, are still read.
+whole file with zeros in that place. Any reader of safetensors reads such a file.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ _MARK = b'{"__metadata__":{"sha256":"'
 _START = _LENGTH + len(_MARK)
 _STOP = _START + 64
 _BLANK = b"0" * 64
-_KNOWN_UNSEALED = {"proxyfl"}
-"""Metadata of files that earlier versions wrote. Anything else without a hash has lost it."""
 
 
 def write_verified(
@@ -41,15 +38,22 @@ def read_verified(path: Path) -> tuple[Tensors, dict[str, str]]:
     content = read_bounded(path)
     try:
         metadata = _header(content).get("__metadata__", {})
-        if _is_intact(content):
-            intact = _digest(content) == content[_START:_STOP]
-        else:
-            intact = set(metadata) <= _KNOWN_UNSEALED
-        if not intact:
+        if content[_LENGTH:_START] != _MARK or _digest(content) != content[_START:_STOP]:
             raise RunError(f"{path} is damaged: it does not match its own checksum")
         return dict(load(content)), metadata
     except (SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}") from error
+
+
+def read_foreign(path: Path) -> Tensors:
+    """Tensors of a file that another program may have written: verified where it carries a checksum."""
+    content = read_bounded(path)
+    if content[_LENGTH:_START] == _MARK:
+        return read_verified(path)[0]
+    try:
+        return dict(load(content))
+    except (SafetensorError, ValueError) as error:
+        raise RunError(f"{path} is no safetensors file: {error}") from error
 
 
 def is_intact(path: Path) -> bool:
@@ -75,10 +79,6 @@ def _header(content: bytes) -> dict[str, dict[str, str]]:
     length = int.from_bytes(content[:_LENGTH], "little")
     found: dict[str, dict[str, str]] = json.loads(content[_LENGTH : _LENGTH + length])
     return found
-
-
-def _is_intact(content: bytes) -> bool:
-    return content[_LENGTH:_START] == _MARK
 
 
 def _digest(content: bytes) -> bytes:

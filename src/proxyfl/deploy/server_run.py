@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import secrets
@@ -14,6 +15,7 @@ import httpx
 import numpy as np
 from flwr.serverapp import Grid
 
+from proxyfl.core.checksum import write_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.core.files import begins_with, sha256, write_bytes, write_tensors
@@ -46,6 +48,7 @@ from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.repair import repair_models
 from proxyfl.runs.settings import load_toml, resolve, to_toml
+from proxyfl.runs.start import load_start, read_start, settle_start
 
 RETRY, RETRY_LAST = 5.0, 60.0
 """Seconds between two attempts at a round that had too few answers: fewer at first, then more."""
@@ -92,8 +95,8 @@ class DeployedServer:
             raise
 
     def _create(self) -> None:
-        config, form = self.deployment.config, self.deployment
-        method = method_of(config)
+        config, form = settle_start(self.deployment.config), self.deployment
+        method, start = method_of(config), load_start(config)
         enrolment = Enrolment(secrets.token_hex(8), form.sites)
         self._gather(enrolment)
 
@@ -104,6 +107,8 @@ class DeployedServer:
             enrolment.save(aside.path)
             for file in (aside.metrics, aside.metrics_copy, aside.timing, aside.events):
                 file.touch()
+            if start:
+                write_verified(aside.start, start)
             federation, trainer, _ = self._federation(aside, config, method, enrolment)
             state = federation.start(trainer.initial_weights())
             files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
@@ -224,7 +229,8 @@ class DeployedServer:
                 f"{self.deployment.file}: quorum = {ours.quorum}, but the run began with {began.quorum}; "
                 f"put it back, or move {run.path} away to begin anew"
             )
-        if config != self.deployment.config:
+        model = dataclasses.replace(self.deployment.config.model, weights_hash=config.model.weights_hash)
+        if config != dataclasses.replace(self.deployment.config, model=model):
             raise RunError(
                 f"[experiment] of {self.deployment.file} was changed since the run began; put it back, "
                 f"or move {run.path} away to begin anew"
@@ -242,7 +248,7 @@ class DeployedServer:
             ClientStore(place, versions, cure) for place in (run.clients, run.server)
         )
         network = Network.of(config.model.name, classes, form.channels, config.model.width)
-        trainer = trainer_of(config, method, network, views, clients_store)
+        trainer = trainer_of(config, method, network, views, clients_store, read_start(run, config))
         setup = {
             **self.form,
             "config": json.loads(json.dumps(config.to_tree())),

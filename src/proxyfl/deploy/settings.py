@@ -23,6 +23,7 @@ from proxyfl.core.trees import Tree
 from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
 from proxyfl.runs.settings import load_toml, resolve
+from proxyfl.runs.start import settle_place
 
 FORMAT = 1
 FEDERATION_FILE, SITE_FILE, TRUSTED_FILE = "federation.toml", "site.toml", "trusted.yaml"
@@ -154,6 +155,7 @@ class Deployment(DeploymentSettings):
         try:
             config = resolve("", tree, settled)
             validation.check_experiment(config)
+            config = settle_place(config, self.path)
         except ProxyFLError as error:
             raise self._wrong(f"[experiment]: {error}") from None
         if masked:

@@ -47,10 +47,10 @@ def check_experiment(config: Config) -> None:
             f"method '{method.name}' is given the true labels of unlabelled images, which no site has; "
             "choose another method"
         )
-    if config.model.weights_hash:
+    if config.model.weights and (method.recalls_start or method.all_private):
         raise ConfigError(
-            "model.weights: a real federation cannot start from weights yet; take the setting out, or train "
-            "them in a simulation"
+            f"model.weights: a site's own part of {method.name} begins as the seed initialises it, since no "
+            "site has the weights that the server starts from; take the setting out"
         )
     if config.train.leak_momentum:
         raise ConfigError(

@@ -141,6 +141,8 @@ class Method(Part):
     """Whether :meth:`decide` notes each step's pseudo-labels; who decides once a round notes them then."""
     needs_all_updates: ClassVar[bool] = False
     """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
+    recalls_start: ClassVar[bool] = False
+    """Whether a client's first round uses the network as it was before round 1 (``ctx.initial``)."""
     Parameters: ClassVar[type[Any]] = MethodParameters
 
     own_optimiser: str = ""

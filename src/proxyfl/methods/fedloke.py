@@ -47,6 +47,7 @@ class FedLoKeParameters(MethodParameters):
 
 class FedLoKe(Method):
     name = "fedloke"
+    recalls_start = True
     wants = frozenset({"x", "x_strong", "u_weak", "u_strong"})
     needs_labels = False
     keeps = "a private model"

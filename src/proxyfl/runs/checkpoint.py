@@ -78,7 +78,7 @@ def save(run: RunDirectory, state: ServerState, metrics: Mark, keep: int, run_fi
         "metrics": asdict(metrics),
         "run": run_files,
     }
-    write_bytes(aside / "manifest.json", _sealed(manifest))
+    write_bytes(aside / "manifest.json", _with_checksum(manifest))
     if place.exists():
         shutil.rmtree(place)
     aside.rename(place)
@@ -113,18 +113,14 @@ def read(folder: Path) -> Checkpoint:
     """A checkpoint, every byte of it verified."""
     try:
         manifest = _opened(read_bounded(folder / "manifest.json", JSON_SWELLS, SHORT))
-        if manifest["format"] not in (1, FORMAT):
-            raise RunError(f"{folder} has format {manifest['format']}, this version reads up to {FORMAT}")
-        names = ("state.safetensors", "config.toml", *(("metrics.jsonl",) if manifest["format"] == 1 else ()))
-        content = {name: read_bounded(folder / name) for name in names}
+        if manifest["format"] != FORMAT:
+            raise RunError(f"{folder} has format {manifest['format']}; this version reads format {FORMAT}")
+        content = {name: read_bounded(folder / name) for name in ("state.safetensors", "config.toml")}
         for name, data in content.items():
             if hashlib.sha256(data).hexdigest() != manifest["files"][name]:
                 raise RunError(f"{folder / name} is damaged")
         state = ServerState.from_tensors(load(content["state.safetensors"]))
-        if manifest["format"] == 1:
-            metrics = content["metrics.jsonl"]
-        else:
-            metrics = verified(RunDirectory(folder.parent.parent), Mark(**manifest["metrics"]))
+        metrics = verified(RunDirectory(folder.parent.parent), Mark(**manifest["metrics"]))
         require_state(state, round_of(folder))
         require_records([json.loads(line) for line in metrics.splitlines()])
         run_files = manifest["run"]
@@ -133,11 +129,6 @@ def read(folder: Path) -> Checkpoint:
         return Checkpoint(folder, state, metrics, content["config.toml"], run_files)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError, RuntimeError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__})") from error
-
-
-def keeps_metrics(folder: Path) -> bool:
-    """Whether a checkpoint is of format 1, whose runs have no copies beside the checkpoints."""
-    return (folder / "metrics.jsonl").is_file()
 
 
 def manifests(run: RunDirectory) -> Iterator[dict[str, Any]]:
@@ -150,8 +141,8 @@ def manifests(run: RunDirectory) -> Iterator[dict[str, Any]]:
 
 
 def marks(run: RunDirectory) -> list[Mark]:
-    """How much of the metrics the checkpoints vouch for, newest first. Those of format 1 do not say."""
-    return [Mark(**manifest["metrics"]) for manifest in manifests(run) if "metrics" in manifest]
+    """How much of the metrics the checkpoints vouch for, newest first."""
+    return [Mark(**manifest["metrics"]) for manifest in manifests(run)]
 
 
 def _require_states(run: RunDirectory, saved: Checkpoint, since: int) -> None:
@@ -171,10 +162,10 @@ def _require_states(run: RunDirectory, saved: Checkpoint, since: int) -> None:
                     server.load(client, line["round"])
 
 
-def _sealed(manifest: dict[str, Any]) -> bytes:
+def _with_checksum(manifest: dict[str, Any]) -> bytes:
     body = json.dumps(manifest, sort_keys=True)
-    seal = hashlib.sha256(body.encode()).hexdigest()
-    return json.dumps({"sha256": seal, "manifest": manifest}, sort_keys=True, indent=1).encode()
+    checksum = hashlib.sha256(body.encode()).hexdigest()
+    return json.dumps({"sha256": checksum, "manifest": manifest}, sort_keys=True, indent=1).encode()
 
 
 def _opened(raw: bytes) -> dict[str, Any]:
@@ -185,6 +176,5 @@ def _opened(raw: bytes) -> dict[str, Any]:
         raise ValueError("the manifest does not match its own hash")
     if not all(isinstance(manifest[name], dict) for name in ("files", "run")):
         raise ValueError("the manifest names no files")
-    if "metrics" in manifest:
-        Mark(**manifest["metrics"])  # raises where it is none
+    Mark(**manifest["metrics"])  # raises where it is none
     return manifest

@@ -36,6 +36,7 @@ COMMON = {
     "per_round": "federation.per_round",
     "rounds": "federation.rounds",
     "width": "model.width",
+    "weights": "model.weights",
     "image_size": "data.image_size",
     "subset": "data.subset",
     "seed": "seed",

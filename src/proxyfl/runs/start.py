@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proxyfl.core.checksum import read_verified
+from proxyfl.core.checksum import read_foreign
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import Tensors, content_hash
@@ -20,17 +20,26 @@ from proxyfl.runs.simulation import Simulation
 
 def settle_start(config: Config) -> Config:
     """The config with the place of its weights written out and their hash; unchanged where it has none."""
+    config = settle_place(config, Path.cwd())
     model = config.model
-    if not model.weights:
+    if not model.weights or model.weights_hash:
         return config
-    place = Path(model.weights).expanduser().resolve()
-    if not model.weights_hash:
-        model = dataclasses.replace(model, weights_hash=content_hash(_read(place)))
-    return dataclasses.replace(config, model=dataclasses.replace(model, weights=str(place)))
+    model = dataclasses.replace(model, weights_hash=content_hash(_read(Path(model.weights))))
+    return dataclasses.replace(config, model=model)
 
 
-def load_start(config: Config, simulation: Simulation) -> Tensors:
-    """The weights that a new run starts from; empty where they are the seed's."""
+def settle_place(config: Config, folder: Path) -> Config:
+    """The config with the place of its weights written out, as seen from a folder."""
+    if not config.model.weights:
+        return config
+    place = (folder / Path(config.model.weights).expanduser()).resolve()
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, weights=str(place)))
+
+
+def load_start(config: Config, simulation: Simulation | None = None) -> Tensors:
+    """The weights that a new run starts from; empty where they are the seed's. In a simulation they must not
+    know labels which it hides.
+    """
     if not config.model.weights_hash:
         return {}
     if not config.model.weights:
@@ -42,7 +51,8 @@ def load_start(config: Config, simulation: Simulation) -> Tensors:
             f"the weights at {place} are not those this config was made for; put them back, or clear "
             "model.weights_hash to start from what is there"
         )
-    if source := _run_of(place):
+    source = _run_of(place)
+    if source and simulation is not None:
         _require_known_labels(source, config, simulation)
     return tensors
 
@@ -68,7 +78,7 @@ def read_start(run: RunDirectory, config: Config) -> Tensors:
 def _read(place: Path) -> Tensors:
     file = place / "models" / "last.safetensors" if place.is_dir() else place
     try:
-        return read_verified(file)[0]
+        return read_foreign(file)
     except FileNotFoundError:
         raise ConfigError(
             f"model.weights: {file} does not exist; name a model file, or a run with a finished round"
