@@ -79,8 +79,8 @@ def verified(run: RunDirectory, mark: Mark) -> bytes:
 
 def recorded(run: RunDirectory, marks: Sequence[Mark]) -> bytes:
     """The metrics to read: what the first mark that fits vouches for, and beyond it the whole lines on which
-    both files agree. Where no mark is left, files that differ by more than the line that was being written say
-    that one of them is damaged.
+    both files agree. Where no mark is left, files that differ by more than the line that was being written
+    say that one of them is damaged.
     """
     content, copy = _bytes(run.metrics) or b"", _bytes(run.metrics_copy)
     for mark in marks:
