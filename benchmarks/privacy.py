@@ -24,12 +24,12 @@ from attacks import Accuracies, remember
 from torch import Tensor, nn
 
 from proxyfl import models
+from proxyfl.aggregation.build import site_aggregator
 from proxyfl.core.config import Config
 from proxyfl.core.rng import SERVER, numpy_rng
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import run_rounds
-from proxyfl.federation.privacy import spent
 from proxyfl.report import plot_style
 from proxyfl.runs.assembly import assemble
 from proxyfl.runs.directory import RunDirectory
@@ -129,8 +129,9 @@ def epsilon(case: Case, sampling: str) -> str:
     if not case.noise:
         return "∞"
     federation = replace(case.config.federation, sampling=sampling)
-    population = simulated(case).population
-    return f"{spent(replace(case.config, federation=federation), ROUNDS, population)['epsilon']:.2f}"
+    holders = len(simulated(case).population.holders)
+    spent = site_aggregator(case.config.privacy).spent(ROUNDS, federation, holders)
+    return f"{spent['epsilon']:.2f}"
 
 
 def write(found: dict[tuple[str, ...], float], out: Path) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxyfl.aggregation.build import site_aggregator
 from proxyfl.core.config import ComputeSettings, Config
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.privacy import outgoing
 from proxyfl.federation.pseudo_metrics import count_decisions
 from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext
@@ -42,6 +42,7 @@ class ClientTrainer:
     ) -> None:
         self.config, self.method, self.views = config, method, views
         self.classes, self.channels, self.store, self.start = classes, channels, store, start or {}
+        self.aggregator = site_aggregator(config.privacy)
         self.device = torch.device(config.compute.device)
         self.network = self.placed(self.new_network())
 
@@ -99,7 +100,8 @@ class ClientTrainer:
         )
         # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
         vars(ctx).clear()
-        return outgoing(self.config, task, update)
+        per_round = self.config.federation.per_round
+        return self.aggregator.outgoing(update, task, per_round=per_round, seed=self.config.seed)
 
     def _private(self, ctx: ClientContext) -> Tensors:
         """What this client kept of the network to itself; at its first round, as the seed initialises it."""

@@ -121,6 +121,9 @@ class Method(Part):
     """Whether :meth:`decide` notes each step's pseudo-labels; who decides once a round notes them then."""
     needs_all_updates: ClassVar[bool] = False
     """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
+    watched: ClassVar[Mapping[str, str]] = {"proxies": "classifier.weight"}
+    """Tensors of single updates that snapshots keep where the network has them, and under which title: the
+    rows of a classifier are proxies of its classes, whatever the method."""
     Parameters: ClassVar[type[Any]] = MethodParameters
 
     def __init__(self, parameters: Any, addons: Sequence[Addon] = ()) -> None:
@@ -257,3 +260,9 @@ def _gather(parts: Iterable[Part], hook: Any) -> Tensors:
     for part in parts:
         gathered |= within(part.name, hook(part))
     return gathered
+
+
+def overrides(part: Part, hook: str) -> bool:
+    """Whether a part fills a hook itself."""
+    base = Method if isinstance(part, Method) else Part
+    return getattr(type(part), hook) is not getattr(base, hook)

@@ -16,12 +16,12 @@ import tomli_w
 import torch
 
 from proxyfl import models
+from proxyfl.aggregation.build import build_aggregator, require_sound
 from proxyfl.core.config import FIDELITIES, Config, MethodSettings, read_config
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.core.trees import DEEPEST, Tree, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import SCHEMES
-from proxyfl.federation.pipeline import require_sound
 from proxyfl.methods import registry
 
 MAX_BYTES = 1 << 18
@@ -169,7 +169,8 @@ def check(config: Config) -> None:
     if config.data.subset == 0:
         raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
-    require_sound(config, method)
+    aggregator = build_aggregator(config.aggregation, config.privacy)
+    require_sound(aggregator, method, config.train, config.federation)
 
 
 def from_short(values: Mapping[str, Any]) -> Tree:
