@@ -11,6 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from proxyfl.aggregation.base import Aggregator
+    from proxyfl.aggregation.build import register_aggregator
     from proxyfl.core.errors import ProxyFLError
     from proxyfl.data.partition import federate
     from proxyfl.data.sources import load as load_dataset
@@ -34,11 +36,14 @@ _HOMES = {
     "Recipe": "proxyfl.methods.registry",
     "register_method": "proxyfl.methods.registry:register",
     "register_model": "proxyfl.models:register",
+    "Aggregator": "proxyfl.aggregation.base",
+    "register_aggregator": "proxyfl.aggregation.build",
     "ProxyFLError": "proxyfl.core.errors",
 }
 
 __all__ = [
     "Addon",
+    "Aggregator",
     "Experiment",
     "Method",
     "ProxyFLError",
@@ -47,6 +52,7 @@ __all__ = [
     "federate",
     "load_dataset",
     "load_model",
+    "register_aggregator",
     "register_method",
     "register_model",
     "resume",
