@@ -94,11 +94,13 @@ def acquaint(stage: Stage, clients: int) -> None:
 
     Only the files that coming rounds will ask for are made: who that is can be known beforehand.
     """
-    config, population = stage.federation.config, stage.federation.population
+    server, population = stage.federation, stage.federation.population
     round, store = stage.state.round, stage.trainer.store
     tensors = store.load(next(iter(stage.state.versions)), round)
-    later = range(round + 1, config.federation.rounds + 1)
-    coming = {client for turn in later for client in sample_clients(config, turn, population)}
+    later = range(round + 1, server.settings.rounds + 1)
+    coming = {
+        client for turn in later for client in sample_clients(server.settings, server.seed, turn, population)
+    }
     for client in coming - stage.state.versions.keys():
         store.save(client, round, tensors)
     stage.state = replace(stage.state, versions=dict.fromkeys(range(clients), round))

@@ -100,7 +100,7 @@ def assemble(
 
 def run_rounds(server: Server, state: ServerState, observers: Iterable[Observer] = ()) -> ServerState:
     """The rounds that are left."""
-    while state.round < server.config.federation.rounds:
+    while state.round < server.settings.rounds:
         state = play_round(server, state, tuple(observers))
     return state
 

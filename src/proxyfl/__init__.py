@@ -11,6 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from proxyfl.aggregation.base import Aggregator
+    from proxyfl.aggregation.build import register_aggregator
     from proxyfl.core.config import KeepSettings as Keep
     from proxyfl.core.config import TrainSettings as Train
     from proxyfl.core.config import setting
@@ -47,10 +49,13 @@ _HOMES = {
     "register_model": "proxyfl.models:register",
     "resume": "proxyfl.runs.experiment",
     "setting": "proxyfl.core.config",
+    "Aggregator": "proxyfl.aggregation.base",
+    "register_aggregator": "proxyfl.aggregation.build",
 }
 
 __all__ = [
     "Addon",
+    "Aggregator",
     "Dataset",
     "Experiment",
     "Federation",
@@ -64,6 +69,7 @@ __all__ = [
     "load_dataset",
     "load_model",
     "partition",
+    "register_aggregator",
     "register_method",
     "register_model",
     "resume",

@@ -14,6 +14,7 @@ import torch
 from proxyfl.core.config import Config, FederationSettings, TrainSettings
 from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
+from proxyfl.engines.setup import server_of
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.loop import Server
 from proxyfl.federation.sampling import Population, sample_clients
@@ -54,7 +55,8 @@ def federation(
     **settings: Any,
 ) -> Server:
     config = Config(federation=FederationSettings(**{"rounds": 4, "per_round": 3, **settings}))
-    return Server(config, method or create("fixmatch-lpl"), people, ToyEngine(work), measure, 2, spool=spool)
+    chosen, engine = method or create("fixmatch-lpl"), ToyEngine(work)
+    return server_of(config, chosen, people, engine, measure, 2, spool=spool)
 
 
 START = ServerState(0, {"w": torch.zeros(2)})

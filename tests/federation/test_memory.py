@@ -57,7 +57,7 @@ def test_no_more_updates_are_held_for_sixty_clients_than_for_five(tmp_path: Path
         config = tiny_config(method, rounds=1, clients=clients, per_round=clients)
         federation, trainer = assemble(tmp_path / str(clients), config, simulation, workers=0)
         state = federation.start(trainer.initial_weights())
-        form = federation.method.extras_form_all(federation.server_context(state))
+        form = federation.method.extras_form_all(federation.context(state))
         extras = {name: torch.full(shape, 1 / shape[0]) for name, shape in form.items()}
         federation.engine = Echo(federation.engine, extras)
         run_rounds(federation, state)

@@ -7,7 +7,7 @@ from wireless import Clock, Node, WirelessGrid, handled_by, sides
 
 from proxyfl.deploy import draws, enrolment, measure, server_run
 from proxyfl.deploy.live import LiveReader
-from proxyfl.deploy.server_run import Server
+from proxyfl.deploy.server_run import DeployedServer
 from proxyfl.deploy.site_data import open_test
 from proxyfl.engines.flower import grid
 from proxyfl.runs import checkpoint
@@ -45,7 +45,7 @@ def connect(deployed, config, heldout=0):
 def server(deployed, net):
     form = (deployed.classes, deployed.channels, deployed.image_size)
     path = deployed.test_path
-    return Server(deployed, net, None if path is None else lambda: open_test(path, *form))
+    return DeployedServer(deployed, net, None if path is None else lambda: open_test(path, *form))
 
 
 def newest(run):

@@ -55,7 +55,9 @@ class Draws:
     @property
     def asked(self) -> list[int]:
         federation = self.federation
-        drawn = sample_clients(federation.config, self.round, federation.population, self.redraw)
+        drawn = sample_clients(
+            federation.settings, federation.seed, self.round, federation.population, self.redraw
+        )
         return federation.able(drawn)
 
     def lacks(self, online: Collection[int], now: float, patience: float) -> str:
@@ -66,10 +68,10 @@ class Draws:
         another is more likely to take part than it reckons with.
         """
         self.gone = {k: self.gone.get(k, now) for k in range(len(self.sites)) if k not in online}
-        config, asked = self.federation.config, self.asked
-        wanted = min(config.federation.quorum, len(asked))
+        asked = self.asked
+        wanted = min(self.federation.settings.quorum, len(asked))
         here, able = len(set(asked) & set(online)), self.federation.able(sorted(online))
-        enough, private = here >= wanted, bool(config.privacy.clip)
+        enough, private = here >= wanted, self.federation.aggregator.private
         if enough and (private or self.tries < (1 if self.redraw else TRIES)):
             return ""
         if len(able) < wanted:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxyfl.aggregation.coverage import uncovered
 from proxyfl.core.config import Config, PrivacySettings
 from proxyfl.core.errors import RunError
 from proxyfl.core.rng import rng
@@ -24,11 +25,9 @@ from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.deploy import validation
 from proxyfl.deploy.settings import Deployment
 from proxyfl.engines.inline import InlineEngine
-from proxyfl.engines.setup import trainer_of
+from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
-from proxyfl.federation.loop import Server
-from proxyfl.federation.pipeline import uncovered
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods.base import Method
@@ -111,18 +110,11 @@ def rehearse(deployment: Deployment) -> tuple[Task, Update]:
         trainer = trainer_of(config, method, network, views, store)
         engine = InlineEngine(trainer, lambda client: _made_up(deployment))
         counts = np.full(len(deployment.sites), IMAGES, dtype=np.int64)
-        federation = Server(
-            config,
-            method,
-            Population(counts, counts),
-            engine,
-            _no_evaluation,
-            classes,
-            ClientStore(Path(folder) / "server"),
-        )
-        state = federation.start(trainer.initial_weights())
+        people, store = Population(counts, counts), ClientStore(Path(folder) / "server")
+        server = server_of(config, method, people, engine, _no_evaluation, classes, store=store)
+        state = server.start(trainer.initial_weights())
         broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
-        personal = method.task_extras_all(federation.server_context(state), 0)
+        personal = method.task_extras_all(server.context(state), 0)
         task = Task(1, 0, state.weights, broadcast, personal)
         answer = next(iter(engine.run([task])))
     if not isinstance(answer, Update):

@@ -34,7 +34,7 @@ from proxyfl.deploy.stopping import StopAsked, stop_asked
 from proxyfl.deploy.validation import method_of
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.engines.flower.site import FORM
-from proxyfl.engines.setup import trainer_of
+from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Observer, Server, play_round
@@ -157,7 +157,7 @@ class DeployedServer:
         """The rounds that are left. One with too few answers is played again, up to the patience."""
         until, pause = 0.0, RETRY
         draws = Draws(federation, self.directory, enrolment.sites, self.say, state.round + 1)
-        while state.round < federation.config.federation.rounds:
+        while state.round < federation.settings.rounds:
             self._heed(state.round)
             try:
                 self._await_quorum(federation, enrolment, draws)
@@ -262,7 +262,9 @@ class DeployedServer:
         else:
             measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say)
         population = enrolment.population()
-        federation = Server(config, method, population, engine, measure, classes, server_store, run.path)
+        federation = server_of(
+            config, method, population, engine, measure, classes, store=server_store, spool=run.path
+        )
         return federation, trainer, measure
 
     def _card(self, config: Config, method: Method) -> dict[str, Any]:

@@ -1,17 +1,23 @@
-"""A client trainer as a config says, for whoever trains: a simulation, its workers, a site."""
+"""The two sides of a federation as a config says, for whoever plays them: a simulation, a server, a site."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+from proxyfl.aggregation.base import Aggregator
+from proxyfl.aggregation.build import build_aggregator, site_aggregator
 from proxyfl.core.config import Config
-from proxyfl.core.state import Tensors
+from proxyfl.core.state import ServerState, Tensors
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.privacy import outgoing
+from proxyfl.federation.evaluate import Evaluation
+from proxyfl.federation.loop import Engine, Server
+from proxyfl.federation.sampling import Population
 from proxyfl.methods.base import Method
-from proxyfl.methods.context import OptimiserFactory
+from proxyfl.methods.context import OptimiserFactory, PerClientStore
 from proxyfl.models import Network
 
 
@@ -36,5 +42,37 @@ def trainer_of(
         seed=config.seed,
         start=start,
         optimiser=optimiser,
-        outgoing=partial(outgoing, config) if config.privacy.clip else None,
+        outgoing=partial(
+            site_aggregator(config.privacy).outgoing, per_round=config.federation.per_round, seed=config.seed
+        ),
+    )
+
+
+def server_of(
+    config: Config,
+    method: Method,
+    population: Population,
+    engine: Engine,
+    evaluate: Callable[[ServerState], Evaluation],
+    classes: int,
+    *,
+    aggregator: Aggregator | None = None,
+    store: PerClientStore | None = None,
+    spool: Path | None = None,
+) -> Server:
+    """The server's side. ``aggregator`` takes the place of the one that the config names."""
+    return Server(
+        method,
+        aggregator or build_aggregator(config.aggregation, config.privacy),
+        population,
+        engine,
+        evaluate,
+        classes,
+        config.federation,
+        config.train,
+        config.keep,
+        config.seed,
+        config.compute.device,
+        store,
+        spool,
     )

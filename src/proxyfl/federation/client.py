@@ -42,7 +42,7 @@ class ClientTrainer:
         seed: int,
         start: Tensors | None = None,
         optimiser: OptimiserFactory | None = None,
-        outgoing: Callable[[Task, Update], Update] | None = None,
+        outgoing: Callable[[Update, Task], Update] | None = None,
     ) -> None:
         self.method, self.factory, self.views, self.store = method, network, views, store
         self.settings, self.compute, self.rounds, self.seed = train, compute, rounds, seed
@@ -112,7 +112,7 @@ class ClientTrainer:
         )
         # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
         vars(ctx).clear()
-        return self.outgoing(task, update) if self.outgoing else update
+        return self.outgoing(update, task) if self.outgoing else update
 
     def _private(self, ctx: ClientContext) -> Tensors:
         """What this client kept of the network to itself; at its first round, as the seed initialises it."""

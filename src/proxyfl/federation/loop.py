@@ -12,13 +12,12 @@ from typing import Any, Protocol
 
 import torch
 
-from proxyfl.core.config import Config
+from proxyfl.aggregation.base import Aggregator
+from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.errors import BelowQuorum
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
-from proxyfl.data.stream import ClientData
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
-from proxyfl.federation.privacy import spent
 from proxyfl.federation.pseudo_metrics import shares
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.traffic import Traffic
@@ -96,33 +95,36 @@ class Observer(Protocol):
 class Server:
     """The server's side of a federation: everything a round needs that does not change between rounds."""
 
-    config: Config
     method: Method
+    aggregator: Aggregator
     population: Population
     engine: Engine
     evaluate: Callable[[ServerState], Evaluation]
     classes: int
+    settings: FederationSettings
+    train: TrainSettings
+    keep: KeepSettings
+    seed: int = 1
+    device: str = "cpu"
     store: PerClientStore | None = None
     spool: Path | None = None
-    data: ClientData | None = None
 
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
         state = ServerState(0, weights)
-        return ServerState(0, weights, self.method.start_all(self.server_context(state)))
+        return ServerState(0, weights, self.method.start_all(self.context(state)))
 
-    def server_context(self, state: ServerState) -> ServerContext:
-        device = torch.device(self.config.compute.device)
+    def context(self, state: ServerState) -> ServerContext:
+        """What the method's server hooks see of the round after ``state``."""
         return ServerContext(
             state.round + 1,
-            self.config.seed,
+            self.seed,
             self.classes,
-            device,
+            torch.device(self.device),
             state.weights,
             dict(state.extras),
             state.weights,
             store=self.store,
-            data=self.data,
         )
 
     def able(self, clients: list[int]) -> list[int]:
@@ -135,16 +137,27 @@ def play_round(
     server: Server, state: ServerState, observers: tuple[Observer, ...], redraw: Redraw | None = None
 ) -> ServerState:
     """One round. ``redraw`` asks others than those it would ask by itself; its metrics then say so."""
-    config, method = server.config, server.method
+    method, settings = server.method, server.settings
     started, round = time.perf_counter(), state.round + 1
     computed = _processor_time(server.engine)
-    chosen = sample_clients(config, round, server.population, redraw)
+    chosen = sample_clients(settings, server.seed, round, server.population, redraw)
     clients = server.able(chosen)
     for observer in observers:
         observer.round_started(round, clients)
 
-    ctx, traffic = server.server_context(state), Traffic()
-    fold = Fold(config, method, ctx, state, clients, server.population, server.spool)
+    ctx, traffic = server.context(state), Traffic()
+    fold = Fold(
+        server.aggregator,
+        method,
+        ctx,
+        state,
+        clients,
+        server.population,
+        train=server.train,
+        federation=settings,
+        snapshot=server.keep.snapshot(round, settings.rounds),
+        spool=server.spool,
+    )
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:
@@ -163,7 +176,7 @@ def play_round(
             observer.answered(answer)
     trained = time.perf_counter()
 
-    _require_quorum(config, fold, clients)
+    _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold)
     versions = state.versions.after(fold.clients if method.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
@@ -198,7 +211,6 @@ def _processor_time(engine: Engine) -> float:
 
 def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
     """What the server makes of a round's updates."""
-    config = server.config
     ctx.clients, ctx.samples = fold.clients, fold.samples
     if fold.settles:
         ctx.weights = fold.mean(ctx)
@@ -206,20 +218,21 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
         ctx.extras = server.method.serve_all(ctx, fold.kept)
     if counts := fold.counts():
         ctx.metrics["counts"] = counts
-    if config.privacy.clip:
-        ctx.metrics["privacy"] = spent(config, ctx.round, server.population)
+    holders = len(server.population.holders)
+    if cost := server.aggregator.spent(ctx.round, server.settings, holders):
+        ctx.metrics["privacy"] = cost
 
 
 def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensors]:
     """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured."""
-    if not server.config.federation.measures(state.round):
+    if not server.settings.measures(state.round):
         return {}, {}
     result = server.evaluate(state)
     return {"accuracy": result.accuracy, "per_class": result.per_class}, {"confusion": result.confusion}
 
 
-def _require_quorum(config: Config, fold: Fold, clients: list[int]) -> None:
-    wanted = min(config.federation.quorum, len(clients))
+def _require_quorum(quorum: int, fold: Fold, clients: list[int]) -> None:
+    wanted = min(quorum, len(clients))
     if len(fold.clients) < wanted:
         reasons = "; ".join(f"client {k}: {reason}" for k, reason in list(fold.failed.items())[:3])
         raise BelowQuorum(

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from proxyfl.core.config import Config
+from proxyfl.core.config import FederationSettings
 from proxyfl.core.rng import SERVER, numpy_rng
 
 LEGACY_SEED = 7
@@ -74,7 +74,11 @@ class Redraw:
 
 
 def sample_clients(
-    config: Config, round: int, population: Population, redraw: Redraw | None = None
+    settings: FederationSettings,
+    seed: int,
+    round: int,
+    population: Population,
+    redraw: Redraw | None = None,
 ) -> list[int]:
     """``per_round`` clients without replacement among those that hold images, in the order of their work.
 
@@ -83,14 +87,14 @@ def sample_clients(
     The order is part of the result: answers are folded in it. Largest clients come first, so that no worker
     idles at the end of a round; the legacy stream keeps its own order, in which momentum leaks.
     """
-    holders, sampling, purpose = population.holders, config.federation.sampling, "sample"
+    holders, sampling, purpose = population.holders, settings.sampling, "sample"
     if redraw is not None:
         holders, sampling = holders[np.isin(holders, redraw.online)], "stream"
         purpose = f"sample {redraw.attempt}"
-    count = min(config.federation.per_round, len(holders))
+    count = min(settings.per_round, len(holders))
     if sampling == "legacy":
         return population.legacy_draws.sample(round, count)
-    stream = numpy_rng(config.seed, round, SERVER, purpose)
+    stream = numpy_rng(seed, round, SERVER, purpose)
     if sampling == "poisson":
         chosen = holders[stream.random(len(holders)) < count / max(1, len(holders))]
     else:

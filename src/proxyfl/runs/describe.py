@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from proxyfl import models
+from proxyfl.aggregation.base import Aggregator
+from proxyfl.aggregation.build import described
 from proxyfl.core.config import Config, KeepSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import Tensors, content_hash
@@ -28,6 +30,7 @@ def describe(
     simulation: Simulation,
     network: Network,
     method: Method,
+    aggregator: Aggregator,
     *,
     seed: int,
     train: TrainSettings | None,
@@ -39,6 +42,7 @@ def describe(
     """The settings of a federation of objects, held to the same rules as those of a file."""
     dataset, partition = simulation.dataset, simulation.partition
     name, parameters = registry.described(method)
+    aggregation, privacy = described(aggregator)
     tree = {
         "seed": seed,
         "data": {"name": f"{OBJECT}{dataset.name}"},
@@ -51,12 +55,14 @@ def describe(
         },
         "train": dataclasses.asdict(train or TrainSettings()),
         "federation": dict(federation),
+        "aggregation": aggregation,
+        "privacy": privacy,
         "compute": dict(compute),
         "keep": dataclasses.asdict(keep or KeepSettings()),
         "method": {"name": name, **parameters},
     }
     config = read_config(tree, "clean")
-    check_together(config, method)
+    check_together(config, method, aggregator)
     if config.compute.dtype == "auto":
         settled = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))
         config = dataclasses.replace(config, compute=settled)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from proxyfl.aggregation import Aggregator, Mean
 from proxyfl.core.config import Config, KeepSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.state import ServerState, Tensors
@@ -26,11 +27,11 @@ from proxyfl.data.partition import Partition
 from proxyfl.engines.handover import CannotHandOver
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.pool import PoolEngine, default_workers
-from proxyfl.engines.setup import trainer_of
+from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
-from proxyfl.federation.loop import Engine, Observer, RoundReport, Server, play_round
+from proxyfl.federation.loop import Engine, Observer, RoundReport, play_round
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import OptimiserFactory
@@ -79,6 +80,7 @@ class Federation:
         width: int = 4,
         train: TrainSettings | None = None,
         optimiser: OptimiserFactory | None = None,
+        aggregator: Aggregator | None = None,
         weights: Tensors | nn.Module | None = None,
         sampling: str = "stream",
         weighting: str = "size",
@@ -98,6 +100,7 @@ class Federation:
         simulation = simulate(data, partition)
         parts = registry.create(method) if isinstance(method, str) else method
         built = Network.of(network, len(data.classes), data.channels, width)
+        rule = aggregator or Mean()
         start = weights.state_dict() if isinstance(weights, nn.Module) else weights
         federation = {
             "rounds": rounds,
@@ -109,10 +112,10 @@ class Federation:
             "evaluate_every": evaluate_every,
         }
         config = describe(
-            simulation, built, parts, seed=seed, train=train, federation=federation, keep=keep,
+            simulation, built, parts, rule, seed=seed, train=train, federation=federation, keep=keep,
             compute={"device": device, "dtype": dtype}, start=start,
         )  # fmt: skip
-        self._assemble(config, simulation, built, parts, start, optimiser, workers, engine)
+        self._assemble(config, simulation, built, parts, start, optimiser, rule, workers, engine)
         _require_fit(self.trainer, simulation)
 
     def _assemble(
@@ -123,6 +126,7 @@ class Federation:
         method: Method,
         start: Tensors | None = None,
         optimiser: OptimiserFactory | None = None,
+        aggregator: Aggregator | None = None,
         workers: int | None = None,
         engine: EngineFactory | None = None,
     ) -> None:
@@ -136,14 +140,15 @@ class Federation:
             config, method, network, simulation.train_views, stores[0], start, optimiser
         )
         made = engine or (lambda trainer, holdings: _engine(trainer, holdings, workers, config))
-        self.server = Server(
+        self.server = server_of(
             config,
             method,
             simulation.population,
             made(self.trainer, simulation.holdings),
             _Test(self.trainer, simulation),
             len(simulation.dataset.classes),
-            stores[1],
+            aggregator=aggregator,
+            store=stores[1],
         )
         self.recording: Recording | None = None
         self.history: list[RoundReport] = []

@@ -16,12 +16,13 @@ import tomli_w
 import torch
 
 from proxyfl import models
+from proxyfl.aggregation.base import Aggregator
+from proxyfl.aggregation.build import build_aggregator, require_sound
 from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.core.trees import DEEPEST, Tree, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import SCHEMES
-from proxyfl.federation.pipeline import require_sound
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 
@@ -163,10 +164,11 @@ def check(config: Config) -> None:
         raise ConfigError("labels.ratio = 0 leaves no image its label; give a share or labels.per_class")
     if config.data.subset == 0:
         raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
-    check_together(config, registry.create(config.method.name, config.method.parameters, config.fidelity))
+    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    check_together(config, method, build_aggregator(config.aggregation, config.privacy))
 
 
-def check_together(config: Config, method: Method) -> None:
+def check_together(config: Config, method: Method, aggregator: Aggregator) -> None:
     """Settings that contradict each other or the method, whatever the names stand for."""
     federation, train = config.federation, config.train
     if federation.per_round > config.partition.clients:
@@ -196,7 +198,7 @@ def check_together(config: Config, method: Method) -> None:
         raise ConfigError(
             f"{method.name} trains with {method.own_optimiser}; leave train.{changed[0]} as it is"
         )
-    require_sound(config, method)
+    require_sound(aggregator, method, train, federation)
 
 
 def from_short(values: Mapping[str, Any]) -> Tree:
