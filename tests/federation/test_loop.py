@@ -68,7 +68,7 @@ def test_the_mean_of_what_came_back_is_sent_out_again() -> None:
     end = run_rounds(fed, START, [told])
     w = 0.0
     for round in (1, 2):
-        clients = sample_clients(fed.config, round, PEOPLE)
+        clients = sample_clients(fed.settings, fed.seed, round, PEOPLE)
         assert told.reports[round - 1].metrics["clients"] == clients
         w = sum(w * 0.5 + client + round / 10 for client in clients) / 3
     assert end.weights["w"].tolist() == pytest.approx([w, w])
@@ -201,7 +201,7 @@ def test_a_clients_answer_can_depend_on_the_one_before() -> None:
         return dataclasses.replace(train(task), carry={"n": seen})
 
     fed = federation(work, rounds=2)
-    fed.config = dataclasses.replace(fed.config, train=TrainSettings(leak_momentum=True))
+    fed.train = TrainSettings(leak_momentum=True)
     end = run_rounds(fed, START)
     assert end.carry["n"].item() == 6
     seen = [task.carry["n"].item() if task.carry else 0 for task in fed.engine.tasks]

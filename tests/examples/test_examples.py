@@ -1,0 +1,47 @@
+"""The scripts in ``examples/`` run, and show what they say."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def main_of(name: str) -> Callable[..., None]:
+    main: Callable[..., None] = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    return main
+
+
+def test_own_network(capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("own_network")(rounds=1, workers=0)
+    assert "SmallNet" in capsys.readouterr().out
+
+
+def test_own_method(capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("own_method")(rounds=1, workers=0)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "entropy" not in first
+    assert "entropy" in second
+    assert third.startswith("Sharp(teacher='global', sharpness=0.3") or "GPT()" in third
+
+
+def test_own_aggregator(capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("own_aggregator")(rounds=1)
+    assert "GeometricMedian(steps=5)" in capsys.readouterr().out
+
+
+def test_own_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("own_dataset")(tmp_path, rounds=2, workers=0)
+    assert "round 2" in capsys.readouterr().out
+    assert (tmp_path / "scans" / "config.toml").is_file()
+
+
+def test_each_example_is_short_and_says_how_it_is_run() -> None:
+    for file in EXAMPLES.glob("*.py"):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        assert 20 <= len(lines) <= 60, file
+        assert f"python examples/{file.name}" in lines
