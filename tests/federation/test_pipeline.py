@@ -16,10 +16,10 @@ from proxyfl.core.config import AggregationSettings, Config, FederationSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import ServerState, Update
 from proxyfl.federation.fold import Fold
-from proxyfl.federation.pipeline import overrides, reads_updates
+from proxyfl.federation.pipeline import reads_updates
 from proxyfl.federation.sampling import Population
 from proxyfl.methods import create, recipes
-from proxyfl.methods.base import Method
+from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ServerContext
 from proxyfl.runs.settings import identity, resolve
 from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config

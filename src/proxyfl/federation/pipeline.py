@@ -23,7 +23,7 @@ from proxyfl.core.state import ServerState, Tensors, Update, namespace
 from proxyfl.federation import privacy, robust
 from proxyfl.federation.aggregate import SpooledMean, WeightedMean
 from proxyfl.federation.sampling import Population
-from proxyfl.methods.base import Method, Part
+from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ServerContext
 
 
@@ -304,12 +304,6 @@ def uncovered(method: Method) -> str:
 def reads_updates(method: Method) -> bool:
     """Whether any part looks at single updates."""
     return any(overrides(part, "receive") for part in method.parts)
-
-
-def overrides(part: Part, hook: str) -> bool:
-    """Whether a part fills a hook itself."""
-    base = Method if isinstance(part, Method) else Part
-    return getattr(type(part), hook) is not getattr(base, hook)
 
 
 def own_weights(method: Method) -> str:

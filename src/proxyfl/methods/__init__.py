@@ -1,37 +1,11 @@
-"""Methods: one paper, one file. Importing this package registers them all."""
+"""Methods: one paper, one file. Importing this package imports every file in it, and so registers them all."""
 
-from proxyfl.methods import (
-    addons,
-    corrected,
-    fedavg,
-    feddb,
-    feddure,
-    fedlabel,
-    fedloke,
-    fedmatch,
-    fixmatch,
-    flexmatch,
-    proxyfl,
-    sage,
-)
+import importlib
+import pkgutil
+
 from proxyfl.methods.registry import create, find, recipes, register, resolve
 
-__all__ = [
-    "addons",
-    "corrected",
-    "create",
-    "fedavg",
-    "feddb",
-    "feddure",
-    "fedlabel",
-    "fedloke",
-    "fedmatch",
-    "find",
-    "fixmatch",
-    "flexmatch",
-    "proxyfl",
-    "recipes",
-    "register",
-    "resolve",
-    "sage",
-]
+for _module in sorted(found.name for found in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_module}")
+
+__all__ = ["create", "find", "recipes", "register", "resolve"]

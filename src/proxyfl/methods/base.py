@@ -305,3 +305,9 @@ def _gather(parts: Iterable[Part], hook: Any) -> Tensors:
     for part in parts:
         gathered |= within(part.name, hook(part))
     return gathered
+
+
+def overrides(part: Part, hook: str) -> bool:
+    """Whether a part fills a hook itself, rather than leaving it as every method or add-on has it."""
+    base = next(kind for kind in (Method, Addon, Part) if isinstance(part, kind))
+    return getattr(type(part), hook) is not getattr(base, hook)

@@ -42,7 +42,7 @@ from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
 from proxyfl.methods.losses import masked_mean
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 from proxyfl.models import fold_batchnorm
 
 
@@ -294,4 +294,7 @@ def _descend(loss: Tensor, optimiser: torch.optim.Optimizer) -> None:
     optimiser.step()
 
 
-register(Recipe("fedmatch", "two halves of the weights, for labelled and unlabelled; helpers vote", FedMatch))
+register(
+    Recipe("fedmatch", "two halves of the weights, for labelled and unlabelled; helpers vote", FedMatch),
+    Shown("federated SSL", 34, "orange", "dashed", "X"),
+)
