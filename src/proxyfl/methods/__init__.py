@@ -1,4 +1,4 @@
-"""Methods: one paper, one file. Importing this package imports every file in it, and so registers them all."""
+"""Methods: one paper, one file. Importing this package registers what its files register."""
 
 import importlib
 import pkgutil

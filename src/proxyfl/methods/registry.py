@@ -28,10 +28,10 @@ OTHERS, LAST = "others", 1000
 class Shown:
     """How a method is presented.
 
-    ``group`` is its heading in listings and ``rank`` its place in tables, plain methods first; groups stand in
-    the order of their lowest rank. ``colour``, ``line`` and ``marker`` (matplotlib's letters) are for pictures;
-    without a colour it gets a spare look that is unlike all others. ``page`` is its page below docs/methods;
-    empty: the page is called like the method.
+    ``group`` is its heading in listings and ``rank`` its place in tables, plain methods first; groups stand
+    in the order of their lowest rank. ``colour``, ``line`` and ``marker`` (matplotlib's letters) are for
+    pictures; without a colour it gets a spare look that is unlike all others. ``page`` is its page below
+    docs/methods; empty: the page is called like the method.
     """
 
     group: str = OTHERS
