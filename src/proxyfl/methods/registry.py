@@ -7,7 +7,6 @@ add-ons of ProxyFL to another parent; every add-on either takes effect or is ref
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -72,7 +71,6 @@ _recipes: dict[str, Recipe] = {}
 _shown: dict[str, Shown] = {}
 _aliases: dict[str, str] = {}
 _addons: dict[str, type[Addon]] = {}
-_origins: dict[str, str] = {}
 OBJECT = "object:"
 """How the name of something begins that is not registered: only the program that made it has it."""
 
@@ -105,7 +103,6 @@ def register(recipe: Recipe, shown: Shown = UNSHOWN, *, aliases: Iterable[str] =
         if name in _recipes or name in _aliases:
             raise MethodError(f"the method name '{name}' is taken")
     _recipes[recipe.name], _shown[recipe.name] = recipe, shown
-    _origins[recipe.name] = sys._getframe(1).f_globals.get("__name__", "")
     _aliases.update(dict.fromkeys(aliases, recipe.name))
     return recipe
 
@@ -140,11 +137,6 @@ def register_addon(addon: type[Addon]) -> type[Addon]:
         raise MethodError(f"the add-on name '{addon.name}' is taken")
     _addons[addon.name] = addon
     return addon
-
-
-def origin(name: str) -> str:
-    """The module that registered the method, or the parent of a composition."""
-    return _origins.get(_split(_aliases.get(name, name))[0].name, "")
 
 
 def recipes() -> list[Recipe]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
@@ -22,7 +21,6 @@ Factory = Callable[..., nn.Module]
 F = TypeVar("F", bound=Factory)
 
 _factories: dict[str, Factory] = {"resnet8": ResNet}
-_origins: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,18 @@ def register(name: str | F) -> Callable[[F], F] | F:
 
     ``proxyfl --plugin FILE run --set model.name=perceptron`` trains it.
     """
-    caller = sys._getframe(1).f_globals.get("__name__", "")
     if isinstance(name, str):
-        return _named(name, caller)
-    return _named(getattr(name, "__name__", "").lower(), caller)(name)
+        return _named(name)
+    return _named(getattr(name, "__name__", "").lower())(name)
 
 
-def _named(name: str, caller: str) -> Callable[[F], F]:
+def _named(name: str) -> Callable[[F], F]:
     if not name or set(name) & set(":<>"):
         raise ConfigError(f"'{name}' cannot name a model: use letters, digits and dashes")
 
     def remember(factory: F) -> F:
         if _factories.setdefault(name, factory) is not factory:
             raise ConfigError(f"a model called '{name}' is registered already; choose another name")
-        _origins[name] = caller
         return factory
 
     return remember
@@ -90,11 +86,6 @@ def _named(name: str, caller: str) -> Callable[[F], F]:
 def name_of(factory: object) -> str:
     """The name a factory is registered under; empty where it is not."""
     return next((name for name, known in _factories.items() if known is factory), "")
-
-
-def origin(name: str) -> str:
-    """The module that registered the network; empty for our own."""
-    return _origins.get(name, "")
 
 
 @dataclass(frozen=True)

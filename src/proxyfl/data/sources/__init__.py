@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,6 @@ R = TypeVar("R", bound=Reader)
 
 _KNOWN = (DIGITS, CIFAR10, CIFAR100, SVHN, CINIC10, FASHION_MNIST, MNIST, IDX, FOLDER, NPZ)
 SOURCES: dict[str, Source] = {source.name: source for source in _KNOWN}
-_origins: dict[str, str] = {}
 
 
 def register(
@@ -35,9 +33,9 @@ def register(
 ) -> Callable[[R], R]:
     """Name a data set of your own: a decorator for a function that gives its images.
 
-    It gives a :class:`~proxyfl.data.Dataset`, or two pairs of arrays or tensors: training images and labels,
-    test images and labels. Images are uint8, N×H×W, N×H×W×3 or N×C×H×W; labels are whole numbers from 0.
-    ``flip`` says whether a mirrored image keeps its class. Four quadrants of which one is bright, as a file::
+    It gives a :class:`~proxyfl.data.Dataset`, or the training part and the test part, each as (images,
+    labels) or a torch Dataset, in any form that :meth:`Dataset.of` takes. ``flip`` says whether a mirrored
+    image keeps its class. Four quadrants of which one is bright, as a file::
 
         import numpy as np
         from proxyfl import register_dataset
@@ -63,21 +61,14 @@ def register(
         raise ConfigError('a data set needs a name: @register_dataset("mine") above the function')
     if not name or ":" in name:
         raise ConfigError(f"'{name}' cannot name a data set: use letters, digits and dashes")
-    caller = sys._getframe(1).f_globals.get("__name__", "")
 
     def remember(reader: R) -> R:
         if name in SOURCES:
             raise ConfigError(f"a data set called '{name}' is known already; choose another name")
-        SOURCES[name] = registered(name, reader, title, tuple(classes) if classes else None, flip)
-        _origins[name] = caller
+        SOURCES[name] = registered(name, reader, title, classes, flip)
         return reader
 
     return remember
-
-
-def origin(name: str) -> str:
-    """The module that registered the data set; empty for our own."""
-    return _origins.get(name, "")
 
 
 def find(name: str) -> Source:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
-from torch import Tensor
+from typing import Any
 
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.dataset import Dataset
-from proxyfl.data.sources.base import Array, Found, Source
+from proxyfl.data.sources.base import Found, Source
 
-Pair: TypeAlias = tuple[Array | Tensor, Array | Tensor]
-Reader: TypeAlias = Callable[[], "Dataset | tuple[Pair, Pair]"]
-"""Gives a :class:`Dataset`, or (training images, labels) and (test images, labels)."""
+Reader = Callable[[], Any]
+"""Gives a :class:`Dataset`, or what :meth:`Dataset.of` makes one of: the training part and the test part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registered(Source):
-    """Whatever ``read`` gives, checked like every other source."""
+    """Whatever ``read`` gives."""
 
     read: Reader
 
@@ -37,33 +33,25 @@ class Registered(Source):
         given = self.read()
         if isinstance(given, Dataset):
             return replace(given, name=self.name)
-        try:
-            (images, labels), (test_images, test_labels) = given
-            train, test = (_array(images), _array(labels)), (_array(test_images), _array(test_labels))
-        except (TypeError, ValueError):
+        if not isinstance(given, tuple | list) or len(given) != 2:
             raise DataError(
-                f"{self.name}: its function must give a Dataset, or (images, labels) for training and "
-                "another such pair for testing"
-            ) from None
-        return self.deliver((_channels_first(train[0]), train[1]), (_channels_first(test[0]), test[1]))
+                f"{self.name}: its function gives a {type(given).__name__}; return a Dataset, or the "
+                "training and the test part, each as (images, labels) or a torch Dataset"
+            )
+        train, test = given
+        images, labels = train if isinstance(train, tuple) and len(train) == 2 else (train, None)
+        try:
+            return Dataset.of(images, labels, test=test, classes=self.classes, name=self.name, flip=self.flip)
+        except DataError as error:
+            raise DataError(f"{self.name}: {error}") from None
 
 
-def _array(given: Array | Tensor) -> Array:
-    return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
-
-
-def _channels_first(images: Array) -> Array:
-    """Images as (N, channels, height, width); they may have their channels last, or none."""
-    if images.ndim == 3:
-        images = images[:, None]
-    elif images.ndim == 4 and images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
-        images = images.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(images)
-
-
-def registered(name: str, reader: Any, title: str, classes: tuple[str, ...] | None, flip: bool) -> Registered:
+def registered(
+    name: str, reader: Reader, title: str, classes: Sequence[str] | None, flip: bool
+) -> Registered:
     """The source that a function becomes."""
     if not callable(reader):
         raise ConfigError(f"data set '{name}' needs a function that gives its images, not {reader!r}")
     title = title or (inspect.getdoc(reader) or "Yours").partition("\n")[0]
-    return Registered(name=name, title=title, classes=classes, flip=flip, read=reader)
+    known = tuple(classes) if classes else None
+    return Registered(name=name, title=title, classes=known, flip=flip, read=reader)
