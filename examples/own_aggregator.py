@@ -26,7 +26,9 @@ class GeometricMedian(Aggregator):
     def combine(
         self, updates: Sequence[dict[str, Tensor]], weights: Sequence[float], old: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        flat = torch.stack([torch.cat([update[name].double().flatten() for name in old]) for update in updates])
+        flat = torch.stack(
+            [torch.cat([update[name].double().flatten() for name in old]) for update in updates]
+        )
         middle = flat.mean(0)
         for _ in range(self.steps):
             nearness = 1 / (flat - middle).norm(dim=1).clamp(min=1e-9)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from proxyfl.core.config import Config
 from proxyfl.core.state import ServerState
-from proxyfl.data.dataset import Dataset, Split
-from proxyfl.data.partition import Partition, Ragged
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.loop import Engine, Observer, RoundReport, Server, play_round
 from proxyfl.runs import build
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation
+from proxyfl.testing.toy import toy_dataset, toy_partition
 
 TINY: dict[str, Any] = {
     "rounds": 2,
@@ -59,11 +56,6 @@ class Stopped(Exception):
     """What an observer raises to end a run in the middle."""
 
 
-def ragged(lists: Sequence[Sequence[int]]) -> Ragged:
-    values = np.concatenate([np.asarray(part, dtype=np.int64) for part in lists])
-    return Ragged.from_sizes(values, np.array([len(part) for part in lists], dtype=np.int64))
-
-
 def make_simulation(
     labelled: Sequence[int] = (6, 6, 6, 6),
     unlabelled: Sequence[int] = (26, 26, 26, 26),
@@ -75,22 +67,9 @@ def make_simulation(
 ) -> Simulation:
     """Drawn images, one bright stripe per class, dealt to clients of the given sizes."""
     count = sum(labelled) + sum(unlabelled)
-    train, test = (_drawn(n, classes, channels, size, seed + k) for k, n in enumerate((count, 40)))
-    mean, std = (0.5,) * channels, (0.25,) * channels
-    dataset = Dataset("drawn", train, test, tuple(map(str, range(classes))), mean, std, False, count)
-    bounds = np.cumsum([0, *labelled, *unlabelled])
-    lists = [range(start, stop) for start, stop in itertools.pairwise(bounds)]
-    partition = Partition(ragged(lists[: len(labelled)]), ragged(lists[len(labelled) :]))
-    views = ViewSettings(False, mean, std)
-    return Simulation(dataset, partition, 1, views, views)
-
-
-def _drawn(count: int, classes: int, channels: int, size: int, seed: int) -> Split:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randperm(count, generator=generator) % classes
-    images = torch.randint(0, 120, (count, channels, size, size), generator=generator)
-    images[torch.arange(count), :, labels % size] += 100
-    return Split(images.to(torch.uint8), labels)
+    dataset = toy_dataset(count, classes=classes, channels=channels, size=size, seed=seed)
+    views = ViewSettings(False, dataset.mean, dataset.std)
+    return Simulation(dataset, toy_partition(labelled, unlabelled), 1, views, views)
 
 
 def tiny_config(method: str = "proxyfl", preset: str = "digits", **settings: Any) -> Config:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from proxyfl.data.partition import Partition
     from proxyfl.data.partition import make_partition as partition
     from proxyfl.data.sources import load as load_dataset
+    from proxyfl.data.sources import register as register_dataset
     from proxyfl.methods.base import Addon, Method
-    from proxyfl.methods.registry import Recipe
+    from proxyfl.methods.registry import Recipe, Shown, register_addon
     from proxyfl.methods.registry import register as register_method
     from proxyfl.models import register as register_model
     from proxyfl.runs.experiment import Experiment, resume
@@ -41,10 +42,13 @@ _HOMES = {
     "ProxyFLError": "proxyfl.core.errors",
     "Recipe": "proxyfl.methods.registry",
     "Run": "proxyfl.runs.run",
+    "Shown": "proxyfl.methods.registry",
     "Train": "proxyfl.core.config:TrainSettings",
     "load_dataset": "proxyfl.data.sources:load",
     "load_model": "proxyfl.runs.export",
     "partition": "proxyfl.data.partition:make_partition",
+    "register_addon": "proxyfl.methods.registry",
+    "register_dataset": "proxyfl.data.sources:register",
     "register_method": "proxyfl.methods.registry:register",
     "register_model": "proxyfl.models:register",
     "resume": "proxyfl.runs.experiment",
@@ -65,11 +69,14 @@ __all__ = [
     "ProxyFLError",
     "Recipe",
     "Run",
+    "Shown",
     "Train",
     "load_dataset",
     "load_model",
     "partition",
+    "register_addon",
     "register_aggregator",
+    "register_dataset",
     "register_method",
     "register_model",
     "resume",

@@ -63,7 +63,7 @@ def test_what_is_drawn_is_named():
     assert axes.get_ylabel() == "test accuracy (%)"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["proxyfl", "fedavg"]
     assert "mean of 1 to 2 runs" in figure.get_supxlabel()
-    assert line_of(figure, "proxyfl").get_color() == plot_style.LOOKS["proxyfl"].colour
+    assert line_of(figure, "proxyfl").get_color() == plot_style.VERMILLION
 
 
 def test_accuracies_cover_the_rounds_that_all_runs_have(rewritten):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +58,8 @@ def test_settings_of_the_users_own_plots_are_untouched(tmp_path):
 
 def test_no_backend_is_chosen(tmp_path):
     code = (
-        "import sys; from proxyfl.report import style; f = plot_style.new_figure(1, 1); f.add_subplot();"
-        f"style.save(f, {str(tmp_path / 'a')!r}); assert 'matplotlib.pyplot' not in sys.modules"
+        "import sys; from proxyfl.report import plot_style; f = plot_style.new_figure(1, 1); f.add_subplot();"
+        f"plot_style.save(f, {str(tmp_path / 'a')!r}); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -87,16 +88,14 @@ def own_methods():
 
 
 def test_every_method_has_a_look_of_its_own():
-    assert set(plot_style.LOOKS) == set(own_methods())
     found = plot_style.looks([*own_methods(), "mine", "yours", "fixmatch-gpl+icpl"])
     assert len({(look.colour, look.line) for look in found.values()}) == len(found)
     assert len({(look.line, look.marker) for look in found.values()}) == len(found)
 
 
 def test_families_share_a_colour_and_compositions_take_it_over():
-    assert {plot_style.LOOKS[name].colour for name in ("proxyfl", "gpt-only", "icpl-top5")} == {
-        plot_style.VERMILLION
-    }
+    family = plot_style.looks(["proxyfl", "gpt-only", "icpl-top5"]).values()
+    assert {look.colour for look in family} == {plot_style.VERMILLION}
     found = plot_style.looks(["fixmatch-gpl+icpl", "fixmatch-gpl+gpt", "fedprox+fixmatch+gpt", "fedavg+a+b"])
     assert [look.colour for look in found.values()] == [
         plot_style.BLUE,
@@ -115,9 +114,29 @@ def test_a_method_looks_the_same_whoever_is_beside_it():
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.text("abc+", min_size=1), max_size=40, unique=True))
 def test_any_methods_drawn_together_have_different_looks(names):
-    assert len(set(plot_style.looks([*names, *plot_style.LOOKS]).values())) == len(
-        {*names, *plot_style.LOOKS}
-    )
+    known = own_methods()
+    assert len(set(plot_style.looks([*names, *known]).values())) == len({*names, *known})
+
+
+def test_a_look_that_is_taken_is_not_given_twice(monkeypatch):
+    for name in ("_recipes", "_shown"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    mine = dataclasses.replace(registry.find("fedavg"), name="mine")
+    registry.register(mine, registry.Shown("mine", 1, "black", "solid", "o"))
+    assert plot_style.looks(["mine"])["mine"] not in plot_style.own_looks().values()
+    assert plot_style.looks(["mine", "fedavg"])["fedavg"] == plot_style.Look(plot_style.BLACK, "-", "o")
+
+
+def test_looks_and_ranks_of_the_methods_of_the_paper():
+    found = plot_style.looks(["proxyfl", "icpl-uniform", "sage"])
+    assert list(found.values()) == [
+        plot_style.Look("#D55E00", "-", "*", 2.6, 11),
+        plot_style.Look("#D55E00", (4, (8.0, 2.2)), ">"),
+        plot_style.Look("#009E73", "-", "h"),
+    ]
+    first = ("fedavg", "fixmatch-lpl", "flexmatch", "fixmatch-gpl", "sage", "feddb", "proto", "proxyfl")
+    ranks = [registry.shown(name).rank for name in first]
+    assert ranks == sorted(set(ranks))
 
 
 def test_there_are_looks_for_any_number_of_methods():
@@ -125,6 +144,6 @@ def test_there_are_looks_for_any_number_of_methods():
 
 
 def test_lines_stand_out_from_white():
-    for look in (*plot_style.LOOKS.values(), *plot_style.looks("abcdefgh").values()):
+    for look in (*plot_style.own_looks().values(), *plot_style.looks("abcdefgh").values()):
         red, green, blue = to_rgb(look.colour)
         assert 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.72

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from proxyfl.methods.registry import Recipe
 
 EXAMPLES = examples("proxyfl methods", "proxyfl methods show proxyfl", "proxyfl methods show fedavg+gpt")
-GROUPS = {
-    "labelled only": ("fedavg", "fedavg-sl", "fedprox"),
-    "FixMatch": (
-        "fixmatch-lpl", "fixmatch-gpl", "lpl-all", "gpl-all", "gpl-all-corrected", "fedprox+fixmatch",
-        "flexmatch",
-    ),
-    "federated SSL": ("fedmatch", "fedlabel", "fedloke", "feddure", "feddb", "sage"),
-    "prototypes": ("proto", "proto-all", "proto-labeled"),
-    "ProxyFL and parts": ("proxyfl", "gpt-only", "icpl-only", "icpl-top1", "icpl-top5", "icpl-uniform"),
-}  # fmt: skip
-OTHERS = "others"
-"""Where methods of plug-ins stand."""
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -92,12 +80,17 @@ def _notes(name: str, method: Method) -> list[str]:
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
-    """The names by group, in the order of ``GROUPS``; groups without any are left out."""
-    group_of = {name: group for group, members in GROUPS.items() for name in members}
-    groups: dict[str, list[str]] = {group: [] for group in (*GROUPS, OTHERS)}
+    """The names by group; groups stand by the lowest rank in them, and methods without a group last."""
+    from proxyfl.methods import registry
+
+    groups: dict[str, list[str]] = {}
     for name in names:
-        groups[group_of.get(name, OTHERS)].append(name)
-    return {group: members for group, members in groups.items() if members}
+        groups.setdefault(registry.shown(name).group, []).append(name)
+
+    def place(group: str) -> tuple[bool, int]:
+        return group == registry.OTHERS, min(registry.shown(name).rank for name in groups[group])
+
+    return {group: groups[group] for group in sorted(groups, key=place)}
 
 
 @app.command(epilog=examples("proxyfl methods show proxyfl", "proxyfl methods show fedavg+gpt"))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import keyword
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +31,6 @@ EXAMPLES = examples(
 )
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 LONGEST_NAME = 40
-LINE = 110
 
 
 def new_method(
@@ -56,13 +54,10 @@ def new_method(
             raise ConfigError(f"{file} exists; choose another name. Nothing was written")
     _check_free(name, place)
     draft = Draft(name, _parent(parent), place.checkout)
-    changed = {}
-    if place.checkout:
-        changed[place.package] = with_import(place.package.read_text(encoding="utf-8"), draft.module)
     texts = draft.method(), draft.test(), draft.page(place.measured)
-    _write(dict(zip(files, texts, strict=True)), changed)
-    for line in [f"wrote {file}" for file in files] + [f"added {draft.module} to {file}" for file in changed]:
-        typer.echo(line)
+    _write(dict(zip(files, texts, strict=True)))
+    for file in files:
+        typer.echo(f"wrote {file}")
     typer.echo("\nnext")
     for line in place.next_commands(name):
         typer.echo(f"  {line}")
@@ -147,7 +142,7 @@ def _check_free(name: str, place: Place) -> None:
 
 def _check_free_in_checkout(module: str, place: Place) -> None:
     tree = ast.parse(place.package.read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     if module in {alias.asname or alias.name for node in imports for alias in node.names}:
         raise ConfigError(f"'{module}' is taken: proxyfl.methods has one; choose another name")
     for other in (place.folder / "tests").rglob(f"test_{module}.py"):
@@ -177,51 +172,14 @@ def can_be_parent(recipe: Recipe) -> bool:
     return chooses and not recipe.method.oracle
 
 
-def with_import(package: str, module: str) -> str:
-    """The text of the package's ``__init__`` with one more module imported and exported, in order."""
-    lines, found = package.splitlines(), 0
-    for node in reversed(ast.parse(package).body):  # from the end, so that line numbers stay
-        if isinstance(node, ast.ImportFrom) and node.module == "proxyfl.methods":
-            names = [*(alias.name for alias in node.names), module]
-            new = _wrapped("from proxyfl.methods import ", names, ("", ""), ("(", ")"))
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names = [json.dumps(name) for name in (*ast.literal_eval(node.value), module)]
-            new = _wrapped("__all__ = ", names, ("[", "]"), ("[", "]"))
-        else:
-            continue
-        lines[node.lineno - 1 : node.end_lineno] = new
-        found += 1
-    if found != 2:
-        raise ConfigError("methods/__init__.py lacks 'from proxyfl.methods import …' or '__all__' to add to")
-    return "\n".join(lines) + "\n"
-
-
-def _wrapped(start: str, names: Iterable[str], flat: tuple[str, str], tall: tuple[str, str]) -> list[str]:
-    """As the formatter does it: on one line, or one name a line."""
-    ordered = sorted(names, key=_natural)
-    line = f"{start}{flat[0]}{', '.join(ordered)}{flat[1]}"
-    if len(line) <= LINE:
-        return [line]
-    return [f"{start}{tall[0]}", *(f"    {name}," for name in ordered), tall[1]]
-
-
-def _natural(name: str) -> list[str | int]:
-    """Sorts fed9 before fed10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
-def _write(new: Mapping[Path, str], changed: Mapping[Path, str]) -> None:
+def _write(files: Mapping[Path, str]) -> None:
     """All files or none: those made are removed again when one cannot be written."""
-    from proxyfl.core.files import write_bytes
-
     made: list[Path] = []
     try:
-        for path, text in new.items():
+        for path, text in files.items():
             with path.open("x", encoding="utf-8", newline="\n") as file:
                 made.append(path)
                 file.write(text)
-        for path, text in changed.items():
-            write_bytes(path, text.encode())
     except BaseException as error:
         for undone in made:
             undone.unlink(missing_ok=True)

@@ -42,6 +42,14 @@ def run(
     ] = "digits",
     method: Method = None,
     set_: Settings = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Another data set in the preset's protocol, from `proxyfl data ls`.",
+            metavar="NAME",
+            rich_help_panel=PROTOCOL,
+        ),
+    ] = None,
     label_ratio: Annotated[
         float | None,
         typer.Option(help="Share of the images that keep their label.", rich_help_panel=PROTOCOL),
@@ -97,6 +105,7 @@ def run(
     Ctrl-C stops a run; `proxyfl resume` continues it as if nothing had happened.
     """
     flags = {
+        "data": data,
         "label_ratio": label_ratio,
         "alpha": alpha,
         "clients": clients,

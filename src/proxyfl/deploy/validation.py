@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
-from proxyfl.methods.base import Method, Part
+from proxyfl.methods.base import Method, overrides
 
 NOT_OFFERED = (
     "secure aggregation is not offered: Flower has it for its legacy strategies alone, and what they hand to "
@@ -21,13 +21,13 @@ def reads_single_sites(method: Method) -> list[str]:
     """Why the server needs the updates of single sites: one reason per hook that looks at them."""
     reasons = []
     for part in method.parts:
-        if type(part).receive is not Part.receive:
+        if overrides(part, "receive"):
             reasons.append(f"{part.name} keeps tensors of each site's update")
-        if type(part).task_extras is not Part.task_extras:
+        if overrides(part, "task_extras"):
             reasons.append(f"{part.name} sends each site something of its own")
-    if type(method).weights is not Method.weights or method.needs_all_updates:
+    if overrides(method, "weights") or method.needs_all_updates:
         reasons.append(f"{method.name} weighs sites by what they sent")
-    elif type(method).weight_of is not Method.weight_of:
+    elif overrides(method, "weight_of"):
         reasons.append(f"{method.name} weighs each update by itself")
     return reasons
 

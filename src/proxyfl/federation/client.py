@@ -21,7 +21,7 @@ from proxyfl.core.state import Task, Tensors, Update, namespace, within
 from proxyfl.data.stream import ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.pseudo_metrics import count_decisions
-from proxyfl.methods.base import Addon, Method
+from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ClientContext, OptimiserFactory
 from proxyfl.models import Network, part_of
 
@@ -197,7 +197,7 @@ def numerics(compute: ComputeSettings) -> Iterator[None]:
 
 def _require_terms(ctx: ClientContext) -> None:
     """A method with a step of its own must ask for its add-ons' losses: they never vanish silently."""
-    adding = [addon.name for addon in ctx.method.addons if type(addon).term is not Addon.term]
+    adding = [addon.name for addon in ctx.method.addons if overrides(addon, "term")]
     if adding and not ctx.terms_taken:
         raise MethodError(
             f"{ctx.method.name} has a step of its own that leaves out +{', +'.join(adding)}; "

@@ -315,4 +315,6 @@ def _gather(parts: Iterable[Part], hook: Any) -> Tensors:
 def overrides(part: Part, hook: str) -> bool:
     """Whether a part fills a hook itself."""
     base = Method if isinstance(part, Method) else Part
+    """Whether a part fills a hook itself, rather than leaving it as every method or add-on has it."""
+    base = next(kind for kind in (Method, Addon, Part) if isinstance(part, kind))
     return getattr(type(part), hook) is not getattr(base, hook)

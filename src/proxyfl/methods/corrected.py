@@ -26,7 +26,7 @@ from proxyfl.core.rng import rng
 from proxyfl.core.state import Tensors
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 
 @dataclass(frozen=True)
@@ -63,4 +63,7 @@ class Corrected(FixMatch):
         return {}
 
 
-register(Recipe("gpl-all-corrected", "FixMatch-GPL, unsure images with corrected labels (oracle)", Corrected))
+register(
+    Recipe("gpl-all-corrected", "FixMatch-GPL, unsure images with corrected labels (oracle)", Corrected),
+    Shown("FixMatch", 26, "blue", "dash-dot", "v", page="corrected"),
+)

@@ -21,7 +21,7 @@ from typing import ClassVar
 from proxyfl.core.config import setting
 from proxyfl.data.stream import ClientData
 from proxyfl.methods.base import Addon, Method, MethodParameters
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,16 @@ class FedAvgSL(Method):
         return "it has no unlabelled images" if "u_weak" in addon.wants else ""
 
 
-register(Recipe("fedavg", "labelled images only, weights averaged", FedAvg))
-register(Recipe("fedavg-sl", "upper bound: every image labelled (oracle)", FedAvgSL), aliases=["fedavg-full"])
-register(Recipe("fedprox", "labelled images only, pulled towards the global weights", FedAvg, ("prox",)))
+register(
+    Recipe("fedavg", "labelled images only, weights averaged", FedAvg),
+    Shown("labelled only", 10, "black", "solid", "o"),
+)
+register(
+    Recipe("fedavg-sl", "upper bound: every image labelled (oracle)", FedAvgSL),
+    Shown("labelled only", 11, "black", "dashed", "^", page="fedavg"),
+    aliases=["fedavg-full"],
+)
+register(
+    Recipe("fedprox", "labelled images only, pulled towards the global weights", FedAvg, ("prox",)),
+    Shown("labelled only", 12, "black", "dotted", "v"),
+)

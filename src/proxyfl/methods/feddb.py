@@ -33,7 +33,7 @@ from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Tensors, Update, namespace
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 SMALLEST = 1e-6
 OFF_ONE = 1e-2
@@ -194,4 +194,7 @@ def _on_support(quadratic: Tensor, linear: Tensor, active: Tensor) -> Tensor:
     return weights
 
 
-register(Recipe("feddb", "debiased pseudo-labels, debiased aggregation weights", FedDB))
+register(
+    Recipe("feddb", "debiased pseudo-labels, debiased aggregation weights", FedDB),
+    Shown("federated SSL", 33, "orange", "solid", "P"),
+)

@@ -48,7 +48,7 @@ from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Addon, Method, MethodParameters
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.losses import masked_mean
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 Named = Mapping[str, Tensor]
 """Parameters or buffers of a network, by name."""
@@ -273,4 +273,7 @@ def _descend(loss: Tensor, optimiser: Optimizer) -> None:
     optimiser.step()
 
 
-register(Recipe("feddure", "two regulators weigh pseudo-labels by what they do to labelled images", FedDure))
+register(
+    Recipe("feddure", "two regulators weigh pseudo-labels by what they do to labelled images", FedDure),
+    Shown("federated SSL", 35, "orange", "dash-dot", "o"),
+)

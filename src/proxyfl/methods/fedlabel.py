@@ -25,7 +25,7 @@ from proxyfl.core.config import setting
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters
 from proxyfl.methods.losses import masked_divergence
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 
 @dataclass(frozen=True)
@@ -83,5 +83,6 @@ def _score(probabilities: Tensor, score: str) -> Tensor:
 
 
 register(
-    Recipe("fedlabel", "the surer of local and global model names the label, both stay consistent", FedLabel)
+    Recipe("fedlabel", "the surer of local and global model names the label, both stay consistent", FedLabel),
+    Shown("federated SSL", 31, "green", "dashed", ">"),
 )

@@ -32,7 +32,7 @@ from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Method, MethodParameters
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.losses import masked_mean
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 
 @dataclass(frozen=True)
@@ -119,4 +119,7 @@ def ramp(round: int, length: int) -> float:
     return min(1.0, round / length)
 
 
-register(Recipe("fedloke", "a private model per client and the shared one teach each other", FedLoKe))
+register(
+    Recipe("fedloke", "a private model per client and the shared one teach each other", FedLoKe),
+    Shown("federated SSL", 32, "green", "dash-dot", "d"),
+)

@@ -42,7 +42,7 @@ from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
 from proxyfl.methods.losses import masked_mean
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 from proxyfl.models import fold_batchnorm
 
 
@@ -105,8 +105,7 @@ class FedMatch(Method):
         ctx.memory["helpers"] = [
             fold_batchnorm(ctx.model_from(_joined(sigma, namespace(lent, str(k))))) for k in range(count)
         ]
-        used = [int((value.abs() >= self.parameters.zero).sum()) for value in lent.values()]
-        ctx.count("down_helpers", sum(used))
+        ctx.count("down_helpers", sum(int((x.abs() >= self.parameters.zero).sum()) for x in lent.values()))
 
     def step(self, batch: Batch, ctx: ClientContext) -> Outputs:
         """The two updates; a client without labelled or without unlabelled images makes one."""
@@ -143,8 +142,7 @@ class FedMatch(Method):
         return {"embedding": ctx.predict(ctx.model_from(sent).eval(), image)[0]}
 
     def upload(self, ctx: ClientContext) -> Tensors:
-        sent: Tensors = ctx.memory["sent"]
-        return sent
+        return dict(ctx.memory["sent"])
 
     def _sigma_logits(self, images: Tensor, ctx: ClientContext) -> Tensor:
         """A pass with psi fixed; it moves batch-norm statistics."""
@@ -190,8 +188,7 @@ class FedMatch(Method):
         return {"embedding": (ctx.classes,)}
 
     def receive(self, update: Update) -> Tensors:
-        _, psi = _halves(update.weights)
-        return within("psi", psi) | {"embedding": update.extras["fedmatch/embedding"]}
+        return within("psi", _halves(update.weights)[1]) | {"embedding": update.extras["fedmatch/embedding"]}
 
     def weight_of(self, update: Update, rule: float) -> float:
         return 1.0 if self.parameters.uniform else rule
@@ -294,4 +291,7 @@ def _descend(loss: Tensor, optimiser: torch.optim.Optimizer) -> None:
     optimiser.step()
 
 
-register(Recipe("fedmatch", "two halves of the weights, for labelled and unlabelled; helpers vote", FedMatch))
+register(
+    Recipe("fedmatch", "two halves of the weights, for labelled and unlabelled; helpers vote", FedMatch),
+    Shown("federated SSL", 34, "orange", "dashed", "X"),
+)

@@ -27,7 +27,7 @@ from proxyfl.core.config import setting
 from proxyfl.methods.base import Method, MethodParameters
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.losses import masked_cross_entropy
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,32 @@ class FixMatch(Method):
 
 
 _GLOBAL = {"teacher": "global", "mask": "global"}
-register(Recipe("fixmatch-lpl", "FixMatch, the local model names labels", FixMatch), aliases=["fixmatch"])
-register(Recipe("fixmatch-gpl", "FixMatch, the global model names labels", FixMatch, defaults=_GLOBAL))
-register(Recipe("lpl-all", "FixMatch-LPL without a threshold", FixMatch, defaults={"mask": "all"}))
-register(Recipe("gpl-all", "FixMatch-GPL without a threshold", FixMatch, defaults=_GLOBAL | {"mask": "all"}))
+register(
+    Recipe("fixmatch-lpl", "FixMatch, the local model names labels", FixMatch),
+    Shown("FixMatch", 20, "sky", "solid", "s", page="fixmatch"),
+    aliases=["fixmatch"],
+)
+register(
+    Recipe("fixmatch-gpl", "FixMatch, the global model names labels", FixMatch, defaults=_GLOBAL),
+    Shown("FixMatch", 24, "blue", "solid", "D", page="fixmatch"),
+)
+register(
+    Recipe("lpl-all", "FixMatch-LPL without a threshold", FixMatch, defaults={"mask": "all"}),
+    Shown("FixMatch", 23, "sky", "dotted", "X", page="fixmatch"),
+)
+register(
+    Recipe("gpl-all", "FixMatch-GPL without a threshold", FixMatch, defaults=_GLOBAL | {"mask": "all"}),
+    Shown("FixMatch", 25, "blue", "dotted", "P", page="fixmatch"),
+)
 register(
     Recipe("fedprox+fixmatch", "FixMatch-LPL, pulled towards the global weights", FixMatch, ("prox",)),
+    Shown("FixMatch", 21, "sky", "dashed", "<", page="fedprox"),
     aliases=["fixmatch-lpl+prox", "fixmatch+prox"],
 )
-register(Recipe("proto", "FixMatch-GPL with class prototypes", FixMatch, ("proto",), defaults=_GLOBAL))
+register(
+    Recipe("proto", "FixMatch-GPL with class prototypes", FixMatch, ("proto",), defaults=_GLOBAL),
+    Shown("prototypes", 40, "purple", "solid", "p"),
+)
 register(
     Recipe(
         "proto-all",
@@ -110,7 +127,8 @@ register(
         FixMatch,
         ("proto",),
         defaults=_GLOBAL | {"proto": {"assign": "all"}},
-    )
+    ),
+    Shown("prototypes", 41, "purple", "dotted", "h", page="proto"),
 )
 register(
     Recipe(
@@ -119,5 +137,6 @@ register(
         FixMatch,
         ("proto",),
         defaults=_GLOBAL | {"proto": {"assign": "labelled"}},
-    )
+    ),
+    Shown("prototypes", 42, "purple", "dashed", "d", page="proto"),
 )

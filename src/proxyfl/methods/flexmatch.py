@@ -26,7 +26,7 @@ from proxyfl.core.config import setting
 from proxyfl.core.state import Tensors
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 
 @dataclass(frozen=True)
@@ -79,5 +79,6 @@ def class_thresholds(last: Tensor, classes: int, tau: float, warmup: bool = True
 
 register(
     Recipe("flexmatch", "FixMatch with a threshold per class that follows learning", FlexMatch),
+    Shown("FixMatch", 22, "sky", "dash-dot", "p"),
     aliases=["fedavg+flexmatch"],
 )

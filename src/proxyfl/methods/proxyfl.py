@@ -29,7 +29,7 @@ from proxyfl.methods.addons import GPT, ICPL
 from proxyfl.methods.context import Pseudo
 from proxyfl.methods.fixmatch import FixMatch, FixMatchParameters
 from proxyfl.methods.losses import masked_divergence
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,30 @@ class ProxyFL(FixMatch):
 
 register(
     Recipe("proxyfl", "ICPL on clients, proxy tuning on the server", ProxyFL, ("icpl", "gpt")),
+    Shown("ProxyFL and parts", 50, "vermillion", "solid", "*", bold=True),
     aliases=["fixmatch+proxyfl"],
 )
 _TOP1, _TOP5 = {"icpl": {"sets": "top1"}}, {"icpl": {"sets": "top5"}}
-register(Recipe("gpt-only", "ProxyFL without ICPL", ProxyFL, ("gpt",)))
-register(Recipe("icpl-only", "ProxyFL without proxy tuning", ProxyFL, ("icpl",)), aliases=["icpl-prior"])
-register(Recipe("icpl-top1", "ICPL with the likeliest category only", ProxyFL, ("icpl",), defaults=_TOP1))
-register(Recipe("icpl-top5", "ICPL with the five likeliest categories", ProxyFL, ("icpl",), defaults=_TOP5))
+register(
+    Recipe("gpt-only", "ProxyFL without ICPL", ProxyFL, ("gpt",)),
+    Shown("ProxyFL and parts", 51, "vermillion", "dashed", "s", page="proxyfl"),
+)
+register(
+    Recipe("icpl-only", "ProxyFL without proxy tuning", ProxyFL, ("icpl",)),
+    Shown("ProxyFL and parts", 52, "vermillion", "dash-dot", "D", page="proxyfl"),
+    aliases=["icpl-prior"],
+)
+register(
+    Recipe("icpl-top1", "ICPL with the likeliest category only", ProxyFL, ("icpl",), defaults=_TOP1),
+    Shown("ProxyFL and parts", 53, "vermillion", "dotted", "^", page="proxyfl"),
+)
+register(
+    Recipe("icpl-top5", "ICPL with the five likeliest categories", ProxyFL, ("icpl",), defaults=_TOP5),
+    Shown("ProxyFL and parts", 54, "vermillion", "dash-dot-dot", "<", page="proxyfl"),
+)
 register(
     Recipe(
         "icpl-uniform", "ICPL with a uniform prior", ProxyFL, ("icpl",), defaults={"prior": {"fixed": True}}
-    )
+    ),
+    Shown("ProxyFL and parts", 55, "vermillion", "long-dash", ">", page="proxyfl"),
 )

@@ -7,15 +7,49 @@ add-ons of ProxyFL to another parent; every add-on either takes effect or is ref
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from proxyfl.core.config import read_section
 from proxyfl.core.errors import ConfigError, MethodError, nearest
 from proxyfl.core.trees import Tree, dotted, merge
 from proxyfl.methods.base import Addon, Method
+
+Colour = Literal["black", "sky", "blue", "green", "orange", "purple", "vermillion"]
+Line = Literal["solid", "dashed", "dotted", "dash-dot", "dash-dot-dot", "long-dash"]
+MARKERS = "o^vs<>pXDPhd*"
+OTHERS, LAST = "others", 1000
+"""Group and rank of a method that names none."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a method is presented.
+
+    ``group`` is its heading in listings and ``rank`` its place in tables, plain methods first; groups stand
+    in the order of their lowest rank. ``colour``, ``line`` and ``marker`` (matplotlib's letters) are for
+    pictures; without a colour it gets a spare look that is unlike all others. ``page`` is its page below
+    docs/methods; empty: the page is called like the method.
+    """
+
+    group: str = OTHERS
+    rank: int = LAST
+    colour: Colour | None = None
+    line: Line = "solid"
+    marker: str = "o"
+    bold: bool = False
+    page: str = ""
+
+    def __post_init__(self) -> None:
+        known = {"colour": (None, *get_args(Colour)), "line": get_args(Line), "marker": tuple(MARKERS)}
+        for key, words in known.items():
+            if (word := getattr(self, key)) not in words:
+                hint = nearest(str(word), filter(None, words))
+                raise MethodError(f"'{word}' is not a {key} for pictures; {hint}")
+
+
+UNSHOWN = Shown()
 
 
 @dataclass(frozen=True)
@@ -34,9 +68,9 @@ class Recipe:
 
 
 _recipes: dict[str, Recipe] = {}
+_shown: dict[str, Shown] = {}
 _aliases: dict[str, str] = {}
 _addons: dict[str, type[Addon]] = {}
-_origins: dict[str, str] = {}
 OBJECT = "object:"
 """How the name of something begins that is not registered: only the program that made it has it."""
 
@@ -44,32 +78,75 @@ BUNDLES: dict[str, tuple[str, ...]] = {"proxyfl": ("icpl", "gpt")}
 """Add-on names that stand for several."""
 
 
-def register(recipe: Recipe, *, aliases: Iterable[str] = ()) -> Recipe:
-    """Make a method known by name. Registering another one under a taken name is an error."""
+def register(recipe: Recipe, shown: Shown = UNSHOWN, *, aliases: Iterable[str] = ()) -> Recipe:
+    """Make a method known by name, with ``aliases``; a name that is taken is an error.
+
+    FixMatch with a threshold that rises over the rounds, as a file of its own::
+
+        from proxyfl import Recipe, register_method
+        from proxyfl.methods.fixmatch import FixMatch
+
+        class RisingMatch(FixMatch):
+            name = "risingmatch"
+
+            def pseudo_label(self, outputs, ctx):
+                pseudo = super().pseudo_label(outputs, ctx)
+                threshold = self.parameters.tau * ctx.task.round / ctx.rounds
+                pseudo.mask = outputs.local_weak.amax(1) >= threshold
+                return pseudo
+
+        register_method(Recipe("risingmatch", "FixMatch with a rising threshold", RisingMatch))
+
+    ``proxyfl --plugin FILE run --method risingmatch`` trains it, and every add-on can be attached to it.
+    """
     for name in (recipe.name, *aliases):
         if name in _recipes or name in _aliases:
             raise MethodError(f"the method name '{name}' is taken")
-    _recipes[recipe.name] = recipe
-    _origins[recipe.name] = sys._getframe(1).f_globals.get("__name__", "")
+    _recipes[recipe.name], _shown[recipe.name] = recipe, shown
     _aliases.update(dict.fromkeys(aliases, recipe.name))
     return recipe
 
 
 def register_addon(addon: type[Addon]) -> type[Addon]:
+    """Make an add-on known by its class's ``name``; a decorator.
+
+    Label smoothing for any method, as a file of its own::
+
+        from dataclasses import dataclass
+
+        from proxyfl import Addon, register_addon
+        from proxyfl.core.config import setting
+
+        @dataclass(frozen=True)
+        class SmoothParameters:
+            weight: float = setting(0.1, "strength; 0 is no smoothing", low=0)
+
+        @register_addon
+        class Smooth(Addon):
+            name = "smooth"
+            Parameters = SmoothParameters
+
+            def term(self, outputs, ctx):
+                return -self.parameters.weight * outputs.x.log_softmax(1).mean()
+
+    ``proxyfl --plugin FILE run --method fedavg+smooth --set method.smooth.weight=0.2`` trains with it.
+    """
+    if not addon.name or "+" in addon.name:
+        raise MethodError(f"an add-on cannot be called '{addon.name}': set name, as in name = \"smooth\"")
     if addon.name in _addons:
         raise MethodError(f"the add-on name '{addon.name}' is taken")
     _addons[addon.name] = addon
     return addon
 
 
-def origin(name: str) -> str:
-    """The module that registered the method, or the parent of a composition."""
-    return _origins.get(_split(_aliases.get(name, name))[0].name, "")
-
-
 def recipes() -> list[Recipe]:
     """All registered methods, in order of registration."""
     return list(_recipes.values())
+
+
+def shown(name: str) -> Shown:
+    """How a registered method is presented; for any other name what a method has that says nothing."""
+    return _shown[name] if name in _recipes and name in _shown else UNSHOWN
 
 
 def aliases_of(name: str) -> list[str]:

@@ -27,7 +27,7 @@ from proxyfl.core.config import setting
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters
 from proxyfl.methods.losses import masked_divergence
-from proxyfl.methods.registry import Recipe, register
+from proxyfl.methods.registry import Recipe, Shown, register
 
 
 @dataclass(frozen=True)
@@ -76,4 +76,7 @@ def mixed_target(local: Tensor, teacher: Tensor, share: Tensor) -> Tensor:
     return torch.lerp(other.to(local.dtype), own.to(local.dtype), share[:, None])
 
 
-register(Recipe("sage", "local and global labels mixed by the gap between their confidences", SAGE))
+register(
+    Recipe("sage", "local and global labels mixed by the gap between their confidences", SAGE),
+    Shown("federated SSL", 30, "green", "solid", "h"),
+)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import nn
@@ -22,7 +21,6 @@ Factory = Callable[..., nn.Module]
 F = TypeVar("F", bound=Factory)
 
 _factories: dict[str, Factory] = {"resnet8": ResNet}
-_origins: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -34,21 +32,52 @@ class ModelInfo:
     parameters: int
 
 
-def register(name: str) -> Callable[[F], F]:
-    """Name a factory: ``@register("mine")`` above a class or function of (classes, channels, width).
+@overload
+def register(name: str) -> Callable[[F], F]: ...
 
-    A network takes images and gives logits. Add-ons that look at features also need ``features(x)``
-    of shape (N, d) and ``classifier``, an ``nn.Linear`` on them.
+
+@overload
+def register(name: F) -> F: ...
+
+
+def register(name: str | F) -> Callable[[F], F] | F:
+    """Name a network: a decorator for a class or function of (classes, channels, width).
+
+    ``@register_model("mine")`` names it; a plain ``@register_model`` takes the class's name in small letters.
+    A network takes images and gives logits. Add-ons that look at features also need ``features(x)`` of
+    shape (N, d) and ``classifier``, an ``nn.Linear`` on them. As a file of its own::
+
+        from proxyfl import register_model
+        from torch import nn
+
+        @register_model
+        class Perceptron(nn.Module):
+            def __init__(self, classes, channels, width):
+                super().__init__()
+                self.body = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten())
+                self.body.append(nn.Linear(64 * channels, 16 * width)).append(nn.ReLU())
+                self.classifier = nn.Linear(16 * width, classes)
+
+            def features(self, x):
+                return self.body(x)
+
+            def forward(self, x):
+                return self.classifier(self.features(x))
+
+    ``proxyfl --plugin FILE run --set model.name=perceptron`` trains it.
     """
-    if not name or ":" in name:
-        raise ConfigError(f"'{name}' cannot name a model: use letters, digits and dashes")
+    if isinstance(name, str):
+        return _named(name)
+    return _named(getattr(name, "__name__", "").lower())(name)
 
-    caller = sys._getframe(1).f_globals.get("__name__", "")
+
+def _named(name: str) -> Callable[[F], F]:
+    if not name or set(name) & set(":<>"):
+        raise ConfigError(f"'{name}' cannot name a model: use letters, digits and dashes")
 
     def remember(factory: F) -> F:
         if _factories.setdefault(name, factory) is not factory:
             raise ConfigError(f"a model called '{name}' is registered already; choose another name")
-        _origins[name] = caller
         return factory
 
     return remember
@@ -57,11 +86,6 @@ def register(name: str) -> Callable[[F], F]:
 def name_of(factory: object) -> str:
     """The name a factory is registered under; empty where it is not."""
     return next((name for name, known in _factories.items() if known is factory), "")
-
-
-def origin(name: str) -> str:
-    """The module that registered the network; empty for our own."""
-    return _origins.get(name, "")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from proxyfl.methods import registry
 from proxyfl.report import keys
 from proxyfl.report.keys import BESIDE, Settings, hashable, leaves, order, plain, short_names, told_by
 from proxyfl.report.paired import Difference, paired_difference
-from proxyfl.report.plot_style import LOOKS
 from proxyfl.report.tables import Spread
 from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run, Summary
@@ -384,9 +383,13 @@ def _called(method: str) -> list[str]:
 
 
 def _place(contender: Contender) -> tuple[Any, ...]:
-    """In the order of their looks, from the plain methods on; ``parent+addon`` after its parent."""
-    listed = list(LOOKS)
-    name = contender.method
-    parent = name if name in listed else name.partition("+")[0]
-    position = listed.index(parent) if parent in listed else len(listed)
-    return (position, name != parent, name, [(key, order(value)) for key, value in contender.own])
+    """By rank, from the plain methods on; ``parent+addon`` after its parent."""
+    name, parent = contender.method, contender.method.partition("+")[0]
+    if registry.shown(name).rank < registry.LAST:
+        parent = name
+    return (
+        registry.shown(parent).rank,
+        name != parent,
+        name,
+        [(key, order(value)) for key, value in contender.own],
+    )

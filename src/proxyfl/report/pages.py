@@ -49,14 +49,17 @@ def csv_table(path: Path) -> str:
 
 
 def coverage(what: str) -> str:
-    """What every method's hooks allow: ``privacy`` covers it, or ``rules`` against hostile clients do."""
+    """What methods' hooks allow: ``privacy`` covers them, or ``rules`` against hostile clients do.
+
+    ``what`` is one of the two and the names of methods.
+    """
+    what, *names = what.split()
     heads = {"privacy": "differential privacy", "rules": "median, trimmed, krum"}
     lines = [f"| method | {heads[what]} | reason |", "|---|---|---|"]
-    for recipe in registry.recipes():
-        if recipe.method.__module__.startswith("proxyfl."):
-            method = registry.create(recipe.name)
-            reason = uncovered(method) if what == "privacy" else own_weights(method)
-            lines.append(f"| `{recipe.name}` | {'no' if reason else 'yes'} | {reason} |")
+    for name in names:
+        method = registry.create(name)
+        reason = uncovered(method) if what == "privacy" else own_weights(method)
+        lines.append(f"| `{name}` | {'no' if reason else 'yes'} | {reason} |")
     return "\n".join(lines)
 
 

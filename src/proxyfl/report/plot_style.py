@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxyfl.core.errors import ConfigError, RunError, missing_extra
 from proxyfl.core.files import write_bytes
+from proxyfl.methods import registry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,34 +51,15 @@ class Look:
     size: float = 6
 
 
-# A colour per family. No two methods share colour and line, nor, for greyscale, line and marker.
-LOOKS = {
-    "fedavg": Look(BLACK, SOLID, "o"),
-    "fedavg-sl": Look(BLACK, DASHED, "^"),
-    "fedprox": Look(BLACK, DOTTED, "v"),
-    "fixmatch-lpl": Look(SKY, SOLID, "s"),
-    "fedprox+fixmatch": Look(SKY, DASHED, "<"),
-    "flexmatch": Look(SKY, DASH_DOT, "p"),
-    "lpl-all": Look(SKY, DOTTED, "X"),
-    "fixmatch-gpl": Look(BLUE, SOLID, "D"),
-    "gpl-all": Look(BLUE, DOTTED, "P"),
-    "gpl-all-corrected": Look(BLUE, DASH_DOT, "v"),
-    "sage": Look(GREEN, SOLID, "h"),
-    "fedlabel": Look(GREEN, DASHED, ">"),
-    "fedloke": Look(GREEN, DASH_DOT, "d"),
-    "feddb": Look(ORANGE, SOLID, "P"),
-    "fedmatch": Look(ORANGE, DASHED, "X"),
-    "feddure": Look(ORANGE, DASH_DOT, "o"),
-    "proto": Look(PURPLE, SOLID, "p"),
-    "proto-all": Look(PURPLE, DOTTED, "h"),
-    "proto-labeled": Look(PURPLE, DASHED, "d"),
-    "proxyfl": Look(VERMILLION, SOLID, "*", 2.6, 11),
-    "gpt-only": Look(VERMILLION, DASHED, "s"),
-    "icpl-only": Look(VERMILLION, DASH_DOT, "D"),
-    "icpl-top1": Look(VERMILLION, DOTTED, "^"),
-    "icpl-top5": Look(VERMILLION, DASH_DOT_DOT, "<"),
-    "icpl-uniform": Look(VERMILLION, LONG_DASH, ">"),
-}
+# What the words of a method's ``Shown`` mean here.
+_COLOUR = {
+    "black": BLACK, "sky": SKY, "blue": BLUE, "green": GREEN, "orange": ORANGE, "purple": PURPLE,
+    "vermillion": VERMILLION,
+}  # fmt: skip
+_LINE: dict[str, Line] = {
+    "solid": SOLID, "dashed": DASHED, "dotted": DOTTED, "dash-dot": DASH_DOT, "dash-dot-dot": DASH_DOT_DOT,
+    "long-dash": LONG_DASH,
+}  # fmt: skip
 _LINES: tuple[Line, ...] = (LONG_DASH, DASH_DOT_DOT, DASH_DOT, DASHED, DOTTED, SOLID)
 COLOURS = (GREEN, PURPLE, ORANGE, BLUE, BLACK, SKY, VERMILLION)
 _MARKERS = "vsPhdX^oDp<>"
@@ -88,18 +70,33 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
 
     ``parent+addon`` keeps the parent's colour as long as a line style is left in it.
     """
-    found: dict[str, Look] = {}
+    own, found = own_looks(), dict[str, Look]()
     for method in methods:
-        found[method] = LOOKS.get(method) or _spare(method, [*LOOKS.values(), *found.values()])
+        found[method] = own.get(method) or _spare(method, own, found.values())
     return found
 
 
-def _spare(method: str, taken: Sequence[Look]) -> Look:
-    parent = max((name for name in LOOKS if method.startswith(f"{name}+")), key=len, default="")
+def own_looks() -> dict[str, Look]:
+    """The looks that registered methods ask for; one that another has already is not given twice."""
+    found: dict[str, Look] = {}
+    for recipe in registry.recipes():
+        shown = registry.shown(recipe.name)
+        if shown.colour is None:
+            continue
+        bold = {"width": 2.6, "size": 11.0} if shown.bold else {}
+        look = Look(_COLOUR[shown.colour], _LINE[shown.line], shown.marker, **bold)
+        if look not in found.values():
+            found[recipe.name] = look
+    return found
+
+
+def _spare(method: str, own: Mapping[str, Look], others: Iterable[Look]) -> Look:
+    parent = max((name for name in own if method.startswith(f"{name}+")), key=len, default="")
     spare = [Look(colour, line, marker) for line, marker, colour in product(_LINES, _MARKERS, COLOURS)]
     if parent:
-        spare.sort(key=lambda look: look.colour != LOOKS[parent].colour)
-    return min(spare, key=lambda look: max(_likeness(look, other) for other in taken))
+        spare.sort(key=lambda look: look.colour != own[parent].colour)
+    taken = [*own.values(), *others]
+    return min(spare, key=lambda look: max((_likeness(look, other) for other in taken), default=0))
 
 
 def _likeness(one: Look, other: Look) -> int:

@@ -24,7 +24,7 @@ from proxyfl.data.stream import Batch, Stream
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.loop import Server
-from proxyfl.methods.base import Addon, Part
+from proxyfl.methods.base import overrides
 from proxyfl.methods.context import ClientContext
 
 WEAK, STRONG, TEACHER, FORWARD = "weak views", "strong views", "teacher", "forward"
@@ -178,7 +178,7 @@ def watched(trainer: ClientTrainer, steps: Steps) -> Iterator[None]:
         *[
             (addon, "term", clock.around(loss_name(addon.name), addon.term))
             for addon in method.addons
-            if type(addon).term is not Addon.term
+            if overrides(addon, "term")
         ],
     ]
     with patched(changes), _optimiser_hooks(clock), steps.recording:
@@ -195,7 +195,7 @@ def watched_server(federation: Server, clock: Clock) -> Iterator[None]:
         *[
             (part, "serve", clock.around(f"server: {part.name}", part.serve))
             for part in federation.method.parts
-            if type(part).serve is not Part.serve
+            if overrides(part, "serve")
         ],
     ]
     with patched(changes):

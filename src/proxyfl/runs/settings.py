@@ -31,6 +31,7 @@ MOST_DOTS = 200
 """In a line. The time that the parser takes grows with the square of the parts of a key."""
 
 COMMON = {
+    "data": "data.name",
     "label_ratio": "labels.ratio",
     "alpha": "partition.alpha",
     "clients": "partition.clients",

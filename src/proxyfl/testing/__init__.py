@@ -1,1 +1,1 @@
-"""For those who test methods of their own: clients that attack."""
+"""For those who test methods of their own: small drawn data, and clients that attack."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from proxyfl.core.errors import ConfigError, DataError, nearest
 from proxyfl.data.dataset import Dataset
@@ -15,12 +17,58 @@ from proxyfl.data.sources.digits import DIGITS
 from proxyfl.data.sources.folder import FOLDER
 from proxyfl.data.sources.idx import FASHION_MNIST, IDX, MNIST
 from proxyfl.data.sources.npz import NPZ
+from proxyfl.data.sources.registered import Reader, registered
 from proxyfl.data.sources.svhn import SVHN
 
-__all__ = ["SOURCES", "Found", "Source", "find", "load"]
+__all__ = ["SOURCES", "Found", "Source", "find", "load", "register"]
+
+R = TypeVar("R", bound=Reader)
 
 _KNOWN = (DIGITS, CIFAR10, CIFAR100, SVHN, CINIC10, FASHION_MNIST, MNIST, IDX, FOLDER, NPZ)
 SOURCES: dict[str, Source] = {source.name: source for source in _KNOWN}
+
+
+def register(
+    name: str, *, title: str = "", classes: Sequence[str] | None = None, flip: bool = False
+) -> Callable[[R], R]:
+    """Name a data set of your own: a decorator for a function that gives its images.
+
+    It gives a :class:`~proxyfl.data.Dataset`, or the training part and the test part, each as (images,
+    labels) or a torch Dataset, in any form that :meth:`Dataset.of` takes. ``flip`` says whether a mirrored
+    image keeps its class. Four quadrants of which one is bright, as a file::
+
+        import numpy as np
+        from proxyfl import register_dataset
+
+        @register_dataset("quadrants", title="Which quadrant is bright?")
+        def quadrants():
+            rng = np.random.default_rng(0)
+
+            def draw(count):
+                labels = np.arange(count) % 4
+                images = rng.integers(0, 120, (count, 8, 8), dtype=np.uint8)
+                for image, label in zip(images, labels):
+                    top, left = 4 * (label // 2), 4 * (label % 2)
+                    image[top : top + 4, left : left + 4] += 100
+                return images, labels
+
+            return draw(400), draw(100)
+
+    ``proxyfl --plugin FILE run --data quadrants`` trains on it. The function is called wherever the data is
+    needed, also when a run is resumed, and must give the same each time.
+    """
+    if not isinstance(name, str):
+        raise ConfigError('a data set needs a name: @register_dataset("mine") above the function')
+    if not name or ":" in name:
+        raise ConfigError(f"'{name}' cannot name a data set: use letters, digits and dashes")
+
+    def remember(reader: R) -> R:
+        if name in SOURCES:
+            raise ConfigError(f"a data set called '{name}' is known already; choose another name")
+        SOURCES[name] = registered(name, reader, title, classes, flip)
+        return reader
+
+    return remember
 
 
 def find(name: str) -> Source:
@@ -28,7 +76,10 @@ def find(name: str) -> Source:
     word, colon, path = name.partition(":")
     source = SOURCES.get(word)
     if source is None:
-        raise ConfigError(f"unknown data set '{word}': {nearest(word, SOURCES)}")
+        raise ConfigError(
+            f"unknown data set '{word}': {nearest(word, SOURCES)} (your own: register it and name its file "
+            "with --plugin)"
+        )
     return source.at(path) if colon else source
 
 

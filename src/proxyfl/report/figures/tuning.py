@@ -46,7 +46,7 @@ def _draw(points: Mapping[int, Group], without: Group, title: str) -> Figure:
     from matplotlib.ticker import NullLocator
 
     axes = figure.add_subplot()
-    look, flat = plot_style.LOOKS["proxyfl"], without.spread.mean
+    look, flat = plot_style.own_looks()["proxyfl"], without.spread.mean
     axes.axhline(
         flat, color=plot_style.INK, linestyle=plot_style.DASHED, linewidth=1.8, label=WITHOUT, zorder=2
     )
