@@ -56,8 +56,12 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def enrol(message: Message, context: Context) -> Message:
-    print(f"proxyfl: running the server's app {app_mark()}", file=sys.stderr, flush=True)
-    return _answer(message, lambda side: side.enrol(message.content))
+    def act(side: SiteSide) -> RecordDict:
+        words = f"proxyfl: {side.name}: running the server's app {app_mark()}"
+        print(words, file=sys.stderr, flush=True)
+        return side.enrol(message.content)
+
+    return _answer(message, act)
 
 
 def app_mark() -> str:
