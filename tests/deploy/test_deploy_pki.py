@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 from pathlib import Path
@@ -156,6 +157,17 @@ def test_a_renewed_certificate_is_new_and_still_private(tmp_path: Path) -> None:
         "server.crt",
         "server.key",
     ]
+
+
+def test_what_an_interrupted_renewal_left_is_replaced_and_stays_private(tmp_path: Path) -> None:
+    pki.create_site_keys(tmp_path / "site.key", tmp_path / "site.pub", "site-01")
+    left = tmp_path / f".site.key.{os.getpid()}.aside"
+    left.write_text("half of a key")
+    left.chmod(0o644)
+    pki.create_site_keys(tmp_path / "site.key", tmp_path / "site.pub", "site-01", renew=True)
+    pki.check_site_keys(tmp_path / "site.key", tmp_path / "site.pub")
+    assert stat.S_IMODE((tmp_path / "site.key").stat().st_mode) == 0o600
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["site.key", "site.pub"]
 
 
 def test_an_ended_authority_cannot_be_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

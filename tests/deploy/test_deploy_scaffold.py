@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import pki, scaffold, texts
+from proxyfl.deploy import pki, scaffold, signing, texts
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site, open_test
 from proxyfl.runs.simulation import prepare
@@ -257,6 +257,20 @@ def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
     deployment.ca_key.unlink()
     with pytest.raises(ConfigError, match="bring the key back"):
         scaffold.renew(own_trial)
+
+
+def test_a_lost_operator_key_stops_a_renewal_before_anything_changes(own_trial: Path) -> None:
+    deployment = Deployment.read(own_trial)
+    deployment.operator_key.unlink()
+    before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"operator\.key is missing.* move .*trusted\.yaml away and repeat"):
+        scaffold.renew(own_trial)
+    assert before == {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
+    deployment.trusted.unlink()
+    scaffold.renew(own_trial)
+    signing.signature_of(deployment)
+    told = {signing.fingerprint(deployment.site(name).trusted) for name in deployment.sites}
+    assert told == {signing.fingerprint(deployment.trusted)}
 
 
 def test_a_stolen_key_is_replaced_and_nothing_else(own_trial: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -167,8 +168,8 @@ class Loopback:
     def __init__(self, made: Deployment) -> None:
         self.made, self.started, self.folder = made, dict[str, Started](), made.path
 
-    def start(self, name: str, *words: object) -> Started:
-        self.started[name] = start(self.folder / f"{name}.out", *words)
+    def start(self, name: str, *words: object, before: Sequence[str] = ()) -> Started:
+        self.started[name] = start(self.folder / f"{name}.out", *words, before=before)
         return self.started[name]
 
     def server(self) -> Started:
@@ -176,10 +177,18 @@ class Loopback:
         self.wait_text(server, "ready")
         return server
 
-    def site(self, client: int) -> Started:
+    def site(self, client: int, before: Sequence[str] = ()) -> Started:
         name = self.made.sites[client]
-        data = self.made.path / f"data-{client}.npz"
-        return self.start(name, "deploy", "site", self.made.path / name, "--data", data)
+        data = self.folder / f"data-{client}.npz"
+        return self.start(name, "deploy", "site", self.folder / name, "--data", data, before=before)
+
+    def move_sites(self, folder: Path) -> None:
+        """Give the sites a place of their own, as on other machines."""
+        folder.mkdir()
+        for client, name in enumerate(self.made.sites):
+            shutil.copytree(self.made.path / name, folder / name)
+            shutil.copy(self.made.path / f"data-{client}.npz", folder)
+        self.folder = folder
 
     def sites(self, clients: Sequence[int] | None = None) -> None:
         for client in range(len(self.made.sites)) if clients is None else clients:

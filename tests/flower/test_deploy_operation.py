@@ -22,6 +22,7 @@ from proxyfl.deploy import entrance, launch, operate, pki, programs, scaffold, s
 from proxyfl.deploy.live import LiveLog, LiveReader
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
 from proxyfl.deploy.site_data import write_npz
+from proxyfl.runs.directory import RunDirectory
 from toybox import gone
 
 
@@ -219,6 +220,41 @@ def test_a_site_looks_at_its_images_before_it_connects(made, tmp_path, monkeypat
     monkeypatch.setattr(operate, "site", lambda *words: pytest.fail("it connects"))
     with pytest.raises(DataError, match="classes"):
         supervise.take_part(site, tmp_path / "wrong.npz", said.append)
+
+
+def test_what_server_and_sites_keep_is_for_their_owner_whatever_the_umask(made, tmp_path):
+    server = dataclasses.replace(made, path=tmp_path / "federation")
+    site = dataclasses.replace(made.site("site-01"), path=tmp_path / "site", insecure=True)
+    first = tmp_path / "first"
+    for folder in (server.path, site.path, first):
+        folder.mkdir()
+    before = os.umask(0)
+    try:
+        operate.supervisor(server, make=True)
+        operate.flower_home(server)
+        operate.look(site, made.path / "data-0.npz", lambda line: None)
+        entrance.choose_port(dataclasses.replace(server, path=first))
+    finally:
+        os.umask(before)
+    for state in (server.state, server.state / "supervisor", site.state, first / "state"):
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+
+
+def test_status_forgets_a_run_that_was_moved_away(made, tmp_path):
+    moved = dataclasses.replace(made, path=tmp_path)
+    operate.supervisor(moved, make=True)
+    LiveLog(moved.state / "live.jsonl", moved.sites, "7").tell("finished", text="finished after 4 rounds")
+    begin = f"the run has not begun; start it with: proxyfl deploy run {tmp_path}"
+    assert status.run_line(moved) == begin
+    with RunDirectory(moved.state).locked():
+        assert status.run_line(moved) == "the run is being prepared"
+        log = LiveLog(moved.state / "live.jsonl", moved.sites, "8")
+        log.tell("began")
+        log.tell("waiting", text="waiting for site-01")
+        assert status.run_line(moved) == "the run is being prepared; waiting for site-01"
+    moved.run.mkdir()
+    assert "cannot be read" in status.run_line(moved)
+    assert "finished after 4 rounds" not in status.run_line(moved)
 
 
 def _two_images(made):

@@ -67,7 +67,7 @@ KILLED = (
 def test_every_single_process_may_be_killed(tmp_path):
     """One a round. The run goes on by itself, or says how to continue it, and ends in the same bits."""
     config = small(rounds=len(KILLED) + 1)
-    made = deployment(tmp_path / "federation", config, quorum=2)
+    made = deployment(tmp_path / "federation", config, quorum=2, deadline=120.0)
     with loopback(made) as federation:
         federation.server()
         federation.sites()
@@ -164,16 +164,10 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_waited_for_and_the_federation_goes_on(tmp_path, small_disk):
     config = small(rounds=4)
     made = deployment(small_disk / "federation", config)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    for client, name in enumerate(made.sites):
-        shutil.copytree(made.path / name, outside / name)
-        shutil.copy(made.path / f"data-{client}.npz", outside)
     with loopback(made) as federation:
-        federation.folder = outside
+        federation.move_sites(tmp_path / "outside")
         server = federation.server()
-        for client, name in enumerate(made.sites):
-            federation.start(name, "deploy", "site", outside / name, "--data", outside / f"data-{client}.npz")
+        federation.sites()
         federation.run()
         federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
         fill = small_disk / "fill"
@@ -212,16 +206,10 @@ def test_restored_without_its_state_the_server_goes_on_and_sites_connect_again(t
     """What the page tells to restore is enough; the sites were never stopped."""
     config = small()
     made = deployment(tmp_path / "federation", config)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    for client, name in enumerate(made.sites):
-        shutil.copytree(made.path / name, outside / name)
-        shutil.copy(made.path / f"data-{client}.npz", outside)
     with loopback(made) as federation:
-        federation.folder = outside
+        federation.move_sites(tmp_path / "outside")
         federation.server()
-        for client, name in enumerate(made.sites):
-            federation.start(name, "deploy", "site", outside / name, "--data", outside / f"data-{client}.npz")
+        federation.sites()
         federation.run()
         federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
         federation.started["server"].kill()

@@ -43,7 +43,7 @@ def server(folder: Folder) -> None:
     It stays until Ctrl-C. After a crash start it again: sites come back by themselves.
     """
     require_flower()
-    from proxyfl.deploy import supervise
+    from proxyfl.deploy import signing, supervise
     from proxyfl.deploy.settings import Deployment
 
     deployment = Deployment.read(folder)
@@ -52,7 +52,10 @@ def server(folder: Folder) -> None:
 
     def ready() -> None:
         _tell(f"server ready at {deployment.address}; start the run with: {command('deploy', 'run', folder)}")
+        if not deployment.insecure:
+            _tell(signing.told_by(deployment))
 
+    _tell(f"the server of {deployment.name} is starting")
     supervise.serve(deployment, _tell, ready)
 
 

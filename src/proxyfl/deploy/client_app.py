@@ -12,6 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from proxyfl.core.errors import ConfigError, ProxyFLError
+from proxyfl.deploy.app_template import PACKAGE
 
 if TYPE_CHECKING:
     from proxyfl.engines.flower.site import SiteSide
@@ -55,7 +56,18 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def enrol(message: Message, context: Context) -> Message:
-    return _answer(message, lambda side: side.enrol(message.content))
+    def act(side: SiteSide) -> RecordDict:
+        words = f"proxyfl: {side.name}: running the server's app {app_mark()}"
+        print(words, file=sys.stderr, flush=True)
+        return side.enrol(message.content)
+
+    return _answer(message, act)
+
+
+def app_mark() -> str:
+    """The first digits of the app's SHA-256, by which Flower names the folder that it is run from."""
+    module = sys.modules.get(f"{PACKAGE}.client_app")
+    return str(module and module.__file__).rpartition(f"/{PACKAGE}/")[0].rpartition(".")[2] or "unknown"
 
 
 def _answer(message: Message, act: Callable[[SiteSide], RecordDict]) -> Message:

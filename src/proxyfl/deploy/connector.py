@@ -118,7 +118,7 @@ class Connector:
         return Trouble(
             "key",
             f"the server does not know the key of {name} (yet); if this lasts, ask its operator whether the "
-            "key was replaced and the server restarted",
+            "site was removed, or its key replaced without a restart of the server",
             clock,
         )
 

@@ -33,11 +33,12 @@ class LiveLog:
     """An observer that appends a line per event, and says in words what an operator should read.
 
     ``run`` is Flower's number of the run. What cannot be written is let go: a full disk ends a run where its
-    own files are written. ``left_out`` says why the answers of clients were not used, for them to be told.
+    own files are written. With ``aloud`` words go to Flower's log, too. ``left_out`` says why the answers of
+    clients were not used, for them to be told.
     """
 
-    def __init__(self, file: Path, sites: tuple[str, ...], run: str = "") -> None:
-        self.file, self.sites, self.run = file, sites, run
+    def __init__(self, file: Path, sites: tuple[str, ...], run: str = "", *, aloud: bool = False) -> None:
+        self.file, self.sites, self.run, self.aloud = file, sites, run, aloud
         self.torn, self.left_out = True, dict[int, str]()
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ class LiveLog:
             self.torn = False
         except OSError:
             self.torn = True
-        if "text" in details:
+        if self.aloud and "text" in details:
             print(f"proxyfl: {details['text']}", flush=True)
 
     def round_started(self, round: int, clients: list[int]) -> None:

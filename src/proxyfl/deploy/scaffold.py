@@ -151,14 +151,14 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
     deployment = Deployment.read(folder)
     if deployment.insecure:
         raise ConfigError(f"{deployment.file} says insecure = true: there is no certificate to renew")
-    authority = deployment.ca_certificate, deployment.ca_key
-    hosts = _with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
-    pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
     if deployment.trusted.is_file() and not deployment.operator_key.is_file():
         raise ConfigError(
             f"{deployment.operator_key} is missing, and sites run only what it signed; bring it back. If it "
             f"is lost, move {deployment.trusted} away and repeat this: sites then need the new trusted.yaml"
         )
+    authority = deployment.ca_certificate, deployment.ca_key
+    hosts = _with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
+    pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
     if not deployment.trusted.is_file():
         deployment.operator_key.unlink(missing_ok=True)
         signing.create_operator(deployment)

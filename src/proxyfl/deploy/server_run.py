@@ -62,7 +62,7 @@ class DeployedServer:
     ) -> None:
         self.again = f"proxyfl deploy run {deployment.path}"
         self.deployment, self.directory = deployment, RunDirectory(deployment.run, self.again)
-        self.live = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
+        self.live = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run, aloud=True)
         self.roster = SiteRoster(grid, deployment)
         self.courier = Courier(grid, self.roster)
         self.form = {name: _plain(getattr(deployment, name)) for name in FORM}

@@ -30,6 +30,9 @@ from proxyfl.core.files import write_bytes
 from proxyfl.deploy.pki import write_private
 from proxyfl.deploy.settings import Deployment, Site
 
+MARK = 8
+"""So many digits of an app's SHA-256 are shown, as many as Flower puts into the name of its folder."""
+
 CURE = "make it again with: proxyfl deploy init DIR --renew"
 
 
@@ -110,6 +113,12 @@ def verifications(record: dict[str, Any]) -> dict[str, str]:
     """A signature record as Flower's SuperNodes expect it beside an app."""
     signed = {"signed_at": record["signed_at"], "signature": record["signature"]}
     return {"valid_license": "true", str(record["key"]): json.dumps(signed)}
+
+
+def told_by(deployment: Deployment) -> str:
+    """What the operator can compare with what sites show, which is the same."""
+    app = str(signature_of(deployment)["app"])[:MARK]
+    return f"sites run the app {app}, signed by the operator's key {fingerprint(deployment.trusted)}"
 
 
 def told_of(site: Site) -> str:

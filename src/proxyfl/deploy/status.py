@@ -11,7 +11,7 @@ from pathlib import Path
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolment
-from proxyfl.deploy.live import LIVE_FILE, LiveReader, newest
+from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.settings import REMOVED, Deployment
 from proxyfl.runs.directory import measured, read_json_lines
 from proxyfl.runs.run import Run
@@ -60,9 +60,10 @@ def _nodes(deployment: Deployment) -> dict[str, str]:
 
 def run_line(deployment: Deployment) -> str:
     """How far the run is, in a line."""
-    lines = newest(LiveReader(deployment.state / LIVE_FILE).new())
+    lines, going = newest(LiveReader(deployment.state / LIVE_FILE).new()), operate.is_running(deployment)
+    if going and any(line["event"] in ENDS for line in lines):
+        lines = []  # of the run before
     last = next((str(line["text"]) for line in reversed(lines) if "text" in line), "")
-    going = operate.is_running(deployment)
     if not deployment.run.is_dir():
         if going:
             return f"the run is being prepared{f'; {last}' if last else ''}"
