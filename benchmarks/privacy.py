@@ -25,11 +25,11 @@ from stage import assemble, run_rounds
 from torch import Tensor, nn
 
 from proxyfl import models
+from proxyfl.aggregation.build import site_aggregator
 from proxyfl.core.config import Config
 from proxyfl.core.rng import SERVER, numpy_rng
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.federation.client import numerics
-from proxyfl.federation.privacy import spent
 from proxyfl.report import plot_style
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation, prepare
@@ -127,8 +127,9 @@ def epsilon(case: Case, sampling: str) -> str:
     if not case.noise:
         return "∞"
     federation = replace(case.config.federation, sampling=sampling)
-    population = simulated(case).population
-    return f"{spent(replace(case.config, federation=federation), ROUNDS, population)['epsilon']:.2f}"
+    holders = len(simulated(case).population.holders)
+    spent = site_aggregator(case.config.privacy).spent(ROUNDS, federation, holders)
+    return f"{spent['epsilon']:.2f}"
 
 
 def write(found: dict[tuple[str, ...], float], out: Path) -> None:

@@ -10,22 +10,31 @@ import numpy as np
 import pytest
 import torch
 
-from proxyfl.core.config import Config, FederationSettings
+from proxyfl.aggregation import Mean
+from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.state import Failure, ServerState, Update
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.sampling import Population
 from proxyfl.methods import create
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
-from proxyfl.runs.settings import resolve
 
 STATE = ServerState(3, {"w": torch.zeros(1)}, carry={"w": torch.tensor([9.0])})
 PEOPLE = Population(np.array([1, 2, 4]), np.array([9, 8, 6]))
 
 
 def fold(method: Method | None = None, spool: Path | None = None, **federation: Any) -> Fold:
-    config = Config(federation=FederationSettings(**federation))
-    return Fold(config, method or create("fedavg"), server(), STATE, [0, 1, 2], PEOPLE, spool)
+    return Fold(
+        Mean(),
+        method or create("fedavg"),
+        server(),
+        STATE,
+        [0, 1, 2],
+        PEOPLE,
+        train=TrainSettings(),
+        federation=FederationSettings(**federation),
+        spool=spool,
+    )
 
 
 def answer(client: int, value: float, **changes: Any) -> Update:
@@ -152,11 +161,20 @@ def test_the_method_may_leave_its_weights_to_the_rule(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("round", "kept"), [(1, True), (2, False), (50, True), (99, False), (100, True)])
 def test_classifiers_are_kept_in_rounds_with_a_snapshot(round: int, kept: bool) -> None:
-    config = resolve("digits", {"federation": {"rounds": 100, "per_round": 2}, "partition": {"clients": 2}})
     sizes = np.array([3, 3])
     weights = {"classifier.weight": torch.zeros(2, 3), "trunk.w": torch.zeros(1)}
     state = ServerState(round - 1, weights)
-    fold = Fold(config, create("fedavg"), server(), state, [1, 0], Population(sizes, sizes))
+    fold = Fold(
+        Mean(),
+        create("fedavg"),
+        server(),
+        state,
+        [1, 0],
+        Population(sizes, sizes),
+        train=TrainSettings(),
+        federation=FederationSettings(per_round=2),
+        snapshot=KeepSettings().snapshot(round, 100),
+    )
     for client in (1, 0):
         rows = torch.full((2, 3), float(client))
         fold.take(Update(round, client, 3, {"classifier.weight": rows, "trunk.w": torch.ones(1)}))
@@ -212,7 +230,8 @@ def test_prototypes_of_fewer_than_no_images_are_refused() -> None:
     weights = {"w": torch.ones(1), "classifier.weight": torch.zeros(3, 1)}
     state = ServerState(3, {"w": torch.zeros(1), "classifier.weight": torch.zeros(3, 1)})
     ctx = dataclasses.replace(server(), weights=state.weights)
-    folded = Fold(Config(), method, ctx, state, [0, 1], PEOPLE)
+    settings: Any = {"train": TrainSettings(), "federation": FederationSettings()}
+    folded = Fold(Mean(), method, ctx, state, [0, 1], PEOPLE, **settings)
     told = folded.take(Update(4, 0, 10, weights, extras))
     assert told == Failure(4, 0, "refused: its class counts are negative")
     assert isinstance(

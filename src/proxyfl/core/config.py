@@ -201,12 +201,12 @@ class FederationSettings:
 
 @dataclass(frozen=True)
 class AggregationSettings:
-    """What becomes of the round's updates where some clients may be hostile."""
+    """What becomes of the round's updates. Rules have names of their own, so their room checks them."""
 
     rule: str = setting(
         "mean",
-        "mean: weighted; median, trimmed: of each coordinate; krum: updates that are near to the others",
-        choices=("mean", "median", "trimmed", "krum"),
+        "mean: weighted; median, trimmed: of each coordinate; krum: updates that are near to the others; or "
+        "a registered one",
     )
     hostile: float = setting(
         0.2,
@@ -224,6 +224,26 @@ class AggregationSettings:
         "length",
         "clip is a length, or a multiple of the median length of the round's changes",
         choices=("length", "median"),
+    )
+    optimiser: str = setting(
+        "none",
+        "what the server makes of the mean change: takes it as it is, or as the gradient of an optimiser",
+        choices=("none", "fedavgm", "fedadam", "fedyogi"),
+        later=True,
+    )
+    lr: float = setting(
+        0.0, "step size of the optimiser; 0: 1 with fedavgm, 0.01 with fedadam and fedyogi", low=0, later=True
+    )
+    momentum: float = setting(0.9, "momentum of fedavgm", low=0, high=0.9999, later=True)
+    beta1: float = setting(0.9, "momentum of fedadam and fedyogi", low=0, high=0.9999, later=True)
+    beta2: float = setting(
+        0.99, "decay of the squared changes of fedadam and fedyogi", low=0, high=0.9999, later=True
+    )
+    tau: float = setting(
+        1e-3,
+        "added to the root of the squared changes: the larger, the less fedadam and fedyogi adapt",
+        low=1e-12,
+        later=True,
     )
 
 
@@ -352,12 +372,15 @@ def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: s
 
 
 def check_section(settings: Any, where: str = "") -> None:
-    """Hold settings that were given as keyword arguments to the rules of those that are read from a file."""
+    """Hold settings that were given as keyword arguments to the rules of those that are read from a file. A
+    field that stands for another ``setting`` has that one's name in errors.
+    """
     hints = typing.get_type_hints(type(settings))
     for spec in dataclasses.fields(settings):
         if "meaning" in spec.metadata:
             value = getattr(settings, spec.name)
-            checked = _checked(value, hints[spec.name], spec.metadata, f"{where}{spec.name}")
+            name = spec.metadata.get("setting", f"{where}{spec.name}")
+            checked = _checked(value, hints[spec.name], spec.metadata, name)
             object.__setattr__(settings, spec.name, checked)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxyfl.aggregation.coverage import uncovered
 from proxyfl.core.config import Config, PrivacySettings
 from proxyfl.core.errors import RunError
 from proxyfl.core.rng import rng
@@ -28,7 +29,6 @@ from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.loop import Server
-from proxyfl.federation.pipeline import uncovered
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods.base import Method

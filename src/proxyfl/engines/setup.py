@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from proxyfl.aggregation.build import site_aggregator
 from proxyfl.core.config import Config
 from proxyfl.core.state import Tensors
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.privacy import outgoing
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import OptimiserFactory
 from proxyfl.models import Network
@@ -25,6 +25,7 @@ def trainer_of(
     optimiser: OptimiserFactory | None = None,
 ) -> ClientTrainer:
     """The trainer of every client. ``start`` are weights to begin with, where they are not the seed's."""
+    leave = site_aggregator(config.privacy).outgoing
     return ClientTrainer(
         method,
         network,
@@ -36,5 +37,5 @@ def trainer_of(
         seed=config.seed,
         start=start,
         optimiser=optimiser,
-        outgoing=partial(outgoing, config) if config.privacy.clip else None,
+        outgoing=partial(leave, per_round=config.federation.per_round, seed=config.seed),
     )

@@ -8,51 +8,64 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import Config
+from proxyfl.aggregation.base import Aggregator, Round
+from proxyfl.aggregation.effort import most_effort
+from proxyfl.aggregation.guard import MOST_METRICS, Guard
+from proxyfl.core.config import FederationSettings, TrainSettings
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update
-from proxyfl.federation.effort import most_effort
-from proxyfl.federation.guard import MOST_METRICS, Guard
-from proxyfl.federation.pipeline import pipeline_for
 from proxyfl.federation.sampling import Population
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
 
-CLASSIFIER = "classifier.weight"
-
 
 class Fold:
-    """Takes updates and failures; afterwards holds the mean, what the method kept, and who did what."""
+    """Takes updates and failures; afterwards holds the mean, what the method kept, and who did what.
+
+    ``snapshot`` says whether what the method watches in single updates is kept of this round.
+    """
 
     def __init__(
         self,
-        config: Config,
+        aggregator: Aggregator,
         method: Method,
         ctx: ServerContext,
         state: ServerState,
         clients: list[int],
         population: Population,
+        *,
+        train: TrainSettings,
+        federation: FederationSettings,
+        snapshot: bool = False,
         spool: Path | None = None,
     ) -> None:
-        self.config, self.method, self.population = config, method, population
-        most = {k: most_effort(config.train, method, int(population.sizes[k])) for k in clients}
-        self.snapshot = config.keep.snapshot(state.round + 1, config.federation.rounds)
-        limit = config.federation.max_norm
+        self.aggregator, self.method, self.population = aggregator, method, population
+        self.weighting, self.snapshot = federation.weighting, snapshot
         self.guard = Guard(
             state.round + 1,
             state.weights,
-            most,
-            limit,
+            {k: most_effort(train, method, int(population.sizes[k])) for k in clients},
+            federation.max_norm,
             method.extras_form_all(ctx),
             method.all_counts,
             ctx.classes,
             parts={part.name for part in method.parts},
-            carries=config.train.leak_momentum,
-            noised=bool(config.privacy.clip) and config.privacy.where == "site",
+            carries=train.leak_momentum,
+            noised=aggregator.noised,
         )
-        self.pipeline = pipeline_for(config, method, state, population, spool, self.guard.extras)
+        self.accumulator = aggregator.begin(
+            Round(
+                state,
+                method,
+                federation.per_round,
+                holders=len(population.holders),
+                seed=ctx.seed,
+                extras=self.guard.extras,
+                spool=spool,
+            )
+        )
         self.kept: list[Tensors] = []
-        self.classifiers: list[Tensor] = []
+        self.watched: defaultdict[str, list[Tensor]] = defaultdict(list)
         self.clients: list[int] = []
         self.samples: list[int] = []
         self.rule_weights: list[float] = []
@@ -69,7 +82,7 @@ class Fold:
             client = answer.client if asked is None else asked
             try:
                 self.guard.check(answer, asked)
-                answer = self.pipeline.admit(answer)
+                answer = self.accumulator.admit(answer)
                 kept = self.method.receive_all(answer)
             except KeyError as missing:
                 answer = Failure(self.guard.round, client, f"refused: {str(missing) or 'a key'} is missing")
@@ -83,15 +96,16 @@ class Fold:
             return answer
         self.rule_weights.append(self._weight(answer))
         weight = self.method.weight_of(answer, self.rule_weights[-1])
-        self.pipeline.add(answer, weight)
+        self.accumulator.add(answer, weight)
         self.kept.append(kept)
         self.clients.append(answer.client)
         self.samples.append(answer.samples)
         self.carry = answer.carry
-        if self.config.privacy.clip:
-            return answer  # whose losses and classifier nothing has noised: they are not written down
-        if self.snapshot and CLASSIFIER in answer.weights:
-            self.classifiers.append(answer.weights[CLASSIFIER])
+        if self.aggregator.private:
+            return answer  # whose losses and weights nothing has noised: they are not written down
+        for title, name in self.method.watched.items():
+            if self.snapshot and name in answer.weights:
+                self.watched[title].append(answer.weights[name])
         for name, value in answer.metrics.items():
             self.sums[name] += value
             self.senders[name] += 1
@@ -100,12 +114,12 @@ class Fold:
     @property
     def settles(self) -> bool:
         """Whether the weights move: with no update only where noise hides that there was none."""
-        return bool(self.clients) or not self.pipeline.rests_on_updates
+        return bool(self.clients) or self.aggregator.private
 
     def mean(self, ctx: ServerContext) -> Tensors:
         """The round's weights. Whom the rule leaves out is left out of what server hooks see, too."""
         ctx.rule_weights = self.rule_weights
-        settled = self.pipeline.settle(ctx, self.kept)
+        settled = self.accumulator.settle(ctx, self.kept)
         if len(settled.chosen) < len(self.clients):
             stay = set(settled.chosen)
             ctx.metrics["rejected"] = [client for k, client in enumerate(self.clients) if k not in stay]
@@ -116,14 +130,13 @@ class Fold:
         return settled.weights
 
     def snapshots(self, weights: Tensors) -> Tensors:
-        """In rounds that are kept: the clients' classifiers, whose rows are their proxies, and the mean."""
-        if not self.classifiers:
-            return {}
-        return {
-            "proxies/clients": torch.stack(self.classifiers),
-            "proxies/client_ids": torch.tensor(self.clients),
-            "proxies/average": weights[CLASSIFIER],
-        }
+        """In rounds that are kept: what the method watches, of every client and after averaging."""
+        found: Tensors = {}
+        for title, values in self.watched.items():
+            found[f"{title}/clients"] = torch.stack(values)
+            found[f"{title}/client_ids"] = torch.tensor(self.clients)
+            found[f"{title}/average"] = weights[self.method.watched[title]]
+        return found
 
     def losses(self) -> Metrics:
         """Mean losses per step over all clients."""
@@ -143,9 +156,8 @@ class Fold:
         return [name for name in names if name in most]
 
     def _weight(self, update: Update) -> float:
-        rule = self.config.federation.weighting
-        if rule == "uniform":
+        if self.weighting == "uniform":
             return 1.0
-        if rule == "release":
+        if self.weighting == "release":
             return 2000.0 * float(self.population.labelled[update.client]) + update.samples
         return float(update.samples)

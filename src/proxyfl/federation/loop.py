@@ -7,18 +7,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from proxyfl.aggregation.base import Aggregator
+from proxyfl.aggregation.build import build_aggregator
 from proxyfl.core.config import Config
 from proxyfl.core.errors import BelowQuorum
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.data.stream import ClientData
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
-from proxyfl.federation.privacy import spent
 from proxyfl.federation.pseudo_metrics import shares
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.traffic import Traffic
@@ -106,6 +108,10 @@ class Server:
     spool: Path | None = None
     data: ClientData | None = None
 
+    @cached_property
+    def aggregator(self) -> Aggregator:
+        return build_aggregator(self.config.aggregation, self.config.privacy)
+
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
         state = ServerState(0, weights)
@@ -144,7 +150,18 @@ def play_round(
         observer.round_started(round, clients)
 
     ctx, traffic = server.server_context(state), Traffic()
-    fold = Fold(config, method, ctx, state, clients, server.population, server.spool)
+    fold = Fold(
+        server.aggregator,
+        method,
+        ctx,
+        state,
+        clients,
+        server.population,
+        train=config.train,
+        federation=config.federation,
+        snapshot=config.keep.snapshot(round, config.federation.rounds),
+        spool=server.spool,
+    )
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:
@@ -198,7 +215,6 @@ def _processor_time(engine: Engine) -> float:
 
 def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
     """What the server makes of a round's updates."""
-    config = server.config
     ctx.clients, ctx.samples = fold.clients, fold.samples
     if fold.settles:
         ctx.weights = fold.mean(ctx)
@@ -206,8 +222,9 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
         ctx.extras = server.method.serve_all(ctx, fold.kept)
     if counts := fold.counts():
         ctx.metrics["counts"] = counts
-    if config.privacy.clip:
-        ctx.metrics["privacy"] = spent(config, ctx.round, server.population)
+    holders = len(server.population.holders)
+    if cost := server.aggregator.spent(ctx.round, server.config.federation, holders):
+        ctx.metrics["privacy"] = cost
 
 
 def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensors]:

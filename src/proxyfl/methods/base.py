@@ -143,6 +143,9 @@ class Method(Part):
     """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
     recalls_start: ClassVar[bool] = False
     """Whether a client's first round uses the network as it was before round 1 (``ctx.initial``)."""
+    watched: ClassVar[Mapping[str, str]] = {"proxies": "classifier.weight"}
+    """Tensors of single updates that snapshots keep where the network has them, and under which title: the
+    rows of a classifier are proxies of its classes, whatever the method."""
     Parameters: ClassVar[type[Any]] = MethodParameters
 
     own_optimiser: str = ""
@@ -307,3 +310,9 @@ def _gather(parts: Iterable[Part], hook: Any) -> Tensors:
     for part in parts:
         gathered |= within(part.name, hook(part))
     return gathered
+
+
+def overrides(part: Part, hook: str) -> bool:
+    """Whether a part fills a hook itself."""
+    base = Method if isinstance(part, Method) else Part
+    return getattr(type(part), hook) is not getattr(base, hook)

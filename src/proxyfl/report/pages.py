@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proxyfl.aggregation.coverage import own_weights, uncovered
 from proxyfl.core.config import describe
-from proxyfl.federation.pipeline import own_weights, uncovered
 from proxyfl.methods import registry
 
 BLOCK = re.compile(r"<!-- (parameters|results|csv|coverage) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)

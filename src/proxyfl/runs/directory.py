@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from proxyfl.aggregation.updates import SPOOL
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, sync_folder
-from proxyfl.federation.aggregate import SPOOL
 
 FORMAT = 2
 """Of checkpoints. Format 1 held the metrics themselves; it is still read."""

@@ -16,12 +16,12 @@ import tomli_w
 import torch
 
 from proxyfl import models
+from proxyfl.aggregation.build import build_aggregator, require_sound
 from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.core.trees import DEEPEST, Tree, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import SCHEMES
-from proxyfl.federation.pipeline import require_sound
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 
@@ -196,7 +196,8 @@ def check_together(config: Config, method: Method) -> None:
         raise ConfigError(
             f"{method.name} trains with {method.own_optimiser}; leave train.{changed[0]} as it is"
         )
-    require_sound(config, method)
+    aggregator = build_aggregator(config.aggregation, config.privacy)
+    require_sound(aggregator, method, train, config.federation)
 
 
 def from_short(values: Mapping[str, Any]) -> Tree:

@@ -11,19 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxyfl.federation import robust
-from proxyfl.federation.robust import (
-    Updates,
-    change_length,
-    hostile_of,
-    inner_range,
-    krum_choice,
-    krum_scores,
-    median,
-    shortened,
-    trimmed_mean,
-    withstood,
-)
+from proxyfl.aggregation import updates as on_disk
+from proxyfl.aggregation.change import change_length, shortened
+from proxyfl.aggregation.coordinates import inner_range, median, trimmed_mean
+from proxyfl.aggregation.krum import krum_choice, krum_scores
+from proxyfl.aggregation.mean import weighted_mean
+from proxyfl.aggregation.robust import hostile_of, withstood
+from proxyfl.aggregation.updates import Updates
 
 FIVE = torch.tensor([[1.0, -4.0], [2.0, 0.0], [100.0, 1.0], [3.0, 2.0], [-50.0, 90.0]], dtype=torch.float64)
 
@@ -141,6 +135,15 @@ def test_no_change_is_longer_after_clipping(values: list[float], limit: float) -
     assert change_length(found, old) <= limit * (1 + 1e-5)
 
 
+def test_the_length_of_a_change() -> None:
+    old = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(5), "b": torch.tensor([[0.0]])}
+    new = {"a": torch.tensor([4.0, 2.0]), "n": torch.tensor(500), "b": torch.tensor([[4.0]])}
+    assert change_length(new, old) == 5.0
+    assert change_length({"n": torch.tensor(4)}, {"n": torch.tensor(1)}) == 0.0
+    huge = {name: torch.tensor([1.2e154], dtype=torch.float64) for name in "ab"}
+    assert change_length(huge, {name: torch.zeros(1) for name in "ab"}) == math.inf, "not an error"
+
+
 def test_the_length_is_the_same_in_whatever_order_tensors_come() -> None:
     generator = torch.Generator().manual_seed(1)
     new = {str(k): torch.randn(50, generator=generator) for k in range(40)}
@@ -171,7 +174,7 @@ def test_blocks_of_any_size_give_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     updates, given = some(4, tmp_path)
-    monkeypatch.setattr(robust, "BLOCK", block)
+    monkeypatch.setattr(on_disk, "BLOCK", block)
     result = updates.empty()
     largest = 0
     for rows, values in updates.blocks():
@@ -193,14 +196,15 @@ def test_updates_are_read_shortened(tmp_path: Path) -> None:
     updates, given = some(2, tmp_path)
     updates.factors = [1.0, 0.5]
     near = shortened(given[1], updates.old, 0.5)
-    assert torch.equal(updates.whole(1)["b.bias"], near["b.bias"])
+    assert torch.equal(updates[1]["b.bias"], near["b.bias"])
     read = updates.empty()
     for rows, values in updates.blocks():
         updates.put(read, rows, values[1])
     assert torch.equal(read["b.bias"].float(), near["b.bias"])
-    mean = updates.mean([1.0, 3.0])
+    mean = weighted_mean(updates, [1.0, 3.0])
     assert torch.allclose(mean["b.bias"], (given[0]["b.bias"] + 3 * near["b.bias"]) / 4)
-    assert torch.equal(updates.mean([1.0, 3.0], [0])["a.weight"], given[0]["a.weight"])
+    assert [len(part) for part in (updates[:1], updates[-1:], list(updates))] == [1, 1, 2]
+    assert torch.equal(updates[-2]["a.weight"], given[0]["a.weight"])
     updates.close()
 
 

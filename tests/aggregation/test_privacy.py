@@ -16,25 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from proxyfl.aggregation import Aggregator, DifferentialPrivacy, Mean, Round
+from proxyfl.aggregation.accountant import ORDERS, epsilon, fixed_size_rdp, poisson_rdp
+from proxyfl.aggregation.change import change_length
+from proxyfl.aggregation.coverage import uncovered
+from proxyfl.aggregation.privacy import PrivateSum, bounded_change, expected, with_noise
 from proxyfl.cli.ls import _print_privacy
-from proxyfl.core.config import Config, FederationSettings, PrivacySettings
+from proxyfl.core.config import Config, FederationSettings, TrainSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import Failure, ServerState, Task, Update
 from proxyfl.federation.fold import Fold
-from proxyfl.federation.pipeline import uncovered
-from proxyfl.federation.privacy import (
-    ORDERS,
-    PrivateSum,
-    bounded_change,
-    epsilon,
-    expected,
-    fixed_size_rdp,
-    outgoing,
-    poisson_rdp,
-    spent,
-    with_noise,
-)
-from proxyfl.federation.robust import change_length
 from proxyfl.federation.sampling import Population, sample_clients
 from proxyfl.methods import create, recipes
 from proxyfl.methods.context import ServerContext
@@ -48,12 +39,19 @@ STATE = ServerState(
 PEOPLE = Population(np.full(100, 2), np.full(100, 8))
 
 
-def config(per_round: int = 10, **privacy: Any) -> Config:
-    given = {"clip": 1.0, "noise": 1.0, **privacy}
-    return Config(
-        federation=FederationSettings(per_round=per_round, weighting="uniform", sampling="poisson"),
-        privacy=PrivacySettings(**given),
-    )
+FEDERATION = FederationSettings(per_round=10, weighting="uniform", sampling="poisson")
+
+
+def private(**settings: Any) -> DifferentialPrivacy:
+    return DifferentialPrivacy(**{"clip": 1.0, "noise": 1.0, **settings})
+
+
+def private_sum(ours: DifferentialPrivacy, state: ServerState = STATE, participants: int = 10) -> PrivateSum:
+    return ours.begin(Round(state, create("fedavg"), 10, holders=participants, seed=1))
+
+
+def sent(weights: dict[str, torch.Tensor]) -> Update:
+    return Update(5, 0, 10, weights)
 
 
 def moved(*values: float) -> dict[str, torch.Tensor]:
@@ -145,25 +143,27 @@ def test_the_account_never_fails_open(share: float, poisson: bool) -> None:
 
 
 def test_a_moment_that_cannot_be_computed_is_no_bargain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxyfl.federation.privacy._whole_moment", lambda *_: math.nan)
+    monkeypatch.setattr("proxyfl.aggregation.accountant._whole_moment", lambda *_: math.nan)
     assert poisson_rdp(0.0123, 1.0, 7.0) == math.inf
     poisson_rdp.cache_clear()
 
 
 def test_spent_follows_the_population() -> None:
-    found = spent(config(per_round=10), 20, PEOPLE)
+    found = private().spent(20, FEDERATION, 100)
     assert found["epsilon"] == epsilon(0.1, 1.0, 20, 1e-5)[0]
     assert found["delta"] == 1e-5
-    few = Population(np.full(100, 0), np.arange(100) // 95)
-    assert expected(config(), few) == 5
-    assert spent(config(), 20, few)["epsilon"] == epsilon(1.0, 1.0, 20, 1e-5)[0]
+    assert expected(10, 5) == 5
+    assert expected(10, 0) == 1
+    assert private().spent(20, FEDERATION, 5)["epsilon"] == epsilon(1.0, 1.0, 20, 1e-5)[0]
+    exact = FederationSettings(per_round=10, weighting="uniform", sampling="stream")
+    assert private().spent(20, exact, 100)["epsilon"] == epsilon(0.1, 1.0, 20, 1e-5, poisson=False)[0]
 
 
 def test_the_mean_of_shortened_changes() -> None:
     """Almost no noise: (3, 0, 4) becomes (0.6, 0, 0.8), and ten are expected although two came."""
-    total = PrivateSum(config(noise=1e-12), STATE, 10)
-    total.add(moved(3.0, 0.0, 4.0))
-    total.add(moved(0.0, 0.5, 0.0))
+    total = private_sum(private(noise=1e-12))
+    total.add(sent(moved(3.0, 0.0, 4.0)), 1.0)
+    total.add(sent(moved(0.0, 0.5, 0.0)), 1.0)
     found = total.mean()
     assert found["w"].tolist() == pytest.approx([0.06, 0.05, 0.08], abs=1e-6)
     assert found["steps"].item() == 7, "how many steps a client made says how much it holds"
@@ -172,16 +172,15 @@ def test_the_mean_of_shortened_changes() -> None:
 
 def test_noise_has_the_size_it_should_have() -> None:
     state = ServerState(0, {"w": torch.zeros(20_000), "norm.running_var": torch.zeros(50)})
-    found = PrivateSum(config(clip=3.0, noise=2.0), state, 10).mean()
+    found = private_sum(private(clip=3.0, noise=2.0), state).mean()
     assert found["w"].std().item() == pytest.approx(0.6, rel=0.03)
     assert found["w"].mean().item() == pytest.approx(0, abs=0.02)
     assert found["norm.running_var"].min().item() == pytest.approx(1e-5), "no variance below zero"
 
 
 def test_noise_is_a_function_of_seed_and_round_or_of_nothing() -> None:
-    def drawn(round: int = 0, **privacy: Any) -> torch.Tensor:
-        state = ServerState(round, {"w": torch.zeros(5)})
-        return PrivateSum(config(**privacy), state, 10).mean()["w"]
+    def drawn(round: int = 0, **settings: Any) -> torch.Tensor:
+        return private_sum(private(**settings), ServerState(round, {"w": torch.zeros(5)})).mean()["w"]
 
     assert torch.equal(drawn(), drawn())
     assert not torch.equal(drawn(), drawn(1))
@@ -196,9 +195,9 @@ def test_all_bits_of_the_systems_entropy_reach_the_noise(monkeypatch: pytest.Mon
         asked.append(count)
         return seeds[len(asked) - 1]
 
-    monkeypatch.setattr("proxyfl.federation.privacy.secrets.randbits", bits)
+    monkeypatch.setattr("proxyfl.aggregation.privacy.secrets.randbits", bits)
     state = ServerState(0, {"w": torch.zeros(3000)})
-    found = [PrivateSum(config(draw="system"), state, 10).mean()["w"] for _ in seeds]
+    found = [private_sum(private(draw="system"), state).mean()["w"] for _ in seeds]
     assert asked == [256] * 6
     assert torch.equal(found[0], found[5])
     assert len({tuple(noise[:3].tolist()) for noise in found}) == 5
@@ -211,8 +210,8 @@ def test_no_change_is_longer_than_its_bound() -> None:
     new = {"w": old["w"] + 0.01 * torch.randn(1000, generator=torch.Generator().manual_seed(1))}
     near = bounded_change(new, old, 0.001)
     assert float(near["w"].norm()) == pytest.approx(0.001, rel=1e-12)
-    total = PrivateSum(config(clip=0.001), ServerState(0, old), 1)
-    total.add(new)
+    total = private_sum(private(clip=0.001), ServerState(0, old), participants=1)
+    total.add(sent(new), 1.0)
     assert float(total._sums["w"].norm()) == pytest.approx(0.001, rel=1e-12)
     inside = bounded_change(new, old, 10.0)
     assert torch.equal(inside["w"], new["w"].double() - old["w"].double())
@@ -230,18 +229,18 @@ def test_noise_does_not_depend_on_the_order_of_names() -> None:
 def test_sites_share_the_noise() -> None:
     """Ten of ten sites add up to the full noise; of four, the server adds the rest."""
     weights = {"w": torch.zeros(20_000), "steps": torch.tensor(3)}
-    ours = config(clip=3.0, noise=2.0, where="site")
+    ours = private(clip=3.0, noise=2.0, where="site")
     for present in (10, 4):
-        total = PrivateSum(ours, ServerState(0, weights), 10)
+        total = private_sum(ours, ServerState(0, weights))
         for client in range(present):
             task = Task(1, client, weights)
             update = Update(1, client, 9, {"w": torch.ones(20_000), "steps": torch.tensor(8)},
                             metrics={"loss/a": 1.0})  # fmt: skip
-            sent = outgoing(ours, task, update)
-            assert sent.metrics == {}
-            assert sent.weights["steps"].item() == 3
-            assert sent.weights["w"].std().item() == pytest.approx(6 / 10**0.5, rel=0.03)
-            total.add(sent.weights)
+            left = ours.outgoing(task, update, per_round=10, seed=1)
+            assert left.metrics == {}
+            assert left.weights["steps"].item() == 3
+            assert left.weights["w"].std().item() == pytest.approx(6 / 10**0.5, rel=0.03)
+            total.add(left, 1.0)
         found = total.mean()["w"]
         assert found.std().item() == pytest.approx(0.6, rel=0.03)
         assert found.mean().item() == pytest.approx(present * 3 / 20_000**0.5 / 10, abs=0.02)
@@ -249,43 +248,45 @@ def test_sites_share_the_noise() -> None:
 
 def test_without_privacy_nothing_is_done_at_the_site() -> None:
     update = Update(1, 0, 9, {"w": torch.ones(3)})
-    assert outgoing(Config(), Task(1, 0, {"w": torch.zeros(3)}), update) is update
-    assert outgoing(config(), Task(1, 0, {"w": torch.zeros(3)}), update) is update, "the server will"
+    task = Task(1, 0, {"w": torch.zeros(3)})
+    assert Mean().outgoing(task, update, per_round=10, seed=1) is update
+    assert private().outgoing(task, update, per_round=10, seed=1) is update, "the server will"
 
 
-def fold(ours: Config) -> Fold:
+def fold(ours: Aggregator) -> Fold:
     ctx = ServerContext(5, 1, 3, torch.device("cpu"), {}, {})
-    return Fold(ours, create("fedavg"), ctx, STATE, [0, 1], PEOPLE)
+    settings: Any = {"train": TrainSettings(), "federation": FEDERATION, "snapshot": True}
+    return Fold(ours, create("fedavg"), ctx, STATE, [0, 1], PEOPLE, **settings)
 
 
 def test_a_round_without_answers_still_draws_its_noise() -> None:
-    folded = fold(config())
+    folded = fold(private())
     assert folded.settles
     folded.take(Failure(5, 0, "fell asleep"))
     ctx = ServerContext(5, 1, 3, torch.device("cpu"), {}, {})
     assert not torch.equal(folded.mean(ctx)["w"], STATE.weights["w"])
-    assert not fold(Config()).settles
+    assert not fold(Mean()).settles
 
 
 def test_what_nobody_has_noised_is_not_written_down() -> None:
-    folded = fold(config())
+    folded = fold(private())
     folded.take(Update(5, 0, 10, moved(1.0, 0.0, 0.0), metrics={"steps": 2.0, "loss/a": 5.0}))
-    assert (folded.clients, dict(folded.sums), folded.classifiers) == ([0], {}, [])
+    assert (folded.clients, dict(folded.sums), dict(folded.watched)) == ([0], {}, {})
 
 
 def test_only_noise_may_make_a_variance_negative() -> None:
     """Cut off at the site, it would no longer be the noise of the account; the server does it to the sum."""
     below = {**moved(0.0, 0.0, 0.0), "norm.running_var": torch.full((2,), -0.3)}
-    told = fold(config()).take(Update(5, 0, 10, below))
+    told = fold(private()).take(Update(5, 0, 10, below))
     assert told == Failure(5, 0, "refused: 'norm.running_var' holds negative values")
-    noised = fold(config(where="site"))
+    noised = fold(private(where="site"))
     assert isinstance(noised.take(Update(5, 0, 10, below)), Update)
     ctx = ServerContext(5, 1, 3, torch.device("cpu"), {}, {})
     assert float(noised.mean(ctx)["norm.running_var"].min()) >= 0.99e-5
 
 
 def test_extras_that_slip_through_are_refused() -> None:
-    answer = fold(config()).take(
+    answer = fold(private()).take(
         Update(5, 0, 10, moved(1.0, 0.0, 0.0), extras={"method/surprise": torch.ones(1)})
     )
     assert isinstance(answer, Failure)
@@ -302,18 +303,18 @@ def test_extras_that_slip_through_are_refused() -> None:
         ("fedmatch", {}, "fedmatch sends more than weights"),
         ("fedavg", {"federation": {"weighting": "size"}}, "needs federation.weighting = 'uniform'"),
         ("fedavg", {"federation": {"sampling": "legacy"}}, "set federation.sampling = 'poisson'"),
-        ("fedavg", {"aggregation": {"rule": "median"}}, "leave .aggregation. as it is"),
-        ("fedavg", {"aggregation": {"clip": 1.0}}, "leave .aggregation. as it is"),
+        ("fedavg", {"aggregation": {"rule": "median"}}, "leave aggregation.rule"),
+        ("fedavg", {"aggregation": {"clip": 1.0}}, "leave aggregation.rule"),
         ("fedavg", {"privacy": {"noise": 0.0}}, "needs privacy.noise above 0"),
         (
             "fedavg",
             {"privacy": {"noise": 9e-4}},
-            "noise = 0.0009 has no account; choose it between 0.001 and",
+            "noise = 0.0009 is outside the supported range; choose it between 0.001 and",
         ),
         (
             "fedavg",
             {"privacy": {"noise": 1e200}},
-            "noise = 1e.200 has no account; choose it between 0.001 and",
+            "noise = 1e.200 is outside the supported range; choose it between 0.001 and",
         ),
         ("fedavg", {"privacy": {"delta": 0.0}}, "privacy.delta between 0 and 1"),
         ("fedavg", {"train": {"leak_momentum": True}}, "does not cover the momentum"),
@@ -335,7 +336,7 @@ def test_which_methods_are_covered() -> None:
 
 
 def test_poisson_sampling() -> None:
-    ours = config(per_round=10)
+    ours = Config(federation=FEDERATION)
     drawn = [sample_clients(ours, round, PEOPLE) for round in range(1, 301)]
     sizes = [len(chosen) for chosen in drawn]
     assert drawn[0] == sample_clients(ours, 1, PEOPLE)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from proxyfl.aggregation.effort import Effort, most_effort
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.state import Failure, Update
-from proxyfl.federation.effort import Effort, most_effort
 from proxyfl.methods import create, recipes
 from toybox import Told, make_simulation, play, tiny_config
 

@@ -1,31 +1,23 @@
-"""Robust aggregation: what a round's updates come to when some of them may be meant to do harm.
-
-Of M updates x_1 … x_M, with f of them reckoned to be hostile::
-
-    median    of each coordinate; the mean of the two in the middle where M is even
-    trimmed   of each coordinate, the mean of what is left without its f smallest and f largest values
-    krum      score_i = sum of the M - f - 2 smallest ||x_i - x_j||^2, j other than i; the mean of the updates
-              with the smallest scores (Blanchard et al., NeurIPS 2017)
-    clip      x_i <- g + min(1, C / ||x_i - g||) (x_i - g), g the weights that were sent out
-
-All but the clipping need every update, so updates wait on disk and are read in blocks: memory does not grow
-with the number of participants. Numbers are float64 on the way; whole-numbered tensors (step counters) come
-back rounded. Statistics of batch norm are treated as any other number, lengths and distances included: who
-could hide in them would.
-"""
+"""A round's updates on disk, read one at a time or in blocks: memory does not grow with participants."""
 
 from __future__ import annotations
 
-import math
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import overload
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
+from proxyfl.aggregation.change import shortened, shorter
 from proxyfl.core.state import Tensors
-from proxyfl.federation.aggregate import Spool, WeightedMean
+
+SPOOL = "spool-"
+"""How the names of folders with waiting updates begin."""
 
 BLOCK = 1 << 22
 """Numbers of all updates together that are in memory at once."""
@@ -34,78 +26,28 @@ Slice = tuple[str, int, int]
 """Rows of a tensor: its name, the first row and the one behind the last."""
 
 
-def median(values: Tensor) -> Tensor:
-    """Of each column of (M, N)."""
-    ordered = values.sort(0).values
-    return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
+class Spool:
+    """Updates that wait on disk, in a folder of their own below ``parent`` that the first one makes."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self.files: list[Path] = []
+        self._parent = parent
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        if not self.files:
+            if self._parent:
+                self._parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=SPOOL, dir=self._parent))
+        file = self._folder / f"{len(self.files)}.safetensors"
+        file.write_bytes(save(dict(tensors)))
+        self.files.append(file)
+
+    def close(self) -> None:
+        if self.files:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def trimmed_mean(values: Tensor, cut: int) -> Tensor:
-    """Of each column of (M, N), without its ``cut`` smallest and largest values."""
-    return values.sort(0).values[cut : len(values) - cut].mean(0)
-
-
-def inner_range(values: Tensor, cut: int) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest value of each column of (M, N) once ``cut`` are gone at either end."""
-    ordered = values.sort(0).values
-    return ordered[cut], ordered[len(values) - 1 - cut]
-
-
-def krum_scores(squares: Tensor, hostile: int) -> Tensor:
-    """Each update's sum of squared distances (M, M) to its M − f − 2 nearest others."""
-    count = len(squares)
-    others = squares.clone().fill_diagonal_(torch.inf).sort(1).values
-    return others[:, : max(1, count - hostile - 2)].sum(1)
-
-
-def krum_choice(squares: Tensor, hostile: int, keep: int) -> list[int]:
-    """The ``keep`` updates with the smallest scores (0: all but the hostile), in order of arrival.
-
-    Fewer than three updates have no neighbours to judge by and are all kept.
-    """
-    count = len(squares)
-    if count < 3:
-        return list(range(count))
-    order = krum_scores(squares, hostile).argsort(stable=True)
-    return sorted(order[: min(keep or count - hostile, count)].tolist())
-
-
-def hostile_of(count: int, share: float) -> int:
-    """How many of ``count`` updates are hostile if ``share`` of them are, rounded up."""
-    return math.ceil(share * count - 1e-9)
-
-
-def withstood(count: int, share: float, spare: int) -> int:
-    """The same, but no more than a rule can withstand that needs ``2 f + spare`` updates."""
-    return max(0, min(hostile_of(count, share), (count - spare) // 2))
-
-
-def change_length(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
-    """Euclidean length of the change over all floating tensors, the same in whatever order they come."""
-    return math.sqrt(
-        math.fsum(
-            float((value.double() - old[name].double()).square().sum())
-            for name, value in new.items()
-            if value.is_floating_point()
-        )
-    )
-
-
-def shortened(new: Mapping[str, Tensor], old: Mapping[str, Tensor], factor: float) -> Tensors:
-    """``old`` plus ``factor`` of the change, for floating tensors; a factor of 1 or more changes nothing."""
-    if factor >= 1:
-        return dict(new)
-    return {name: _shorter(value, old[name], factor) for name, value in new.items()}
-
-
-def _shorter(new: Tensor, old: Tensor, factor: float) -> Tensor:
-    if factor >= 1 or not new.is_floating_point():
-        return new
-    before = old.double()
-    return (before + factor * (new.double() - before)).to(new.dtype)
-
-
-class Updates:
+class Updates(Sequence[Tensors]):
     """A round's updates on disk, as the weights ``old`` that were sent out name their tensors.
 
     ``factors`` shorten each one's change as it is read.
@@ -126,8 +68,15 @@ class Updates:
     def close(self) -> None:
         self._spool.close()
 
-    def whole(self, place: int) -> Tensors:
-        """One update, shortened."""
+    @overload
+    def __getitem__(self, place: int) -> Tensors: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Tensors]: ...
+
+    def __getitem__(self, place: int | slice) -> Tensors | list[Tensors]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
         with safe_open(self._spool.files[place], "pt") as file:
             tensors = {name: file.get_tensor(name) for name in self.names}
         return shortened(tensors, self.old, self.factors[place])
@@ -145,13 +94,6 @@ class Updates:
             for place, row in enumerate(counted):
                 total[place] += (counted - row).square().sum(1)
         return total
-
-    def mean(self, weights: Sequence[float], chosen: Sequence[int] | None = None) -> Tensors:
-        """The weighted mean of the chosen updates (None: of all)."""
-        running = WeightedMean()
-        for place in range(len(self)) if chosen is None else chosen:
-            running.add(self.whole(place), weights[place])
-        return running.mean()
 
     def empty(self) -> Tensors:
         """Room for a result, of the form of one update, in float64."""
@@ -192,7 +134,7 @@ class Updates:
     def _part(self, place: int, rows: list[Slice]) -> Tensor:
         with safe_open(self._spool.files[place], "pt") as file:
             parts = [
-                _shorter(
+                shorter(
                     file.get_slice(name)[start:stop] if self.old[name].dim() else file.get_tensor(name),
                     _rows(self.old[name], start, stop),
                     self.factors[place],

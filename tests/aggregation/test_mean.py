@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxyfl.aggregation.mean import WeightedMean, weighted_mean
+from proxyfl.aggregation.updates import Updates
 from proxyfl.core.state import Tensors
-from proxyfl.federation.aggregate import SpooledMean, WeightedMean
 
 weights_of = st.lists(st.integers(1, 10_000), min_size=1, max_size=9)
 
@@ -98,25 +97,18 @@ def test_spooled_is_the_same_mean(
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
     values = updates(len(weights), seed)
-    spooled = SpooledMean(folder)
+    spooled = Updates(values[0], folder)
     for value in values:
-        spooled.add(value, 1.0)
+        spooled.add(value)
     assert len(list(folder.glob("spool-*/*.safetensors"))) == len(weights)
-    found = spooled.mean([float(weight) for weight in weights])
+    found = weighted_mean(spooled, [float(weight) for weight in weights])
     expected = running(values, weights)
     assert torch.equal(found["w"], expected["w"])
     assert torch.equal(found["steps"], expected["steps"])
+    spooled.close()
     assert list(folder.iterdir()) == []
 
 
-def test_a_spool_that_nothing_was_put_on_leaves_nothing(tmp_path: Path) -> None:
-    SpooledMean(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_wrong_number_of_weights_is_an_error_and_the_spool_is_gone(tmp_path: Path) -> None:
-    spooled = SpooledMean(tmp_path)
-    spooled.add({"w": torch.ones(1)}, 1.0)
+def test_a_wrong_number_of_weights_is_an_error() -> None:
     with pytest.raises(ValueError):
-        spooled.mean([0.5, 0.5])
-    assert list(tmp_path.iterdir()) == []
+        weighted_mean([{"w": torch.ones(1)}], [0.5, 0.5])

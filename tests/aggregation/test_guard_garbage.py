@@ -229,7 +229,7 @@ def test_each_kind_is_refused(answered: Any, kind: int) -> None:
 
 def test_these_checks_can_fail(tmp_path: Path, with_failures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the guard's look at the numbers, garbage would reach the state."""
-    monkeypatch.setattr("proxyfl.federation.guard.Guard.check", lambda self, update, asked=None: None)
+    monkeypatch.setattr("proxyfl.aggregation.guard.Guard.check", lambda self, update, asked=None: None)
     monkeypatch.setattr(
         "test_guard_garbage.KINDS", [lambda update: {"weights": one_entry(update.weights, 5.0)}]
     )

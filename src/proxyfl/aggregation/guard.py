@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxyfl.aggregation.change import change_length
+from proxyfl.aggregation.effort import Effort
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Tensors, Update
-from proxyfl.federation.effort import Effort
 
 MAX_RATIO = 1e6
 """Refused by default: a change this many times as long as the weights that were sent. A round of any method
@@ -184,7 +185,7 @@ class Guard:
 
     def _check_length(self, weights: Tensors) -> None:
         limit = self.max_norm or MAX_RATIO * self._own_length
-        length = change_norm(weights, self.weights)
+        length = change_length(weights, self.weights)
         if not length <= limit:
             raise UpdateRefused(f"moves the weights by {length:.3g}, more than {limit:.3g}")
 
@@ -196,7 +197,7 @@ class Guard:
     def _own_length(self) -> float:
         """Of the weights that were sent; a network of zeros counts as one."""
         nothing = {name: torch.zeros_like(value) for name, value in self.weights.items()}
-        return max(1.0, change_norm(self.weights, nothing))
+        return max(1.0, change_length(self.weights, nothing))
 
 
 def _tensors(*groups: Any) -> None:
@@ -265,13 +266,3 @@ def _short(value: Any) -> str:
         return "far too many" if value > 0 else "far too few"
     text = repr(value[:SHOWN_LETTERS]) if isinstance(value, str) else repr(value)
     return text if len(text) <= SHOWN_LETTERS + 2 else f"{text[:SHOWN_LETTERS]}…"
-
-
-def change_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
-    """Euclidean length of the change over all floating tensors."""
-    squares = [
-        (value.double() - old[name].double()).square().sum()
-        for name, value in new.items()
-        if value.is_floating_point()
-    ]
-    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0

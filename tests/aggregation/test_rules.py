@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import AggregationSettings, Config, FederationSettings
+from proxyfl.aggregation.build import build_aggregator
+from proxyfl.aggregation.coverage import reads_updates
+from proxyfl.core.config import AggregationSettings, FederationSettings, PrivacySettings, TrainSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import ServerState, Update
 from proxyfl.federation.fold import Fold
-from proxyfl.federation.pipeline import overrides, reads_updates
 from proxyfl.federation.sampling import Population
 from proxyfl.methods import create, recipes
-from proxyfl.methods.base import Method
+from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ServerContext
 from proxyfl.runs.settings import identity, resolve
 from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
@@ -29,12 +30,24 @@ STATE = ServerState(0, {"classifier.weight": torch.zeros(2, 2), "steps": torch.t
 PEOPLE = Population(np.full(9, 2), np.full(9, 8))
 
 
-def fold(method: str = "gpt-only", folder: Path | None = None, **settings: Any) -> Fold:
-    config = Config(
-        federation=FederationSettings(per_round=9, weighting="uniform"),
-        aggregation=AggregationSettings(**settings),
+def fold(
+    method: str | Method = "gpt-only",
+    folder: Path | None = None,
+    state: ServerState = STATE,
+    weighting: str = "uniform",
+    **settings: Any,
+) -> Fold:
+    return Fold(
+        build_aggregator(AggregationSettings(**settings), PrivacySettings()),
+        create(method) if isinstance(method, str) else method,
+        context(),
+        state,
+        list(range(9)),
+        PEOPLE,
+        train=TrainSettings(),
+        federation=FederationSettings(per_round=9, weighting=weighting),
+        spool=folder,
     )
-    return Fold(config, create(method), context(), STATE, list(range(9)), PEOPLE, folder)
 
 
 def context() -> ServerContext:
@@ -141,11 +154,7 @@ class Formless(Method):
 @pytest.mark.parametrize("rule", ["median", "trimmed", "krum"])
 def test_extras_without_a_form_do_not_end_a_round(rule: str) -> None:
     """One client sends another shape, one sends none: nobody could say which of them is right."""
-    config = Config(
-        federation=FederationSettings(per_round=9, weighting="uniform"),
-        aggregation=AggregationSettings(rule=rule),
-    )
-    folded = Fold(config, Formless(Formless.Parameters()), context(), STATE, list(range(9)), PEOPLE)
+    folded = fold(Formless(Formless.Parameters()), rule=rule)
     for update, size in zip(diagonal(1, 2, 3, 4), (2, 2, 3, 0), strict=True):
         folded.take(dataclasses.replace(update, extras={"formless/a": torch.ones(size)} if size else {}))
     assert folded.mean(context())["classifier.weight"].isfinite().all()
@@ -173,7 +182,7 @@ def test_a_round_that_withstands_less_than_planned_says_so(
 
 def test_a_method_that_reads_nothing_is_spared_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     folded = fold("fedavg", rule="median")
-    monkeypatch.setattr(folded.pipeline, "_drawn_in", None)
+    monkeypatch.setattr("proxyfl.aggregation.coordinates.drawn_in", None)
     weights, _, _ = settled(folded, diagonal(1, 2, 3))
     assert weights["classifier.weight"][0, 0].item() == 2.0
 
@@ -276,12 +285,11 @@ def test_the_order_of_names_does_not_matter(rule: str, by: str) -> None:
         return {**floats, "steps": torch.tensor(3)}
 
     old, given = drawn(), [drawn() for _ in range(7)]
-    settings = AggregationSettings(rule=rule, hostile=0.2, clip=0.7 if by == "median" else 6.0, clip_by=by)
-    config = Config(federation=FederationSettings(per_round=9), aggregation=settings)
+    clip = 0.7 if by == "median" else 6.0
     found = []
     for turned in (False, True):
         state = ServerState(0, dict(sorted(old.items(), reverse=turned)))
-        folded = Fold(config, create("gpt-only"), context(), state, list(range(9)), PEOPLE)
+        folded = fold(state=state, weighting="size", rule=rule, hostile=0.2, clip=clip, clip_by=by)
         updates = [Update(1, k, 10, dict(sorted(w.items(), reverse=turned))) for k, w in enumerate(given)]
         weights, _, _ = settled(folded, updates)
         kept = {str(k): tensors["gpt/rows"] for k, tensors in enumerate(folded.kept)}

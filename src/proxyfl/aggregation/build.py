@@ -1,0 +1,117 @@
+"""From settings to an aggregator, and the rules that are known by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
+from proxyfl.aggregation.base import Aggregator
+from proxyfl.aggregation.clipping import Clip
+from proxyfl.aggregation.coordinates import Median, TrimmedMean
+from proxyfl.aggregation.krum import Krum
+from proxyfl.aggregation.mean import Mean
+from proxyfl.aggregation.privacy import DifferentialPrivacy
+from proxyfl.aggregation.server import FedAdam, FedAvgM, FedYogi
+from proxyfl.core.config import AggregationSettings, FederationSettings, PrivacySettings, TrainSettings
+from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.methods.base import Method
+
+Factory = Callable[..., Aggregator]
+"""A class of aggregators, or a function of :class:`AggregationSettings`."""
+
+F = TypeVar("F", bound=Factory)
+
+_rules: dict[str, Factory] = {cls.name: cls for cls in (Mean, Median, TrimmedMean, Krum)}
+
+
+def register_aggregator(name: str) -> Callable[[F], F]:
+    """Make an aggregator known as ``aggregation.rule = "NAME"``: put it above a class or a function.
+
+    A class is called with those settings of ``[aggregation]`` that its constructor names (``hostile``,
+    ``keep``, …), a function with all of them:
+
+    >>> from proxyfl.aggregation import Krum, register_aggregator
+    >>> @register_aggregator("one")
+    ... def one(settings):
+    ...     return Krum(hostile=settings.hostile, keep=1)
+
+    For one of your own see the example of :class:`proxyfl.aggregation.Aggregator`. On the command line the
+    module is a plug-in: ``proxyfl --plugin my_rules.py run digits --set aggregation.rule=one``.
+    """
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ConfigError(f'{name!r} cannot name an aggregator; write @register_aggregator("NAME")')
+
+    def remember(factory: F) -> F:
+        if _rules.setdefault(name, factory) is not factory:
+            raise ConfigError(f"an aggregator called '{name}' is registered already; choose another name")
+        return factory
+
+    return remember
+
+
+def rules() -> list[str]:
+    """Every name that ``aggregation.rule`` can have."""
+    return list(_rules)
+
+
+def build_aggregator(settings: AggregationSettings, privacy: PrivacySettings) -> Aggregator:
+    """As the settings say. Combinations that cannot be right are refused."""
+    rule = build_rule(settings)
+    if privacy.clip:
+        if settings.rule != Mean.name or settings.clip:
+            raise ConfigError(
+                "privacy.clip has its own clipping and noise for the mean; leave aggregation.rule and "
+                "aggregation.clip as they are"
+            )
+        rule = site_aggregator(privacy)
+    elif privacy.where == "site":
+        raise ConfigError("privacy.where = 'site' needs privacy.clip above 0")
+    elif settings.clip:
+        rule = Clip(settings.clip, settings.clip_by, inner=rule)
+    return build_optimiser(settings, rule)
+
+
+def build_rule(settings: AggregationSettings) -> Aggregator:
+    """The rule by name, with what it takes of the settings."""
+    if settings.rule not in _rules:
+        hint = nearest(settings.rule, _rules)
+        raise ConfigError(f"aggregation.rule = {settings.rule!r} is not one of {', '.join(_rules)}; {hint}")
+    factory = _rules[settings.rule]
+    if isinstance(factory, type):
+        taken = [name for name in inspect.signature(factory).parameters if hasattr(settings, name)]
+        made = factory(**{name: getattr(settings, name) for name in taken})
+    else:
+        made = factory(settings)
+    if not isinstance(made, Aggregator):
+        raise ConfigError(f"what is registered as '{settings.rule}' gives no aggregator but {made!r}")
+    return made
+
+
+def build_optimiser(settings: AggregationSettings, inner: Aggregator) -> Aggregator:
+    """The server optimiser around the rule; the rule itself where there is none."""
+    step = {"lr": settings.lr} if settings.lr else {}  # 0: the optimiser's own
+    if settings.optimiser == FedAvgM.name:
+        return FedAvgM(momentum=settings.momentum, inner=inner, **step)
+    for cls in (FedAdam, FedYogi):
+        if settings.optimiser == cls.name:
+            beta1, beta2 = settings.beta1, settings.beta2
+            return cls(beta1=beta1, beta2=beta2, tau=settings.tau, inner=inner, **step)
+    return inner
+
+
+def site_aggregator(privacy: PrivacySettings) -> Aggregator:
+    """As much of the aggregator as clients need: what an update goes through before it leaves. Which rule
+    combines updates is the server's business, and its code need not be known elsewhere.
+    """
+    if not privacy.clip:
+        return Mean()
+    return DifferentialPrivacy(privacy.clip, privacy.noise, privacy.delta, privacy.where, privacy.draw)
+
+
+def require_sound(
+    aggregator: Aggregator, method: Method, train: TrainSettings, federation: FederationSettings
+) -> None:
+    """Refuse what cannot be right, with the reason."""
+    if reason := aggregator.refusal(method, train, federation):
+        raise ConfigError(reason)

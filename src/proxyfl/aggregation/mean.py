@@ -1,0 +1,82 @@
+"""The weighted mean of updates, folded one by one so that memory does not grow with participants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proxyfl.aggregation.base import Accumulator, Aggregator, Gathered, Round, Settled
+from proxyfl.core.state import Tensors, Update
+from proxyfl.methods.context import ServerContext
+
+
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """The mean, weighted as ``federation.weighting`` or the method says.
+
+    >>> from proxyfl.aggregation import Mean
+    >>> Mean()
+    Mean()
+    """
+
+    name: ClassVar[str] = "mean"
+
+    def begin(self, round: Round) -> Accumulator:
+        return Gathered(self, round) if round.method.needs_all_updates else Running()
+
+    def combine(self, updates: Sequence[Tensors], weights: Sequence[float], old: Tensors) -> Tensors:
+        return weighted_mean(updates, weights)
+
+
+class Running(Accumulator):
+    """The mean so far: nothing of single updates is kept."""
+
+    def __init__(self) -> None:
+        self.mean = WeightedMean()
+
+    def add(self, update: Update, weight: float) -> None:
+        self.mean.add(update.weights, weight)
+
+    def settle(self, ctx: ServerContext, kept: list[Tensors]) -> Settled:
+        return Settled(self.mean.mean(), list(range(len(kept))), kept)
+
+
+class WeightedMean:
+    """A running weighted mean of named tensors, buffers included.
+
+    Sums are kept in float64, so that the order of magnitude of weights does not matter; integer tensors
+    (step counters) come back as integers, rounded to the nearest.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._sums: Tensors = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        self.total += weight
+        for name, value in tensors.items():
+            term = value.to(torch.float64) * weight
+            if name in self._sums:
+                self._sums[name] += term
+            else:
+                self._sums[name], self._dtypes[name] = term, value.dtype
+
+    def mean(self) -> Tensors:
+        means = {name: value / self.total for name, value in self._sums.items()}
+        return {
+            name: (mean if self._dtypes[name].is_floating_point else mean.round()).to(self._dtypes[name])
+            for name, mean in means.items()
+        }
+
+
+def weighted_mean(updates: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
+    """Of updates that are read one at a time; each needs a weight."""
+    running = WeightedMean()
+    for update, weight in zip(updates, weights, strict=True):
+        running.add(update, weight)
+    return running.mean()
