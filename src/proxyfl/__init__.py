@@ -11,6 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from proxyfl.aggregation.base import Aggregator
+    from proxyfl.aggregation.build import register_aggregator
     from proxyfl.core.config import KeepSettings as Keep
     from proxyfl.core.config import TrainSettings as Train
     from proxyfl.core.config import setting
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Addon": "proxyfl.methods.base",
+    "Aggregator": "proxyfl.aggregation.base",
     "Dataset": "proxyfl.data.dataset",
     "Experiment": "proxyfl.runs.experiment",
     "Federation": "proxyfl.runs.federation",
@@ -43,6 +46,7 @@ _HOMES = {
     "load_dataset": "proxyfl.data.sources:load",
     "load_model": "proxyfl.runs.export",
     "partition": "proxyfl.data.partition:make_partition",
+    "register_aggregator": "proxyfl.aggregation.build",
     "register_method": "proxyfl.methods.registry:register",
     "register_model": "proxyfl.models:register",
     "resume": "proxyfl.runs.experiment",
@@ -51,6 +55,7 @@ _HOMES = {
 
 __all__ = [
     "Addon",
+    "Aggregator",
     "Dataset",
     "Experiment",
     "Federation",
@@ -64,6 +69,7 @@ __all__ = [
     "load_dataset",
     "load_model",
     "partition",
+    "register_aggregator",
     "register_method",
     "register_model",
     "resume",
