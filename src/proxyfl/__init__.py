@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from proxyfl import results
     from proxyfl.core.config import KeepSettings as Keep
     from proxyfl.core.config import TrainSettings as Train
     from proxyfl.core.config import setting
@@ -45,6 +46,7 @@ _HOMES = {
     "partition": "proxyfl.data.partition:make_partition",
     "register_method": "proxyfl.methods.registry:register",
     "register_model": "proxyfl.models:register",
+    "results": "proxyfl.results",
     "resume": "proxyfl.runs.experiment",
     "setting": "proxyfl.core.config",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "partition",
     "register_method",
     "register_model",
+    "results",
     "resume",
     "setting",
 ]

@@ -146,7 +146,7 @@ def test_in_a_checkout_it_joins_the_methods_there(call, checkout):
         "next\n"
         "  pytest tests/methods -k 'swift_lead or swift-lead'\n"
         "  proxyfl run digits --method swift-lead\n"
-        "  python docs/refresh.py\n"
+        "  python tools/refresh.py\n"
     )
     found = contents(checkout)
     assert found[PACKAGE_FILE] == PACKAGE.replace(
@@ -306,7 +306,7 @@ def test_the_contract_holds_in_a_checkout(tmp_path):
     python("mypy", "--strict", *files, cwd=tmp_path)
     assert "3 passed" in python("pytest", "-p", "no:cacheprovider", test, cwd=tmp_path, **source)
     assert contract("swift-lead", cwd=tmp_path, **source) >= 10
-    line = [sys.executable, "docs/refresh.py", "--check"]
+    line = [sys.executable, "tools/refresh.py", "--check"]
     subprocess.run(line, cwd=tmp_path, env={**os.environ, **source}, check=True)
     page = (tmp_path / "docs/methods/swift-lead.md").read_text()
     assert "| `lead` | 0.8 | ≥ 0, ≤ 1 | lead over the second class" in page
