@@ -296,7 +296,7 @@ def contract(name: str, *words: object, cwd: Path, **environment: str) -> int:
 @pytest.mark.timeout(1200)
 def test_the_contract_holds_in_a_checkout(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for folder in ("src", "tests", "docs", "results"):
+    for folder in ("src", "tests", "docs", "results", "tools"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     source = {"PYTHONPATH": str(tmp_path / "src")}
     python("proxyfl", "new-method", "swift-lead", cwd=tmp_path, **source)

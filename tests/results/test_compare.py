@@ -244,10 +244,10 @@ def test_unfinished_runs_are_left_out_with_a_note_or_taken_in(write):
 
 def test_a_run_that_cannot_be_read_is_left_out_with_a_note(write):
     good, bad = write("fedavg", 1, [0.5]), write("fedavg", 2, [0.5])
-    bad.directory.config.write_text('[method]\nname = "nonesuch"\n')
+    bad.directory.config.write_text("[method")
     found = compare([good, bad])
     assert the_cell(found, "fedavg").seeds == [1]
-    assert found.notes[0].startswith(f"left out, cannot be read: {bad.path}: unknown method 'nonesuch'")
+    assert found.notes[0].startswith(f"left out, cannot be read: {bad.path}")
 
 
 def test_where_keeps_runs_by_setting(write):

@@ -52,8 +52,9 @@ def _panel(
     blocks = {
         column: {
             label: found
-            for label, row, other in pairs
-            if (found := difference(*(results.get((name, column.key), ()) for name in (row, other)), metric))
+            for label, *rows in pairs
+            for ours, theirs in [[results.get((row, column.key), ()) for row in rows]]
+            if (found := difference(ours, theirs, metric))
         }
         for column in columns
     }

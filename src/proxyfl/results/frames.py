@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,20 +116,8 @@ def _about(run: Run, settings: Settings, varying: Iterable[str]) -> dict[str, An
 
 
 def _totals(outcome: Outcome) -> dict[str, Any]:
-    found = outcome.summary
-    return {
-        "finished": outcome.finished,
-        "rounds": found.rounds,
-        "mean_last": found.mean_last,
-        "last_rounds": outcome.tail,
-        "last": found.last,
-        "best": found.best,
-        "best_round": found.best_round,
-        "seconds": found.seconds,
-        "cpu_seconds": found.cpu_seconds,
-        "megabytes": found.megabytes,
-        "commit": outcome.commit,
-    }
+    totals = {"finished": outcome.finished, **asdict(outcome.summary), "last_rounds": outcome.tail}
+    return {**totals, "commit": outcome.commit}
 
 
 def _rounds(run: Run) -> Iterable[dict[str, Any]]:
