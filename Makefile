@@ -21,7 +21,7 @@ demo: $(READY)
 
 # The generated parts of the method pages: parameters from the code, results from results/.
 docs: $(READY)
-	$(BIN)/python docs/refresh.py
+	$(BIN)/python tools/refresh.py
 
 # About 20 minutes on two cores that have nothing else to do.
 bench: $(READY)
@@ -62,8 +62,8 @@ torture: $(READY)
 	$(BIN)/python tests/recovery/torture.py
 
 format: $(READY)
-	$(BIN)/ruff check --fix-only src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix-only src tests benchmarks tools
+	$(BIN)/ruff format src tests benchmarks tools
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -16,8 +16,8 @@ from proxyfl import Run
 from proxyfl.cli.sweep import train_missing
 from proxyfl.core.errors import DataError
 from proxyfl.data import sources
-from proxyfl.report.paired import paired_difference
-from proxyfl.report.tables import Spread
+from proxyfl.results.cells import Spread
+from proxyfl.results.paired import paired_difference
 from proxyfl.runs.sweep import jobs_of, read_grid
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def row(data: str, method: str, paths: list[Path]) -> list[str]:
     known = difference.low is not None and difference.high is not None
     interval = f"{100 * difference.low:+.2f} to {100 * difference.high:+.2f}" if known else "–"  # type: ignore[operator]
     return [
-        data, method, Spread.of([*long.values()]).percent(), Spread.of([*short.values()]).percent(),
+        data, method, Spread.of([*long.values()]).text(), Spread.of([*short.values()]).text(),
         f"{100 * difference.mean:+.2f}", interval, str(difference.pairs), difference.verdict,
     ]  # fmt: skip
 

@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "proxyfl"
 ALLOWED = {
     "__init__.py": {"importlib.import_module"},  # of a fixed table of this package's own modules
     "methods/__init__.py": {"importlib.import_module"},  # of the files in its own folder
+    "results/frames.py": {"pandas"},  # frames are made of what was read; none is read or written with it
     "data/restricted_pickle.py": {"pickletools"},  # the disassembler alone: nothing is built or imported
     "engines/handover.py": {"pickle", "cloudpickle"},  # for the program's own child processes, over a pipe
     "core/plugins.py": {  # code that the user names on the command line or in an environment variable

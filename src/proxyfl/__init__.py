@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from proxyfl import results
     from proxyfl.aggregation.base import Aggregator
     from proxyfl.aggregation.build import register_aggregator
     from proxyfl.core.config import KeepSettings as Keep
@@ -51,6 +52,7 @@ _HOMES = {
     "register_dataset": "proxyfl.data.sources:register",
     "register_method": "proxyfl.methods.registry:register",
     "register_model": "proxyfl.models:register",
+    "results": "proxyfl.results",
     "resume": "proxyfl.runs.experiment",
     "setting": "proxyfl.core.config",
     "Aggregator": "proxyfl.aggregation.base",
@@ -79,6 +81,7 @@ __all__ = [
     "register_dataset",
     "register_method",
     "register_model",
+    "results",
     "resume",
     "setting",
 ]

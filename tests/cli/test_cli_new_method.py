@@ -136,7 +136,7 @@ def test_in_a_checkout_it_joins_the_methods_there(call, checkout):
         "next\n"
         "  pytest tests/methods -k 'swift_lead or swift-lead'\n"
         "  proxyfl run digits --method swift-lead\n"
-        "  python docs/refresh.py\n"
+        "  python tools/refresh.py\n"
     )
     found = contents(checkout)
     assert found[PACKAGE_FILE] == (ROOT / PACKAGE_FILE).read_text()

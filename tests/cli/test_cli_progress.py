@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from proxyfl.cli import progress
-from proxyfl.cli.present import as_toml, curve, duration, percent
+from proxyfl.cli.present import as_toml, curve, percent
 from proxyfl.cli.progress import LiveProgress
 from proxyfl.core.state import Failure, Update
 
@@ -51,7 +51,7 @@ def test_without_a_terminal_each_round_is_a_line(clock):
             clock.seconds += 2
             follower.round_finished(finished(accuracy))
     assert told(where) == (
-        "round 1/2  accuracy 50.00 %  best 50.00 %  2.0 s\nround 2/2  accuracy 25.00 %  best 50.00 %  2.0 s\n"
+        "round 1/2  accuracy 50.00 %  best 50.00 %  2 s\nround 2/2  accuracy 25.00 %  best 50.00 %  2 s\n"
     )
 
 
@@ -109,14 +109,6 @@ def test_nothing_is_shown_before_the_first_round():
     with LiveProgress(where, 2) as follower:
         assert follower.bars is None
     assert told(where) == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.04, "0.0 s"), (12.34, "12.3 s"), (59.94, "59.9 s"), (60, "1:00"), (245, "4:05"), (7445, "2:04:05")],
-)
-def test_durations(seconds, words):
-    assert duration(seconds) == words
 
 
 def test_values_look_as_in_a_config_file():

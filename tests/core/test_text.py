@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.core.text import LONGEST_LINE, one_line, printable, told
+from proxyfl.core.text import LONGEST_LINE, duration, one_line, printable, told
 
 
 def test_control_characters_become_words() -> None:
@@ -47,3 +47,20 @@ def test_one_line() -> None:
 def test_whatever_it_is(text: str) -> None:
     assert one_line(text).isprintable()
     assert str(ConfigError(text)).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (2.46, "2.5 s"),
+        (9.6, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1:00 min"),
+        (125, "2:05 min"),
+        (3599.7, "1:00 h"),
+        (11520, "3:12 h"),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text

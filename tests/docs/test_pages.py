@@ -29,8 +29,8 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 @pytest.fixture
 def refresh() -> ModuleType:
-    """``docs/refresh.py``, a fresh copy for each test."""
-    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs" / "refresh.py")
+    """``tools/refresh.py``, a fresh copy for each test."""
+    spec = importlib.util.spec_from_file_location("refresh", ROOT / "tools" / "refresh.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

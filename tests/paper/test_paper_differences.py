@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import Result as Answer
 
+from paper_pages import measured
 from proxyfl.paper.catalogue import ITEMS, SAME_MASK, Column, item
 from proxyfl.paper.differences import differences
-from proxyfl.paper.pages import measured
 from proxyfl.paper.results import Result, to_csv
 from proxyfl.paper.scales import scale
-from proxyfl.report.panels import Panel
+from proxyfl.results.layout import Panel
 
 Call = Callable[..., Answer]
 Values = Mapping[tuple[str, str], Sequence[float]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from paper_pages import BLOCK, _options, draw_pictures, items, refreshed, scales
 from proxyfl.paper.catalogue import Column, item
-from proxyfl.paper.pages import BLOCK, _options, draw_pictures, items, refreshed, scales
 from proxyfl.paper.results import Result, to_csv
 from proxyfl.paper.scales import scale
 

@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.paper import render
 from proxyfl.paper.catalogue import Column, item
 from proxyfl.paper.results import Result, from_csv, to_csv
-from proxyfl.paper.rounds import median_rounds, targets
+from proxyfl.paper.rounds import targets
 from proxyfl.paper.scales import scale
 from proxyfl.paper.tables import tables
-from proxyfl.report import formats
-from proxyfl.report.formats import to_markdown
-from proxyfl.report.panels import Panel
+from proxyfl.results import formats
+from proxyfl.results.cells import median_rounds
+from proxyfl.results.formats import to_markdown
+from proxyfl.results.layout import Panel
 
 Make = Callable[..., Result]
 C10 = Column("cifar10", 0.1)
@@ -169,7 +169,7 @@ def test_rounds_are_numbers_in_a_csv(made: Make) -> None:
     key = "cifar100@0.1"
     results = {("LPL", key): [made("LPL", key, 1, [0.1, 0.3])], ("SAGE", key): [made("SAGE", key, 1, [0.3])]}
     panels = tables(item("table3"), scale("full"), results, [Column("cifar100", 0.1)])
-    rows = list(csv.DictReader(render.to_csv(panels, "table3", "full").splitlines()))
+    rows = list(csv.DictReader(formats.to_csv(panels, item="table3", scale="full").splitlines()))
     found = {row["column"]: row["value"] for row in rows if row["row"] == "SAGE"}
     assert [*found.items()][:5] == [
         ("ours, to 30 %", "1"), ("ours, to 30 %: speed-up", "2.00"), ("paper, to 30 %", "60"),
@@ -209,7 +209,7 @@ def test_traffic_is_counted() -> None:
     assert texts(panel, "FixMatch")[2:] == ["20.01", "22.08", "−2.07"]
     assert texts(panel, "ProxyFL")[2:] == ["22.11", "22.08", "+0.03"]
     assert len(panel.rows) == 8
-    assert ",ProxyFL,paper,22.08," in render.to_csv([panel], "table7", "micro")
+    assert ",ProxyFL,paper,22.08," in formats.to_csv([panel], item="table7", scale="micro")
 
 
 def test_differences_have_colours_in_a_terminal(ablation: dict, made: Make) -> None:  # type: ignore[type-arg]
@@ -240,13 +240,13 @@ def test_formats_carry_the_numbers_and_the_warning(ablation: dict) -> None:  # t
     markdown = to_markdown(panels, "proxyfl paper show table2")
     assert "| FixMatch-GPL | *85.00 ± 1.41* | −5.00 | −4.00 |" in markdown
     assert WARNING in markdown
-    latex = render.to_latex(panels, "proxyfl paper show table2")
+    latex = formats.to_latex(panels, "proxyfl paper show table2")
     assert r"GPT + ICPL & \textbf{90.00} & -- & -- \\" in latex
     assert r"$\alpha$=0.1: ours" in latex
     assert "α" not in latex
     assert WARNING in latex
-    assert WARNING in render.to_plain(panels, WARNING).splitlines()[0]
-    lines = render.to_csv(panels, "table2", "mini").splitlines()
+    assert WARNING in formats.to_plain(panels, 100, WARNING).splitlines()[0]
+    lines = formats.to_csv(panels, item="table2", scale="mini").splitlines()
     title = '"Table 2: What GPT and ICPL contribute (%), CIFAR-10"'
     assert lines[1] == f"table2,mini,{title},FixMatch-GPL,α=0.1: ours,85.00,1.41"
     assert f"table2,mini,{title},FixMatch-GPL,α=0.1: gap,-5.00," in lines

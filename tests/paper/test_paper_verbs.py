@@ -16,8 +16,9 @@ from paper_runs import micro_cases, train
 from proxyfl import Experiment, Run
 from proxyfl.core.errors import RunError
 from proxyfl.federation.loop import RoundReport
-from proxyfl.paper import figures, plan
+from proxyfl.paper import plan
 from proxyfl.paper.catalogue import ITEMS, PROXYFL, Column, item
+from proxyfl.paper.figures import draw
 from proxyfl.paper.plan import Case
 from proxyfl.paper.results import HEADER
 from proxyfl.paper.scales import scale
@@ -158,7 +159,7 @@ def test_a_figure_without_rows_is_of_the_data_that_is_asked_for(
         classes.extend([*source[2], title])
         return [path]
 
-    monkeypatch.setattr(figures, "partition_bubbles", note)
+    monkeypatch.setattr(draw, "partition_bubbles", note)
     words = ["paper", "show", "fig5a", "--scale", "mini", "--out", tmp_path / "who"]
     answer = call(*words, "--only", "data=digits")
     assert answer.exit_code == 0, answer.stderr
@@ -180,24 +181,24 @@ def test_every_data_set_that_has_runs_is_drawn_by_itself(
     size, folder = scale("mini"), tmp_path / "runs"
     drawn: list[tuple[str, list[str], str]] = []
 
-    def note(picture: figures.Picture) -> list[Path]:
+    def note(picture: draw.Picture) -> list[Path]:
         runs = [run.path.name for column in picture.columns for run in picture.row("ProxyFL", column)]
         drawn.append((picture.title(), runs, picture.path.name))
         return [picture.path]
 
-    monkeypatch.setitem(figures.DRAWN, "fig2a", note)
+    monkeypatch.setitem(draw.DRAWN, "fig2a", note)
     columns = [Column("cifar10", 0.1), Column("svhn", 0.1), Column("digits", 0.1)]
     cases = [Case(item("fig2a"), size, PROXYFL, column) for column in columns]
     with pytest.raises(RunError, match=r"no finished run in .* 'proxyfl paper run fig2a --scale mini'"):
-        figures.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map")
+        draw.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map")
     for case in cases[1:]:
         job = case.job(1, folder)
         write_run(job.path, "proxyfl", 1, [0.5], data__name=case.column.data)
     names = [case.job(1, folder).path.name for case in cases]
-    assert figures.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map") == [
+    assert draw.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map") == [
         tmp_path / "map-svhn", tmp_path / "map-digits",
     ]  # fmt: skip
-    figures.draw(item("fig2a"), size, cases[:2], columns[:2], [1], folder, tmp_path / "map")
+    draw.draw(item("fig2a"), size, cases[:2], columns[:2], [1], folder, tmp_path / "map")
     head = "Figure 2a: Client proxies in round 1"
     assert drawn == [
         (f"{head}\nSVHN, α = 0.1, scale mini", [names[1]], "map-svhn"),

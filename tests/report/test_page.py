@@ -16,12 +16,12 @@ import torch
 from proxyfl import Run
 from proxyfl.core.errors import RunError
 from proxyfl.core.text import printable
-from proxyfl.report.compare import compare
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.gather import gather, groups
 from proxyfl.report.html.page import as_json, render, write_report
 from proxyfl.report.html.pieces import Labels, principal_plane
 from proxyfl.report.html.records import Records
+from proxyfl.results.compare import compare
 from proxyfl.runs.settings import resolve
 from written_runs import without_seals, write_run
 

@@ -21,10 +21,9 @@ from proxyfl.cli.board import Seen, look_at
 from proxyfl.cli.progress import LiveProgress
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.paper.results import result
-from proxyfl.report.compare import _read
 from proxyfl.report.curves import accuracy_curves, draw_curves
 from proxyfl.report.html.gather import gather
-from proxyfl.report.keys import leaves
+from proxyfl.results.outcome import read
 from proxyfl.runs.directory import measured
 from proxyfl.runs.experiment import resume
 from proxyfl.runs.export import load_model
@@ -167,9 +166,9 @@ def test_show_ls_and_table_read_it(run: Run) -> None:
 
 
 def test_rounds_to_an_accuracy_are_counted_in_rounds(run: Run) -> None:
-    read = _read(run, leaves(run.config.to_tree()), finished=True)
-    assert [round for round, _ in read.curve] == [2, 4, 5]
-    assert (read.rounds_to(0.0), read.rounds_to(1.1), read.tail) == (2, None, 3)
+    found = read(run)
+    assert [round for round, _ in found.curve] == [2, 4, 5]
+    assert (found.rounds_to(0.0), found.rounds_to(1.1), found.tail) == (2, None, 3)
 
 
 def test_curves_have_points_where_it_was_measured(run: Run, tmp_path: Path) -> None:

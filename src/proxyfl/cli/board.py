@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from proxyfl.cli.common import err
-from proxyfl.cli.present import duration, percent
+from proxyfl.cli.present import percent
+from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -102,7 +103,7 @@ class Board:
         if not played or not missing:
             return ""
         seconds = (time.monotonic() - self.started) / played * missing
-        return f", about {duration(round(seconds))} left".replace(".0 s", " s")
+        return f", about {duration(round(seconds))} left"
 
 
 def is_working(path: Path) -> bool:

@@ -199,12 +199,6 @@ def _close_runs(place: Path) -> list[Path]:
     return [place.parent / name for name in difflib.get_close_matches(place.name, names, n=1, cutoff=0.5)]
 
 
-def recorded_root(noted: Mapping[str, Any]) -> Path | None:
-    """Where the data was, as a run noted it."""
-    found = noted.get("data_root")
-    return Path(found) if isinstance(found, str) and found and "\0" not in found else None
-
-
 def load_settings(
     preset: str, method: str | None, flags: Mapping[str, Any], assignments: Sequence[str] | None
 ) -> Config:

@@ -119,11 +119,11 @@ def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str
     from proxyfl.report.bubbles import partition_bubbles
     from proxyfl.report.curves import accuracy_curves
     from proxyfl.report.plot_style import write
-    from proxyfl.report.tables import caption, summary_rows, to_markdown, to_rich
+    from proxyfl.results.formats import to_markdown, to_rich
+    from proxyfl.results.panels import summary_panel
     from proxyfl.runs.run import Run
 
     runs = {method: [Run(job.path) for job in jobs if job.config.method.name == method] for method in METHODS}
-    rows = summary_rows(runs)
     config = jobs[0].config
     title = (
         f"Test accuracy on digits: {config.partition.clients} clients, alpha = {config.partition.alpha:g}, "
@@ -133,12 +133,11 @@ def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str
     bubbles, *_ = partition_bubbles(runs[METHODS[-1]][0], folder / "partition")
     console = out()
     console.print()
-    console.print(to_rich(rows))
-    console.print(caption(rows), style="dim")
+    console.print(to_rich([summary_panel(runs, short=True)], console.width))
     console.print()
     places = [("curves", f"{curves} (also .svg, .csv)"), ("partition", f"{bubbles} (also .svg, .csv)")]
     if markdown:
-        text = f"<!-- {made_by} -->\n\n{to_markdown(rows)}\n{caption(rows)}\n"
+        text = to_markdown([summary_panel(runs, short=False)], made_by)
         places.append(("table", str(write(markdown, text.encode()))))
     places += [("runs", command("ls", folder)), ("one run", command("show", jobs[-1].path))]
     for name, place in places:

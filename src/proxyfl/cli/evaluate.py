@@ -16,7 +16,6 @@ from proxyfl.cli.common import (
     find_run,
     out,
     plain_table,
-    recorded_root,
     require_device,
 )
 from proxyfl.cli.present import percent
@@ -97,7 +96,7 @@ def _images(run: Run, card: ModelCard, data: str | None, data_root: Path | None)
         return _given(data, card)
     if run.at_sites:
         return _of_the_server(run, card)
-    simulation = prepare(run.config, data_root or recorded_root(noted))
+    simulation = prepare(run.config, data_root or run.directory.data_root())
     if simulation.fingerprint() != noted.get("data"):
         typer.echo(f"warning: this is not the data that {run.path} was trained with", err=True)
     if simulation.dataset.classes != card.classes:

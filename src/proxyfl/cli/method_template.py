@@ -203,7 +203,7 @@ class Draft:
         return TEST.substitute(self._names, imports=f"{theirs}\n\nfrom {self.module} import lead")
 
     def page(self, measured: Path) -> str:
-        """With its tables as ``docs/refresh.py`` fills them from a checkout's results in ``measured``."""
+        """With its tables as ``tools/refresh.py`` fills them from a checkout's results in ``measured``."""
         from proxyfl.report import pages
 
         call = "proxyfl" if self.checkout else f"proxyfl --plugin {self.module}.py"

@@ -103,7 +103,7 @@ class Place:
             return [
                 shlex.join(["pytest", str(test.parent), "-k", wanted]),
                 command("run", "digits", "--method", name),
-                shlex.join(["python", str(self.folder / "docs" / "refresh.py")]),
+                shlex.join(["python", str(self.folder / "tools" / "refresh.py")]),
             ]
         return [
             shlex.join(["pytest", str(test)]),

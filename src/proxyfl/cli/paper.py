@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proxyfl.cli import table as shown
 from proxyfl.cli.common import DataRoot, command, err, examples, out, plain_table, runs_folder
 from proxyfl.cli.sweep import DryRun, SideBySide, make
 from proxyfl.cli.table import SUFFIXES, Form, Format, Metric
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
     from proxyfl.paper.catalogue import Item
     from proxyfl.paper.cost import Experience
     from proxyfl.paper.plan import Case
     from proxyfl.paper.scales import Scale
-    from proxyfl.report.panels import Panel
     from proxyfl.runs.batch import Job
 
 LS_EXAMPLES = examples("proxyfl paper ls", "proxyfl paper ls --scale full")
@@ -35,6 +36,8 @@ SHOW_EXAMPLES = examples(
 EXPORT_EXAMPLES = examples("proxyfl paper export table2 --scale mini --out results/mini-table2.csv")
 
 RESULTS = Path("results")
+FILE_WIDTH = 100
+"""Columns of a table that goes to a file as on a terminal."""
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures: list, run, show, export.")
 
@@ -136,8 +139,6 @@ def _item_row(jobs: Sequence[Job], experience: Experience) -> list[str]:
 
 def _long(seconds: float) -> str:
     """Core time, which at full scale is years."""
-    from proxyfl.report.tables import duration
-
     days = seconds / 86_400
     return f"{days:,.0f} days" if days > 3 else duration(seconds)
 
@@ -204,9 +205,10 @@ def show(
     """Ours beside the published numbers, with the difference; figures are drawn."""
     from proxyfl.paper import plan
     from proxyfl.paper.differences import differences
-    from proxyfl.paper.figures import draw
+    from proxyfl.paper.figures.draw import draw
     from proxyfl.paper.results import gather, recorded
     from proxyfl.paper.tables import tables
+    from proxyfl.results.formats import to_csv
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
@@ -218,7 +220,9 @@ def show(
     if form is not Format.csv:  # which holds the numbers of which the rest is made
         panels += differences(chosen, size, found_results, columns, metric)
     if panels:
-        _tell(found, size, panels, form, None if found.picture else file, _again("show"))
+        csv = to_csv(panels, item=found.name, scale=size.name) if form is Format.csv else ""
+        place = None if found.picture else file
+        shown.show(panels, form, place, _again("show"), csv=csv, width=FILE_WIDTH, warning=size.warning)
     if found.picture:
         numbers = _reported(numbers)
         path = file or folder / "figures" / found.name
@@ -229,30 +233,6 @@ def show(
             f"note: no finished run of these is in {folder}; make some with: {_again('run')}",
             style="yellow", markup=False, soft_wrap=True,
         )  # fmt: skip
-
-
-def _tell(
-    item: Item, size: Scale, panels: list[Panel], form: Format, file: Path | None, made_by: str
-) -> None:
-    from proxyfl.paper import render
-    from proxyfl.report import formats
-    from proxyfl.report.plot_style import write
-
-    if form is Format.terminal and file is None:
-        console = out()
-        console.print(formats.to_rich(panels, console.width, size.warning))
-        return
-    if form is Format.csv:
-        text = render.to_csv(panels, item.name, size.name)
-    elif form is Format.terminal:
-        text = render.to_plain(panels, size.warning)
-    else:
-        make = formats.to_markdown if form is Format.markdown else render.to_latex
-        text = make(panels, made_by)
-    if file is None:
-        typer.echo(text, nl=False)
-    else:
-        out().print(f"table      {write(file, text.encode())}", markup=False, soft_wrap=True)
 
 
 @app.command(epilog=EXPORT_EXAMPLES)

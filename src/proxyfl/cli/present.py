@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from proxyfl.cli.common import plain_table
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,15 +23,6 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
-
-
-def duration(seconds: float) -> str:
-    """12.3 s, 4:05 or 2:04:05."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def settings_tree(config: Config, title: str, console: Console) -> RenderableType:

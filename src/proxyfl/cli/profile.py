@@ -20,7 +20,7 @@ from proxyfl.cli.common import (
     plain_table,
     require_device,
 )
-from proxyfl.cli.present import duration
+from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from proxyfl.cli.common import INTERRUPTED, command, err, out
-from proxyfl.cli.present import duration, percent, summary_table
+from proxyfl.cli.present import percent, summary_table
+from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,7 +121,7 @@ class LiveProgress:
                 left = follower.seconds_left(task.completed)
                 if task.finished or left is None:
                     return Text("")
-                return Text(f"{duration(round(left))} left".replace(".0 s", " s"), style="dim")
+                return Text(f"{duration(round(left))} left", style="dim")
 
         bars = Progress(
             TextColumn("round {task.fields[round]}/{task.total:.0f}"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,8 +14,7 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.text import printable
 
 if TYPE_CHECKING:
-    from proxyfl.report.compare import Comparison
-    from proxyfl.report.panels import Panel, Question
+    from proxyfl.results.layout import Panel
     from proxyfl.runs.run import Run
 
 EXAMPLES = examples(
@@ -26,9 +24,6 @@ EXAMPLES = examples(
     "proxyfl table --out table.tex",
     "proxyfl table --format csv --each --out runs.csv",
 )
-DEPTH = 2
-"""Folders below the one that is named in which runs are looked for."""
-
 FILE_WIDTH = 80
 """Columns of a table for a terminal that goes to a file."""
 
@@ -104,8 +99,9 @@ def table(
 
     Runs that differ in the seed alone make a cell. Where one setting varies, its values are the columns.
     """
-    from proxyfl.report.compare import compare
-    from proxyfl.report.panels import panels, question
+    from proxyfl.results import exports
+    from proxyfl.results.compare import compare
+    from proxyfl.results.panels import panels, question
 
     form = form or SUFFIXES.get(file.suffix if file else "", Format.terminal)
     if each and form is not Format.csv:
@@ -114,24 +110,49 @@ def table(
     asked = question(comparison, metric, target, against)
     for note in comparison.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
-    made = panels(comparison, asked)
+    numbers = exports.runs_to_csv if each else exports.cells_to_csv
+    csv = numbers(comparison, asked) if form is Format.csv else ""
+    show(panels(comparison, asked), form, file, _made_by(), csv=csv)
+
+
+def show(
+    panels: Sequence[Panel],
+    form: Format,
+    file: Path | None,
+    made_by: str,
+    *,
+    csv: str = "",
+    width: int = FILE_WIDTH,
+    warning: str = "",
+) -> None:
+    """Tables on the terminal or in a file; ``csv`` is what they are in that format."""
+    from proxyfl.report.plot_style import write
+    from proxyfl.results import formats
+
     if form is Format.terminal and file is None:
-        _show(made)
+        console = out()
+        console.print(formats.to_rich(panels, console.width, warning))
         return
-    text = _text(form, comparison, asked, made, each=each)
+    texts = {
+        Format.csv: lambda: csv,
+        Format.markdown: lambda: formats.to_markdown(panels, made_by),
+        Format.latex: lambda: formats.to_latex(panels, made_by),
+        Format.terminal: lambda: formats.to_plain(panels, width, warning),
+    }
+    text = texts[form]()
     if file is None:
         typer.echo(printable(text), nl=False)
     else:
-        from proxyfl.report.plot_style import write
-
         out().print(f"table      {write(file, text.encode())}", markup=False, soft_wrap=True)
 
 
 def find_runs(places: Sequence[str]) -> list[Run]:
     """The runs at the places named: each a run, a run's name, or a folder in which to look for some."""
+    from proxyfl.runs.run import runs_below
+
     if not places:
         folder = runs_folder()
-        found = list(_below(folder, DEPTH))
+        found = list(runs_below(folder))
         if not found:
             raise RunError(f"no runs in {folder}; start some with 'proxyfl compare', or name their folder")
         return open_runs(found)
@@ -139,7 +160,7 @@ def find_runs(places: Sequence[str]) -> list[Run]:
     for place in places:
         path = Path(place).expanduser()
         if path.is_dir() and not is_run(path):
-            inside = list(_below(path, DEPTH))
+            inside = list(runs_below(path))
             if not inside:
                 raise RunError(f"no runs in {path}, nor in the folders in it; name a folder with runs")
             paths += inside
@@ -148,56 +169,10 @@ def find_runs(places: Sequence[str]) -> list[Run]:
     return open_runs(paths)
 
 
-def _below(folder: Path, depth: int) -> Iterable[Path]:
-    """Runs in a folder, by name. Nothing is looked for inside a run."""
-    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
-        return
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not path.is_dir():
-            continue
-        if is_run(path):
-            yield path
-        elif depth > 1:
-            yield from _below(path, depth - 1)
-
-
 def _conditions(texts: Iterable[str]) -> list[tuple[str, Any]]:
-    from proxyfl.core.trees import parse_assignment
-    from proxyfl.report.keys import leaves
+    from proxyfl.core.trees import dotted, parse_assignment
 
-    return [pair for text in texts for pair in leaves(parse_assignment(text)).items()]
-
-
-def _show(made: Sequence[Panel]) -> None:
-    from proxyfl.report.formats import to_rich
-
-    console = out()
-    console.print(to_rich(made, console.width))
-
-
-def _text(form: Format, comparison: Comparison, asked: Question, made: Sequence[Panel], *, each: bool) -> str:
-    from proxyfl.report import formats
-
-    made_by = _made_by()
-    if form is Format.csv:
-        return formats.each_run_to_csv(comparison, asked) if each else formats.to_csv(comparison, asked)
-    if form is Format.markdown:
-        return formats.to_markdown(made, made_by)
-    if form is Format.latex:
-        return formats.to_latex(made, made_by)
-    return _plain(made)
-
-
-def _plain(made: Sequence[Panel]) -> str:
-    import io
-
-    from rich.console import Console
-
-    from proxyfl.report.formats import to_rich
-
-    text = io.StringIO()
-    Console(file=text, width=FILE_WIDTH, highlight=False, color_system=None).print(to_rich(made, FILE_WIDTH))
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    return [pair for text in texts for pair in dotted(parse_assignment(text)).items()]
 
 
 def _made_by() -> str:

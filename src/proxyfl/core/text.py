@@ -1,4 +1,4 @@
-"""Text that may come from a stranger's file, made fit for a terminal or a page."""
+"""Text for people: what comes from an untrusted file made fit for a terminal or a page, times in words."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def one_line(text: str, limit: int = LONGEST_LINE) -> str:
     parts = text.replace("\t", " ").splitlines()
     line = printable(" ".join(part.strip() for part in parts if part.strip()))
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def duration(seconds: float) -> str:
+    """A time in its fitting unit: ``2.5 s``, ``48 s``, ``2:05 min``, ``3:12 h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{round(seconds, 1):g} s" if whole < 10 else f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
 
 
 def _escaped(sign: str) -> str:

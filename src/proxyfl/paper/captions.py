@@ -8,8 +8,8 @@ from proxyfl.paper.catalogue import Column, Item
 from proxyfl.paper.plan import column_title
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale
-from proxyfl.report.panels import NONE
-from proxyfl.report.tables import span
+from proxyfl.results.cells import span
+from proxyfl.results.layout import NONE
 
 METRIC_WORDS = {"last": "last round", "best": "best round, chosen on the test data"}
 

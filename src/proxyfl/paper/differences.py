@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from proxyfl.paper.captions import name_of, place_of, rounds_of
 from proxyfl.paper.catalogue import Column, Item
-from proxyfl.paper.results import Result, Results
+from proxyfl.paper.results import Results
 from proxyfl.paper.scales import TITLES, Scale
-from proxyfl.report import panels
-from proxyfl.report.paired import FEWEST, Difference, holm, paired_difference
-from proxyfl.report.panels import Field, Panel, difference_caption, difference_columns, difference_fields
+from proxyfl.results import layout
+from proxyfl.results.cells import difference
+from proxyfl.results.layout import Panel, difference_panel
+from proxyfl.results.paired import FEWEST, holm
 
 Pair = tuple[str, str, str]
 """What a difference is called, of which row it is and from which."""
@@ -48,45 +49,30 @@ def _panel(
     pairs: Sequence[Pair],
 ) -> Panel | None:
     """None where no pair of rows shares enough seeds for an interval."""
-    found = {
-        (label, column): difference
+    blocks = {
+        column: {
+            label: found
+            for label, *rows in pairs
+            for ours, theirs in [[results.get((row, column.key), ()) for row in rows]]
+            if (found := difference(ours, theirs, metric))
+        }
         for column in columns
-        for label, row, other in pairs
-        if (difference := _between(results, row, other, column, metric))
     }
-    if not any(difference.pairs >= FEWEST for difference in found.values()):
+    if not any(found.pairs >= FEWEST for block in blocks.values() for found in block.values()):
         return None
     if item.corrected:
-        for column in columns:
-            family = [key for key in found if key[1] == column]
-            found |= dict(zip(family, holm([found[key] for key in family]), strict=True))
+        blocks = {
+            column: dict(zip(block, holm([*block.values()]), strict=True)) for column, block in blocks.items()
+        }
     varying = {name: word for name, word in WORDS.items() if len({word(column) for column in columns}) > 1}
-    rows = [
-        (
-            Field(label),
-            *(Field(word(column)) for word in varying.values()),
-            *difference_fields(difference, chance=item.corrected),
-        )
-        for (label, column), difference in found.items()
-    ]
-    heads = [panels.Column(name, left=True) for name in ("method", *varying)]
-    order = [column for _, column in found]
-    return Panel(
+    return difference_panel(
         name=f"{item.name}-differences",
         title=", ".join([f"{name_of(item)}: {about} (points)", *place_of(size, columns)]),
-        columns=(*heads, *difference_columns("difference", chance=item.corrected)),
-        keys=len(heads),
-        rows=tuple(rows),
-        caption=tuple(difference_caption(rounds_of(results, columns, metric), found.values())),
-        breaks=frozenset(place for place in range(1, len(order)) if order[place] != order[place - 1]),
+        keys=[layout.Column(name, left=True) for name in ("method", *varying)],
+        blocks=[
+            [([label, *(word(column) for word in varying.values())], found) for label, found in block.items()]
+            for column, block in blocks.items()
+        ],
+        metric=rounds_of(results, columns, metric),
+        chance=item.corrected,
     )
-
-
-def _between(results: Results, row: str, other: str, column: Column, metric: str) -> Difference | None:
-    ours, theirs = (results.get((name, column.key), ()) for name in (row, other))
-    return paired_difference(_by_seed(ours, metric), _by_seed(theirs, metric))
-
-
-def _by_seed(cell: Sequence[Result], metric: str) -> dict[tuple[int, str], float]:
-    """Only runs that started from the same weights are paired."""
-    return {(result.seed, result.start_hash): result.accuracy(metric) for result in cell}

@@ -16,7 +16,7 @@ from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.report import plot_style
 from proxyfl.report.curves import draw_curves
-from proxyfl.report.tables import span
+from proxyfl.results.cells import span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import io
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +15,12 @@ from typing import Any
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.paper.plan import Case, weights_hash
 from proxyfl.paper.scales import TUNING_SEEDS
-from proxyfl.report.keys import changed, leaves, plain
+from proxyfl.results import outcome
+from proxyfl.results.formats import csv_text
+from proxyfl.results.settings import changed, plain, settings_of
 from proxyfl.runs.batch import Job
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import identity
-
-METRICS = ("mean-last", "last", "best")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Result:
     def best(self) -> float:
         return max(self.curve)
 
-    def accuracy(self, metric: str) -> float:
+    def value(self, metric: str) -> float:
         return float(getattr(self, metric.replace("-", "_")))
 
     def rounds_to(self, target: float) -> int | None:
@@ -119,25 +118,25 @@ def gather(
 def result(case: Case, job: Job) -> Result:
     """A finished run as a cell."""
     run = Run(job.path)
-    summary, lines, config = run.summary, run.metrics, run.config
+    found, lines, config = outcome.read(run), run.metrics, run.config
+    summary, tail = found.summary, found.tail
     if summary.measured < len(lines):
         raise RunError(
             f"{job.path} measured accuracy in {summary.measured} of its {len(lines)} rounds, and the paper's "
             "tables need it in all; run it again with federation.evaluate_every = 1"
         )
-    tail = min(config.keep.last_rounds, len(lines))
     pseudo = [line.get("pseudo") or {} for line in lines[-tail:]]
     return Result(
         item=case.item.name, scale=case.scale.name, row=case.row.label, column=case.column.key,
         method=config.method.name, data=config.data.name, alpha=case.column.alpha, ratio=case.ratio,
         seed=config.seed, rounds=len(lines), last_rounds=tail,
-        curve=tuple(line["accuracy"] for line in lines),
+        curve=tuple(value for _, value in found.curve),
         pseudo_accuracy=_mean(pseudo, "accuracy"), excluded_visits=_mean(pseudo, "excluded_visits"),
         seconds=summary.seconds, megabytes=summary.megabytes, dtype=config.compute.dtype,
-        preset=config.preset, settings=changed(leaves(job.config.to_tree())), identity=identity(config),
-        commit=str(run.environment.get("commit", "")),
+        preset=config.preset, settings=changed(settings_of(job.config)), identity=identity(config),
+        commit=found.commit,
         confident_share=_mean(pseudo, "selected_share"), cpu_seconds=summary.cpu_seconds,
-        start_hash=config.model.weights_hash, start_accuracy=run.environment.get("start_accuracy"),
+        start_hash=found.start_hash, start_accuracy=run.environment.get("start_accuracy"),
         final_hash=weights_hash(job.path),
     )  # fmt: skip
 
@@ -158,13 +157,10 @@ HEADER = [*FIELDS, *MEASURED, "curve"]
 
 def to_csv(results: Results) -> str:
     """One row per run, the accuracies from 0 to 1."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    for result in (result for each in results.values() for result in each):
-        values = [_written(getattr(result, name)) for name in (*FIELDS, *MEASURED)]
-        writer.writerow([*values, " ".join(f"{value:.6g}" for value in result.curve)])
-    return text.getvalue()
+    runs = [run for cell in results.values() for run in cell]
+    rows = ([_written(getattr(run, name)) for name in (*FIELDS, *MEASURED)] for run in runs)
+    curves = (" ".join(f"{value:.6g}" for value in run.curve) for run in runs)
+    return csv_text(HEADER, ([*row, curve] for row, curve in zip(rows, curves, strict=True)))
 
 
 def _written(value: Any) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from proxyfl.paper.captions import counted, name_of, remarks
 from proxyfl.paper.catalogue import Column, Item, Row
 from proxyfl.paper.plan import column_title
 from proxyfl.paper.published import published
-from proxyfl.paper.results import Result, Results
+from proxyfl.paper.results import Results
 from proxyfl.paper.scales import TARGETS, Scale
-from proxyfl.report import panels
-from proxyfl.report.panels import MINUS, NONE, Field, Panel
+from proxyfl.results import layout
+from proxyfl.results.cells import median_rounds, share_of
+from proxyfl.results.layout import NONE, Field, Panel, signed
 
 NEUTRAL = "cyan"
 """The colour of a difference that is neither good nor bad."""
@@ -30,21 +31,14 @@ def targets(size: Scale, results: Results, rows: Iterable[Row], column: Column) 
         return list(size.targets)
     found = (results.get((row.label, column.key), ()) for row in rows)
     means = [statistics.fmean(each.mean_last for each in cell) for cell in found if cell]
-    return [round(100 * share * max(means)) / 100 for share in size.targets] if means else []
-
-
-def median_rounds(results: Sequence[Result], target: float) -> float | None:
-    """Over seeds; None where not every seed gets there."""
-    reached = [result.rounds_to(target) for result in results]
-    known = [rounds for rounds in reached if rounds is not None]
-    return statistics.median(known) if known and len(known) == len(reached) else None
+    return [share_of(max(means), share) for share in size.targets] if means else []
 
 
 def rounds_panel(item: Item, size: Scale, results: Results, column: Column) -> Panel:
     """A table of rounds, with the speed-up over FixMatch-LPL in parentheses, and how many more ours are."""
     aims = targets(size, results, item.rows, column)
     printed, labels = published(item.name), [row.label for row in item.rows]
-    heads = [panels.Column("method", left=True)]
+    heads = [layout.Column("method", left=True)]
     pillars: list[list[Field]] = []
     for place, theirs in enumerate(TARGETS):
         key = f"{column.key}:{100 * theirs:.0f}"
@@ -54,8 +48,8 @@ def rounds_panel(item: Item, size: Scale, results: Results, column: Column) -> P
             for label in labels
         }
         to = f"ours, to {100 * aims[place]:.0f} %" if aims else "ours"
-        printed_to = panels.Column(f"paper, to {100 * theirs:.0f} %", follows=True)
-        heads += [panels.Column(to), printed_to, panels.Column("diff.", follows=True)]
+        printed_to = layout.Column(f"paper, to {100 * theirs:.0f} %", follows=True)
+        heads += [layout.Column(to), printed_to, layout.Column("diff.", follows=True)]
         pillars += [[Field(_with_speed(found, label)) for label in labels] for found in (ours, paper)]
         pillars.append([_more(ours[label], paper[label]) for label in labels])
     rows = list(zip(map(Field, labels), *pillars, strict=True))
@@ -90,4 +84,4 @@ def _with_speed(rounds: Mapping[str, float | None], label: str) -> str:
 def _more(ours: float | None, theirs: float | None) -> Field:
     if ours is None or theirs is None:
         return Field(NONE)
-    return Field(f"{ours - theirs:+g}".replace("-", MINUS), tint=NEUTRAL)
+    return Field(signed(ours - theirs, "+g"), tint=NEUTRAL)

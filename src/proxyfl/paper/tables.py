@@ -11,12 +11,12 @@ from proxyfl.paper.published import Published, published
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.rounds import NEUTRAL, rounds_panel
 from proxyfl.paper.scales import TITLES, Scale
-from proxyfl.report import panels
 from proxyfl.report.communication import PAPER, measure, method_rows
-from proxyfl.report.panels import MINUS, NONE, Field, Panel
-from proxyfl.report.tables import Spread
+from proxyfl.results import cells, layout
+from proxyfl.results.cells import Spread
+from proxyfl.results.layout import MINUS, NONE, Field, Panel, signed
 
-THEIRS = (panels.Column("paper", follows=True), panels.Column("diff.", follows=True))
+THEIRS = (layout.Column("paper", follows=True), layout.Column("diff.", follows=True))
 ABOVE, BELOW = "green", "red"
 TRAFFIC = {"FedMatch": "FedMatch + helpers", "Prototypes": "prototypes"}
 """Rows of table 7 that the count calls otherwise."""
@@ -34,8 +34,7 @@ class Measure:
     more_is_better: bool = True
 
     def text(self, spread: Spread) -> str:
-        mean = f"{self.factor * spread.mean:.{self.places}f}"
-        return mean if spread.std is None else f"{mean} ± {self.factor * spread.std:.{self.places}f}"
+        return spread.text(self.factor, self.places)
 
     def spread(self, results: Sequence[Result], metric: str) -> Spread | None:
         values = [value for value in (self.of(each, metric) for each in results) if value is not None]
@@ -51,14 +50,14 @@ def _excluded(result: Result, metric: str) -> float | None:
 
 
 MEASURES = {
-    "accuracy": Measure("Test accuracy (%)", Result.accuracy),
-    "test": Measure("Test accuracy (%)", Result.accuracy, ":test"),
+    "accuracy": Measure("Test accuracy (%)", Result.value),
+    "test": Measure("Test accuracy (%)", Result.value, ":test"),
     "pseudo": Measure("Accuracy of pseudo-labels (%)", _pseudo, ":pseudo"),
     "excluded": Measure(
         "Excluded unlabelled images, visits in a round", _excluded, factor=1.0, places=0, more_is_better=False
     ),
 }
-SENT = Measure("Millions of numbers", Result.accuracy, factor=1.0, more_is_better=False)
+SENT = Measure("Millions of numbers", Result.value, factor=1.0, more_is_better=False)
 """How traffic is written."""
 
 
@@ -91,11 +90,11 @@ def _accuracies(
 ) -> Panel:
     printed = published(item.name)
     one_set = len({column.data for column in columns}) == 1
-    heads = [panels.Column("method", left=True)]
+    heads = [layout.Column("method", left=True)]
     for column in columns:
         name = f"α={column.alpha:g}" if one_set else TITLES[column.data]
-        heads.append(panels.Column(f"{name}: ours"))
-        heads += [panels.Column(each, follows=True) for each in _beside(item, size, printed)]
+        heads.append(layout.Column(f"{name}: ours"))
+        heads += [layout.Column(each, follows=True) for each in _beside(item, size, printed)]
     ranks = [_ranks(item, results, column, what, metric) for column in columns]
     rows: list[tuple[Field, ...]] = []
     base = None if _absolute(item, size) or not printed.values else reference(item, printed, columns)
@@ -179,9 +178,9 @@ def _compared(ours: float | None, theirs: float | None, what: Measure) -> list[F
 
 
 def _signed(value: float, what: Measure) -> Field:
-    shown = f"{value:+.{what.places}f}"
-    tint = BELOW if shown.startswith("-") else ABOVE
-    return Field(shown.replace("-", MINUS), tint=tint if what.more_is_better else NEUTRAL)
+    shown = signed(value, f"+.{what.places}f")
+    tint = BELOW if shown.startswith(MINUS) else ABOVE
+    return Field(shown, tint=tint if what.more_is_better else NEUTRAL)
 
 
 def _gain_row(
@@ -224,15 +223,9 @@ def _ranks(item: Item, results: Results, column: Column, what: Measure, metric: 
     """1 and 2 for the best and second best of a column; bounds are not ranked."""
     if item.picture:
         return {}
-    shown: dict[str, float] = {}
-    for row in item.rows:
-        spread = None if row.bound else what.spread(results.get((row.label, column.key), ()), metric)
-        if spread is not None:
-            shown[row.label] = round(100 * spread.mean, 2)
-    if len(shown) < panels.RANKS:
-        return {}
-    steps = sorted(set(shown.values()), reverse=True)[: panels.RANKS]
-    return {label: steps.index(value) + 1 for label, value in shown.items() if value in steps}
+    rivals = [row.label for row in item.rows if not row.bound]
+    found = {label: what.spread(results.get((label, column.key), ()), metric) for label in rivals}
+    return cells.ranks({label: spread.mean for label, spread in found.items() if spread is not None})
 
 
 def _traffic(item: Item) -> Panel:
@@ -244,11 +237,11 @@ def _traffic(item: Item) -> Panel:
         ours = row.count(PAPER.per_round).per_client_download / 1e6
         compared = _compared(ours, printed.get(label, column), SENT)
         rows.append((Field(label), Field(row.formula), Field(f"{ours:.2f}"), *compared))
-    heads = [panels.Column("method", left=True), panels.Column("ours: formula", left=True)]
+    heads = [layout.Column("method", left=True), layout.Column("ours: formula", left=True)]
     heads += [
-        panels.Column("ours"),
-        panels.Column("paper", follows=True),
-        panels.Column("diff.", follows=True),
+        layout.Column("ours"),
+        layout.Column("paper", follows=True),
+        layout.Column("diff.", follows=True),
     ]
     title = f"{name_of(item)}: {item.title}, millions of numbers"
     return Panel(item.name, title, tuple(heads), 1, tuple(rows), item.notes)

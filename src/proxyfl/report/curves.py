@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.report import plot_style
-from proxyfl.report.tables import span
+from proxyfl.results.cells import span
 from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run
 

@@ -185,8 +185,8 @@ class RunDirectory:
 
     def data_root(self) -> Path | None:
         """The folder in which the run found its data, where it noted one."""
-        recorded = self.hints().get("data_root")
-        return Path(recorded) if recorded and isinstance(recorded, str) else None
+        found = self.hints().get("data_root")
+        return Path(found) if isinstance(found, str) and found and "\0" not in found else None
 
     def hints(self) -> dict[str, Any]:
         """What the run noted, for those who can do without: empty where it cannot be read."""

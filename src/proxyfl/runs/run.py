@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -135,6 +137,15 @@ class Run:
             raise RunError(f"{self.path} has no snapshot of round {round}; it has {known or 'none'}")
         return read_verified(path)[0]
 
+    def frame(self) -> Any:
+        """The rounds as a pandas data frame, one row each, with the columns of ``proxyfl.results(…).rounds``.
+
+        >>> run.frame().plot(x="round", y="accuracy")  # doctest: +SKIP
+        """
+        from proxyfl.results.frames import rounds_frame
+
+        return rounds_frame([self])
+
     @property
     def summary(self) -> Summary:
         lines = self.metrics
@@ -146,7 +157,7 @@ class Run:
         tail = [line["accuracy"] for line in scored[-self.config.keep.last_rounds :]]
         best = max(scored, key=lambda line: float(line["accuracy"]))
         sent = sum(line["traffic"]["bytes_up"] + line["traffic"]["bytes_down"] for line in lines)
-        timing = self.timing
+        seconds = [seconds_of(line) for line in self.timing]
         return Summary(
             rounds=len(lines),
             measured=len(scored),
@@ -154,16 +165,22 @@ class Run:
             last=tail[-1],
             best=best["accuracy"],
             best_round=best["round"],
-            seconds=sum(_seconds(line) for line in timing),
-            cpu_seconds=sum(_seconds({CPU: line.get(CPU)}, clock=False) for line in timing),
+            seconds=sum(clock for clock, _ in seconds),
+            cpu_seconds=sum(cpu for _, cpu in seconds),
             megabytes=sent / 1e6,
         )
 
 
-def _seconds(timing: dict[str, Any], *, clock: bool = True) -> float:
-    """What a line of timing adds up to; nobody vouches for it, so what is no duration does not count."""
-    durations = [value for name, value in timing.items() if name not in ("round", *([CPU] * clock))]
-    return sum(value for value in durations if isinstance(value, int | float) and 0 <= value < 1e9)
+def seconds_of(timing: dict[str, Any]) -> tuple[float, float]:
+    """What a line of timing adds up to by the clock, and the processor's time. Timing is not verified: what
+    is no duration does not count.
+    """
+    known = {
+        name: value
+        for name, value in timing.items()
+        if name != "round" and isinstance(value, int | float) and 0 <= value < 1e9
+    }
+    return sum(value for name, value in known.items() if name != CPU), known.get(CPU, 0)
 
 
 @dataclass(frozen=True)
@@ -188,3 +205,20 @@ def list_runs(folder: Path) -> list[Run | Damaged]:
         return []
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     return [open_run(path) for path in paths if RunDirectory(path).is_run]
+
+
+DEPTH = 2
+"""Folders below the one that is named in which runs are looked for."""
+
+
+def runs_below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """Runs in a folder and in the folders in it, by name. Nothing is looked for inside a run."""
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        if RunDirectory(path).is_run:
+            yield path
+        elif depth > 1:
+            yield from runs_below(path, depth - 1)

@@ -11,12 +11,25 @@ from typing import Any
 
 from proxyfl import __version__
 from proxyfl.core.config import Config
-from proxyfl.core.errors import ProxyFLError, RunError
+from proxyfl.core.errors import ProxyFLError
 from proxyfl.report import plot_style
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces
 from proxyfl.report.html.records import Records
-from proxyfl.report.keys import Settings, Told, leaves, order, plain, short_names, telling, told_by
+from proxyfl.results.outcome import find_copies
+from proxyfl.results.settings import (
+    DATA,
+    FIRST,
+    METHOD,
+    Settings,
+    Told,
+    order,
+    plain,
+    settings_of,
+    short_names,
+    telling,
+    told_by,
+)
 from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run
 
@@ -33,9 +46,6 @@ LINES: tuple[plot_style.Line, ...] = (
     plot_style.DASH_DOT, plot_style.LONG_DASH, plot_style.DASH_DOT_DOT,
 )  # fmt: skip
 MARKERS = "o^sDvP*Xph<>d"
-METHOD, DATA = "method.name", "data.name"
-FIRST = (DATA, "labels.ratio", "partition.alpha", "fidelity")
-"""Settings that tell groups apart before others do."""
 
 
 def gather(
@@ -122,7 +132,7 @@ def status(run: Run, records: Records) -> dict[str, Any]:
 
 def settings(config: Config) -> dict[str, str]:
     """Every setting under its full name, as a config file would have it."""
-    return {name: plain(value) for name, value in leaves(config.to_tree()).items()}
+    return {name: plain(value) for name, value in settings_of(config).items()}
 
 
 def groups(configs: Sequence[Config], copies: Container[int] = ()) -> list[dict[str, Any]]:
@@ -132,7 +142,7 @@ def groups(configs: Sequence[Config], copies: Container[int] = ()) -> list[dict[
     members: dict[Told, list[int]] = {}
     for position, config in enumerate(configs):
         if position not in copies:
-            members.setdefault(told_by(leaves(config.to_tree())), []).append(position)
+            members.setdefault(told_by(settings_of(config)), []).append(position)
     tables = [dict(key) for key in members]
     tell = _telling(tables)
     methods = list(dict.fromkeys(table[METHOD] for table in tables))
@@ -150,25 +160,18 @@ def groups(configs: Sequence[Config], copies: Container[int] = ()) -> list[dict[
 
 def _copies(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> dict[int, int]:
     """The places of runs that are there twice, each with the place of the one that counts, which is further.
-
-    As in a table, two that came out otherwise are refused: nobody can tell which to believe.
+    Only finished ones are held against each other.
     """
-    counted: dict[tuple[int, Told], int] = {}
-    copies: dict[int, int] = {}
-    for place in sorted(range(len(runs)), key=lambda place: runs[place][1]["done"], reverse=True):
-        config = runs[place][0].config
-        first = counted.setdefault((config.seed, told_by(leaves(config.to_tree()))), place)
-        if first == place:
-            continue
-        both = [runs[first][1], runs[place][1]]
-        finished = [data["curves"].get("accuracy") for data in both if data["state"] == "finished"]
-        if len(finished) == 2 and finished[0] != finished[1]:
-            raise RunError(
-                f"{both[0]['name']} and {both[1]['name']} have the same settings and the same seed, but not "
-                "the same accuracies; name the runs to show, only one of these two among them"
-            )
-        copies[place] = first
-    return copies
+    places = sorted(range(len(runs)), key=lambda place: runs[place][1]["done"], reverse=True)
+    return find_copies(
+        (
+            place,
+            data["name"],
+            settings_of(run.config),
+            data["curves"].get("accuracy") if data["state"] == "finished" else None,
+        )
+        for place, (run, data) in ((place, runs[place]) for place in places)
+    )
 
 
 def _telling(tables: Sequence[Settings]) -> list[str]:

@@ -1,7 +1,7 @@
 """Fill the generated parts of the pages: tables from the code, results and pictures from ``results/``.
 
-python docs/refresh.py            rewrite the pages
-python docs/refresh.py --check    exit with 1 when a page is out of date
+python tools/refresh.py            rewrite the pages
+python tools/refresh.py --check    exit with 1 when a page is out of date
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from proxyfl.paper import pages as paper_pages
+import paper_pages
 from proxyfl.report.pages import refreshed
 
-DOCS = Path(__file__).parent
-MEASURED = DOCS.parent / "results"
+ROOT = Path(__file__).parents[1]
+DOCS, MEASURED = ROOT / "docs", ROOT / "results"
 RESULTS = MEASURED / "digits-learning.csv"
 
 

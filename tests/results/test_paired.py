@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxyfl.report.paired import (
+from proxyfl.results.paired import (
     EVERY_FLIP,
     Difference,
     bootstrap_interval,

@@ -4,11 +4,11 @@ Figure 5a is :func:`proxyfl.report.bubbles.partition_bubbles`, figure 5b
 :func:`proxyfl.report.curves.accuracy_curves`.
 """
 
-from proxyfl.report.figures.excluded import excluded_bars
-from proxyfl.report.figures.lowconf import low_confidence_bars, oracle_curves
-from proxyfl.report.figures.proxies import proxy_map
-from proxyfl.report.figures.recall import recall_curves
-from proxyfl.report.figures.tuning import tuning_epochs
+from proxyfl.paper.figures.excluded import excluded_bars
+from proxyfl.paper.figures.lowconf import low_confidence_bars, oracle_curves
+from proxyfl.paper.figures.proxies import proxy_map
+from proxyfl.paper.figures.recall import recall_curves
+from proxyfl.paper.figures.tuning import tuning_epochs
 
 __all__ = [
     "excluded_bars",

@@ -7,61 +7,24 @@ paired by seed.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
+from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.methods import registry
-from proxyfl.report import keys
-from proxyfl.report.keys import BESIDE, Settings, hashable, leaves, order, plain, short_names, told_by
-from proxyfl.report.paired import Difference, paired_difference
-from proxyfl.report.tables import Spread
-from proxyfl.runs.directory import measured
-from proxyfl.runs.run import Run, Summary
-from proxyfl.runs.settings import COMMON
+from proxyfl.results.cells import Spread, difference, median_rounds, ranks, share_of
+from proxyfl.results.outcome import Outcome, Where, names_of, read_all
+from proxyfl.results.paired import Difference
+from proxyfl.results.settings import BESIDE, FIRST, METHOD, order, plain, short_names, telling
+from proxyfl.runs.run import Run
 
-METRICS = ("mean-last", "last", "best")
-METHOD = "method.name"
 BASELINES = ("fixmatch-lpl", "fedavg")
 TARGET_SHARE = 0.9
 """Rounds are counted to this share of a group's best mean of last rounds, where no target is given."""
 
-_FIRST = ("data.name", "labels.ratio", "partition.alpha", "fidelity")
-"""Settings that name a group before others do."""
-
 Group = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One run, read: settings, accuracy by measured round (``curve``), the program's ``commit``."""
-
-    name: str
-    finished: bool
-    seed: int
-    settings: Settings
-    tail: int
-    curve: tuple[tuple[int, float], ...]
-    summary: Summary
-    commit: str
-
-    @property
-    def method(self) -> str:
-        return str(self.settings[METHOD])
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        return (self.seed, *told_by(self.settings))
-
-    def value(self, metric: str) -> float:
-        return float(getattr(self.summary, metric.replace("-", "_")))
-
-    def rounds_to(self, target: float) -> int | None:
-        """The first round that reaches an accuracy."""
-        return next((number for number, value in self.curve if value >= target), None)
 
 
 @dataclass(frozen=True)
@@ -96,19 +59,14 @@ class Cell:
     def seeds(self) -> list[int]:
         return [outcome.seed for outcome in self.outcomes]
 
-    def by_seed(self, metric: str) -> dict[int, float]:
-        return {outcome.seed: outcome.value(metric) for outcome in self.outcomes}
-
     def spread(self, metric: str) -> Spread:
         return Spread.of([outcome.value(metric) for outcome in self.outcomes])
 
     def rounds_to(self, target: float) -> float | None:
-        """The median over seeds; None where not all of them get there."""
-        reached = [outcome.rounds_to(target) for outcome in self.outcomes]
-        return None if None in reached else statistics.median(r for r in reached if r is not None)
+        return median_rounds(self.outcomes, target)
 
     def against(self, other: Cell, metric: str) -> Difference | None:
-        return paired_difference(self.by_seed(metric), other.by_seed(metric))
+        return difference(self.outcomes, other.outcomes, metric)
 
 
 @dataclass(frozen=True)
@@ -163,7 +121,7 @@ class Comparison:
     def contender(self, name: str) -> Contender:
         """By what it is called in the table, or by its method's name or alias where that has one variant."""
         exact = [each for each in self.contenders if str(each) == name]
-        alike = exact or [each for each in self.contenders if name in _called(each.method)]
+        alike = exact or [each for each in self.contenders if name in names_of(each.method)]
         if len(alike) == 1:
             return alike[0]
         if alike:
@@ -186,8 +144,10 @@ class Comparison:
 
     def default_target(self, group: Group) -> float:
         """A share of the mean of last rounds of the group's best, in whole per cent."""
-        best = max(cell.spread("mean-last").mean for cell in self.rivals(group))
-        return round(100 * TARGET_SHARE * best) / 100
+        return share_of(max(cell.spread("mean-last").mean for cell in self.rivals(group)), TARGET_SHARE)
+
+    def ranks(self, group: Group, metric: str) -> dict[Contender, int]:
+        return ranks({cell.contender: cell.spread(metric).mean for cell in self.rivals(group)})
 
     @property
     def seed_sets(self) -> set[frozenset[int]]:
@@ -200,19 +160,12 @@ class Comparison:
         return sorted({outcome.tail for cell in self.cells.values() for outcome in cell.outcomes})
 
 
-def compare(
-    runs: Iterable[Run], *, partial: bool = False, where: Sequence[tuple[str, Any]] = ()
-) -> Comparison:
-    """Group runs into cells. ``where`` keeps those with a setting, see :func:`select`.
+def compare(runs: Iterable[Run], *, partial: bool = False, where: Where = ()) -> Comparison:
+    """Group runs into cells. ``where`` keeps those with some settings.
 
     Unfinished runs are left out with a note; with ``partial`` they are taken in.
     """
-    known, unreadable = _readable(runs)
-    outcomes, unfinished = _read_all(select(known, where), partial=partial)
-    if not outcomes:
-        why = "".join(f" ({note})" for note in [*unfinished, *unreadable][:1])
-        raise RunError(f"there is no finished run to compare{why}; 'proxyfl ls' shows how far runs are")
-    outcomes, twins = _without_twins(outcomes)
+    outcomes, notes = read_all(runs, partial=partial, where=where)
     settings, follow, own = _varying(outcomes)
     names = short_names(dict.fromkeys([*settings, *(key for keys in own.values() for key in keys)]))
     cells: dict[tuple[Contender, Group], list[Outcome]] = defaultdict(list)
@@ -226,7 +179,7 @@ def compare(
         groups=tuple(sorted({group for _, group in cells}, key=lambda group: [*map(order, group)])),
         cells={(who, group): Cell(who, group, tuple(each)) for (who, group), each in cells.items()},
         names=names,
-        notes=(*unreadable, *unfinished, *twins),
+        notes=tuple(notes),
     )
 
 
@@ -234,94 +187,6 @@ def _contender(outcome: Outcome, keys: Iterable[str], names: Mapping[str, str]) 
     own = tuple((key, outcome.settings[key]) for key in keys)
     label = " ".join([outcome.method, *(f"{names[key]}={plain(value)}" for key, value in own)])
     return Contender(outcome.method, own, label)
-
-
-def _readable(runs: Iterable[Run]) -> tuple[list[tuple[Run, Settings]], list[str]]:
-    """Each run once, with its settings; and notes on those that have none that can be read."""
-    known: list[tuple[Run, Settings]] = []
-    notes: list[str] = []
-    for run in {run.path.resolve(): run for run in runs}.values():
-        try:
-            known.append((run, leaves(run.config.to_tree())))
-        except ProxyFLError as error:
-            notes.append(f"left out, cannot be read: {run.path}: {error}")
-    return known, notes
-
-
-def _read_all(runs: Iterable[tuple[Run, Settings]], *, partial: bool) -> tuple[list[Outcome], list[str]]:
-    outcomes: list[Outcome] = []
-    notes: list[str] = []
-    for run, settings in runs:
-        finished = run.finished
-        try:
-            if not finished:
-                lines, total = run.metrics, settings["federation.rounds"]
-                kept = "taken in" if partial and measured(lines) else "left out"
-                notes.append(f"{kept}, not finished: {run.path}, {len(lines)} of {total} rounds")
-            if finished or kept == "taken in":
-                outcomes.append(_read(run, settings, finished=finished))
-        except RunError as error:
-            notes.append(f"left out, damaged: {run.path}: {error}")
-    return outcomes, notes
-
-
-def _read(run: Run, settings: Settings, *, finished: bool) -> Outcome:
-    """A run with at least one finished round."""
-    summary = run.summary
-    return Outcome(
-        name=str(run.path),
-        finished=finished,
-        seed=settings["seed"],
-        settings=settings,
-        tail=min(settings["keep.last_rounds"], summary.measured),
-        curve=tuple((line["round"], line["accuracy"]) for line in measured(run.metrics)),
-        summary=summary,
-        commit=str(run.directory.hints().get("commit", "")),
-    )
-
-
-def select(
-    runs: Sequence[tuple[Run, Settings]], where: Sequence[tuple[str, Any]]
-) -> Sequence[tuple[Run, Settings]]:
-    """Those with the settings asked for. A key that is given several times may have any of the values."""
-    wanted: dict[str, list[Any]] = defaultdict(list)
-    for key, value in where:
-        wanted[METHOD if key == "method" else COMMON.get(key, key)].append(hashable(value))
-    known = {key for _, settings in runs for key in settings}
-    for key, values in wanted.items():
-        if known and key not in known:
-            raise ConfigError(f"no run has a setting '{key}'; {nearest(key, known)}")
-        there = {settings[key] for _, settings in runs if key in settings}
-        fit = [name for value in values for name in _called(str(value))] if key == METHOD else values
-        kept = [(run, settings) for run, settings in runs if settings.get(key) in fit]
-        if runs and not kept:
-            listed = ", ".join(map(plain, sorted(there, key=order))) or "not set"
-            asked = " or ".join(map(plain, values))
-            raise ConfigError(f"no run has {key} = {asked}; in these it is {listed}")
-        runs = kept
-    return runs
-
-
-def _without_twins(outcomes: Iterable[Outcome]) -> tuple[list[Outcome], list[str]]:
-    """Runs that were made twice count once, with a note. Where the two came out otherwise nobody can tell
-    which to believe.
-    """
-    seen: dict[tuple[Any, ...], Outcome] = {}
-    again: list[str] = []
-    for outcome in outcomes:
-        first = seen.setdefault(outcome.identity, outcome)
-        if first is outcome:
-            continue
-        if first.curve != outcome.curve:
-            raise RunError(
-                f"{first.name} and {outcome.name} have the same settings and the same seed, but not the same "
-                "accuracies; name the runs to compare, only one of these two among them"
-            )
-        again.append(f"{first.name} and {outcome.name}")
-    if not again:
-        return [*seen.values()], []
-    what = "a run that is" if len(again) == 1 else f"{len(again)} runs that are"
-    return [*seen.values()], [f"counted once: {what} there twice: {again[0]}{', …' if again[1:] else ''}"]
 
 
 def _varying(
@@ -350,8 +215,8 @@ def _varying(
             else:
                 for method in by_method:
                     own[method] += [key] if len(by_method[method]) > 1 else []
-    shared.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
-    needed, settled = keys.telling(shared, [outcome.settings for outcome in outcomes])
+    shared.sort(key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
+    needed, settled = telling(shared, [outcome.settings for outcome in outcomes])
     following = _following(own, needed, outcomes)
     own = {method: [key for key in keys if key not in following[method]] for method, keys in own.items()}
     more = dict.fromkeys(key for keys in following.values() for key in keys)
@@ -371,15 +236,6 @@ def _following(
         method: [key for key in keys if all(len(each) == 1 for each in values[method, key].values())]
         for method, keys in own.items()
     }
-
-
-def _called(method: str) -> list[str]:
-    """A method's names: its own, and those that stand for it."""
-    try:
-        name = registry.find(method).name
-    except ProxyFLError:
-        return [method]
-    return list(dict.fromkeys([method, name, *registry.aliases_of(name)]))
 
 
 def _place(contender: Contender) -> tuple[Any, ...]:

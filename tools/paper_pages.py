@@ -17,7 +17,7 @@ from proxyfl.paper.plan import Case, cases, columns
 from proxyfl.paper.results import Results, from_csv
 from proxyfl.paper.scales import NAMES, TITLES, Scale, scale
 from proxyfl.paper.tables import tables
-from proxyfl.report.formats import to_markdown
+from proxyfl.results.formats import to_markdown
 
 PICTURES = {"ranking": "what each reached", "curves": "accuracy after each round"}
 BLOCK = re.compile(r"<!-- (items|scales|measured|ranking|curves)( .+?)? -->\n.*?<!-- /\1 -->", re.DOTALL)

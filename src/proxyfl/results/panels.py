@@ -1,4 +1,4 @@
-"""A comparison laid out: which rows and columns a table has and what stands in them, in no format yet.
+"""Runs laid out: which rows and columns a table has and what stands in them, in no format yet.
 
 Where one setting varies, methods are rows and its values columns; else every cell has a row of its own.
 """
@@ -6,17 +6,17 @@ Where one setting varies, methods are rows and its values columns; else every ce
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxyfl.report.compare import METRICS, TARGET_SHARE, Cell, Comparison, Contender, Group
-from proxyfl.report.keys import plain
-from proxyfl.report.paired import LEVEL, Difference, warning
-from proxyfl.report.tables import Spread, span
-
-NONE, MINUS = "–", "−"
-RANKS = 2
-"""How many of a group are marked: the best and the second best."""
+from proxyfl.core.errors import RunError
+from proxyfl.core.text import duration
+from proxyfl.results.cells import METRICS, Spread, span
+from proxyfl.results.compare import TARGET_SHARE, Cell, Comparison, Contender, Group
+from proxyfl.results.layout import NONE, Column, Compared, Field, Panel, difference_panel, stacked
+from proxyfl.results.settings import plain
+from proxyfl.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -46,39 +46,6 @@ def question(
     return Question(metric, targets, named or comparison.baseline(targets), named)
 
 
-@dataclass(frozen=True)
-class Field:
-    """What stands at one place. ``rank``: 1 the best of its group, 2 the second best, 0 no matter.
-    ``tint`` is its colour in a terminal.
-    """
-
-    text: str
-    rank: int = 0
-    tint: str = ""
-
-
-@dataclass(frozen=True)
-class Column:
-    """``follows``: it belongs to the column before it and is never parted from that."""
-
-    heading: str
-    left: bool = False
-    follows: bool = False
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A table. The first ``keys`` columns say what a row is about; ``breaks`` are rows that begin a group."""
-
-    name: str
-    title: str
-    columns: tuple[Column, ...]
-    keys: int
-    rows: tuple[tuple[Field, ...], ...]
-    caption: tuple[str, ...]
-    breaks: frozenset[int] = frozenset()
-
-
 def panels(comparison: Comparison, asked: Question) -> list[Panel]:
     """Accuracy and rounds first; then differences from the method asked for, and the gain of the best."""
     grid = len(comparison.settings) == 1
@@ -87,15 +54,6 @@ def panels(comparison: Comparison, asked: Question) -> list[Panel]:
     made += [_differences(comparison, asked, asked.against)] if asked.against else []
     made.append(_gains(comparison, asked))
     return [panel for panel in made if panel.rows]
-
-
-def ranks(cells: Sequence[Cell], metric: str) -> dict[Contender, int]:
-    """1 and 2 for the best and second best of a group, as printed: equal numbers are equally good."""
-    if len(cells) < RANKS:
-        return {}
-    shown = {cell.contender: round(100 * cell.spread(metric).mean, 2) for cell in cells}
-    steps = sorted(set(shown.values()), reverse=True)[:RANKS]
-    return {who: steps.index(value) + 1 for who, value in shown.items() if value in steps}
 
 
 def speed_up(comparison: Comparison, cell: Cell, asked: Question) -> float | None:
@@ -107,10 +65,10 @@ def speed_up(comparison: Comparison, cell: Cell, asked: Question) -> float | Non
 
 
 def _accuracy_grid(comparison: Comparison, asked: Question) -> Panel:
-    marks = {group: ranks(comparison.rivals(group), asked.metric) for group in comparison.groups}
+    marks = {group: comparison.ranks(group, asked.metric) for group in comparison.groups}
 
     def show(cell: Cell) -> Field:
-        return Field(cell.spread(asked.metric).percent(), marks[cell.group].get(cell.contender, 0))
+        return Field(cell.spread(asked.metric).text(), marks[cell.group].get(cell.contender, 0))
 
     caption = [_accuracy_caption(comparison, _metric_in_words(comparison, asked.metric))]
     return _grid(
@@ -157,9 +115,9 @@ def _listing(comparison: Comparison, asked: Question) -> Panel:
     columns = [*_key_columns(comparison), *map(Column, ("seeds", *headings, *aims, "speed-up"))]
 
     def show(cell: Cell) -> list[Field]:
-        mates, times = comparison.rivals(cell.group), speed_up(comparison, cell, asked)
+        times = speed_up(comparison, cell, asked)
         accuracy = [
-            Field(cell.spread(metric).percent(), ranks(mates, metric).get(cell.contender, 0))
+            Field(cell.spread(metric).text(), comparison.ranks(cell.group, metric).get(cell.contender, 0))
             for metric in metrics
         ]
         aim = [] if one else [_percent(asked.targets[cell.group])]
@@ -172,111 +130,49 @@ def _listing(comparison: Comparison, asked: Question) -> Panel:
         *([] if one else [f"Target: {_percent(TARGET_SHARE)} of the group's best mean of last rounds."]),
         *_remarks(comparison, best=True),
     ]
-    listed = [comparison.in_group(group) for group in comparison.groups]
-    return _list(comparison, "accuracy", "Test accuracy (%)", columns, listed, show, caption)
+    blocks = [
+        [(*map(Field, _about(cell)), *show(cell)) for cell in comparison.in_group(group)]
+        for group in comparison.groups
+    ]
+    return stacked("accuracy", "Test accuracy (%)", columns, 1 + len(comparison.settings), blocks, caption)
 
 
 def _differences(comparison: Comparison, asked: Question, other: Contender) -> Panel:
-    columns = [*_key_columns(comparison), *difference_columns("difference")]
-    pairs: dict[tuple[Contender, Group], Difference | None] = {}
-    listed: list[list[Cell]] = []
+    blocks: list[list[Compared]] = []
     for group in comparison.groups:
         base = comparison.cells.get((other, group))
         rivals = [cell for cell in comparison.in_group(group) if base and cell.contender != other]
-        pairs |= {(cell.contender, group): cell.against(base, asked.metric) for cell in rivals if base}
-        listed += [rivals] if rivals else []
-
-    def show(cell: Cell) -> list[Field]:
-        return difference_fields(pairs[cell.contender, cell.group])
-
-    title = f"Difference from {other} (points)"
-    caption = difference_caption(_metric_in_words(comparison, asked.metric), pairs.values())
-    return _list(comparison, "differences", title, columns, listed, show, caption)
+        blocks.append([(_about(cell), cell.against(base, asked.metric)) for cell in rivals if base])
+    title, metric = f"Difference from {other} (points)", _metric_in_words(comparison, asked.metric)
+    return difference_panel("differences", title, _key_columns(comparison), blocks, metric)
 
 
 def _gains(comparison: Comparison, asked: Question) -> Panel:
     """The best of each group against the second best."""
-    columns = [
-        *(Column(comparison.names[key], left=True) for key in comparison.settings),
-        Column("best", left=True), Column("second best", left=True), *difference_columns("gain"),
-    ]  # fmt: skip
-    rows: list[tuple[Field, ...]] = []
-    found: list[Difference | None] = []
+    keys = [*(comparison.names[key] for key in comparison.settings), "best", "second best"]
+    rows: list[Compared] = []
     for group in comparison.groups:
         gain = comparison.gain(group, asked.metric)
         if gain is not None:
-            names = [*map(plain, group), str(gain.best), str(gain.second)]
-            rows.append((*map(Field, names), *difference_fields(gain.paired)))
-            found.append(gain.paired)
-    caption = [
-        "Gain: over the seeds that both have. Who is best was chosen on the same runs, so gains lean high.",
-        *difference_caption(_metric_in_words(comparison, asked.metric), found),
-    ]
-    title = "Best against second best (points)"
-    return Panel("gain", title, tuple(columns), len(comparison.settings) + 2, tuple(rows), tuple(caption))
+            rows.append(([*map(plain, group), str(gain.best), str(gain.second)], gain.paired))
+    said = "Gain: over the seeds that both have. Who is best was chosen on the same runs, so gains lean high."
+    panel = difference_panel(
+        "gain",
+        "Best against second best (points)",
+        [Column(key, left=True) for key in keys],
+        [rows],
+        _metric_in_words(comparison, asked.metric),
+        what="gain",
+    )
+    return dataclasses.replace(panel, caption=(said, *panel.caption))
 
 
-def _list(
-    comparison: Comparison,
-    name: str,
-    title: str,
-    columns: Sequence[Column],
-    listed: Iterable[Sequence[Cell]],
-    show: Callable[[Cell], list[Field]],
-    caption: Iterable[str],
-) -> Panel:
-    rows: list[tuple[Field, ...]] = []
-    breaks = set()
-    for cells in listed:
-        breaks |= {len(rows)} if rows else set()
-        for cell in cells:
-            about = [str(cell.contender), *map(plain, cell.group)]
-            rows.append((*map(Field, about), *show(cell)))
-    keys = 1 + len(comparison.settings)
-    return Panel(name, title, tuple(columns), keys, tuple(rows), tuple(caption), frozenset(breaks))
+def _about(cell: Cell) -> list[str]:
+    return [str(cell.contender), *map(plain, cell.group)]
 
 
 def _key_columns(comparison: Comparison) -> list[Column]:
     return [Column("method", left=True), *(Column(comparison.names[key]) for key in comparison.settings)]
-
-
-def difference_columns(what: str, *, chance: bool = False) -> list[Column]:
-    """The headings over :func:`difference_fields`."""
-    return [
-        Column(what),
-        Column("bootstrap interval"),
-        Column("pairs"),
-        *([Column("p, corrected")] if chance else []),
-        Column("verdict", left=True),
-    ]
-
-
-def difference_fields(found: Difference | None, *, chance: bool = False) -> list[Field]:
-    """A difference in points with its interval, pairs and verdict, and if asked for how likely by chance."""
-    if found is None:
-        return [*map(Field, (NONE, NONE, "0", *([NONE] if chance else []), "no common seed"))]
-    bounds = NONE
-    if found.low is not None and found.high is not None:
-        bounds = f"{_points(found.low)} to {_points(found.high)}"
-    likely = [f"{found.chance:.3f}" if found.low is not None else NONE] if chance else []
-    return [*map(Field, (_points(found.mean), bounds, str(found.pairs), *likely, found.verdict))]
-
-
-def difference_caption(metric: str, found: Iterable[Difference | None]) -> list[str]:
-    """How differences of an accuracy, called ``metric`` in words, were taken and what they are worth."""
-    found = list(found)
-    fewest = min((each.pairs for each in found if each and warning(each.pairs)), default=0)
-    family = max((each.family for each in found if each), default=1)
-    lines = [
-        f"{metric.capitalize()}, paired by seed; interval: percentile bootstrap over seeds at "
-        f"{100 * LEVEL:.0f} %, for each row by itself; noise: it contains 0, or signs turned at random give "
-        f"as much in over {100 - 100 * LEVEL:.0f} % of cases."
-    ]
-    if family > 1:
-        lines.append(
-            f"p: exact sign-flip test, corrected by Holm's rule for {family} comparisons a data set."
-        )
-    return [*lines, f"{warning(fewest)}."] if fewest else lines
 
 
 def _accuracy_caption(comparison: Comparison, metric: str) -> str:
@@ -334,10 +230,38 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×"
 
 
-def _points(share: float) -> str:
-    """A difference in percentage points, with its sign."""
-    return f"{100 * share:+.2f}".replace("-", MINUS)
-
-
 def _percent(share: float) -> str:
-    return f"{Spread(share).percent().rstrip('0').rstrip('.')} %"
+    return f"{Spread(share).text().rstrip('0').rstrip('.')} %"
+
+
+def summary_panel(runs: Mapping[str, Sequence[Run]], *, short: bool) -> Panel:
+    """One row per method, in the order given: accuracies, and time and traffic of a run on average. Headings
+    are ``short`` for a terminal.
+    """
+    found = {method: [run.summary for run in each] for method, each in runs.items()}
+    if empty := [method for method, each in found.items() if not each]:
+        raise RunError(f"there is no run of {empty[0]}")
+    tails = {
+        min(min(run.config.keep.last_rounds, run.summary.measured) for run in each) for each in runs.values()
+    }
+    tail = f"last {tails.pop()}" if len(tails) == 1 else "last"
+    long = f"accuracy, mean of {tail} rounds (%)", "last round (%)", "best round (%)"
+    shown = (f"mean {tail}", "last", "best") if short else long
+    headings = ["method", *shown, "rounds", "time", "MB" if short else "sent (MB)"]
+    rows = []
+    for method, each in found.items():
+        accuracies = [
+            Spread.of([getattr(summary, name) for summary in each]).text()
+            for name in ("mean_last", "last", "best")
+        ]
+        seconds = statistics.fmean(summary.seconds for summary in each)
+        megabytes = statistics.fmean(summary.megabytes for summary in each)
+        rounds = span(summary.rounds for summary in each).replace(" to ", "–")
+        rows.append((method, *accuracies, rounds, duration(seconds), f"{megabytes:.1f}"))
+    counts = {*map(len, runs.values())}
+    caption = "Test accuracy in %, one seed; MB: megabytes sent up and down."
+    if counts != {1}:
+        many = f"mean ± standard deviation over {span(counts)} seeds"
+        caption = f"Test accuracy in %, {many}; time and MB sent per run."
+    columns = [Column(heading, left=not place) for place, heading in enumerate(headings)]
+    return Panel("summary", "", tuple(columns), 1, tuple(tuple(map(Field, row)) for row in rows), (caption,))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import RunError
+from proxyfl.paper.figures.bars import draw_bars
+from proxyfl.paper.figures.groups import COLUMNS, Group, pseudo_values, seeds, tail
 from proxyfl.report import plot_style
-from proxyfl.report.figures.bars import draw_bars
-from proxyfl.report.figures.groups import COLUMNS, Group, pseudo_values, seeds, tail
 from proxyfl.runs.run import Run
 
 if TYPE_CHECKING:

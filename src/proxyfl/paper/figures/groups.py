@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxyfl.core.errors import RunError
-from proxyfl.report.tables import Spread, span
+from proxyfl.results.cells import Spread, span
 from proxyfl.runs.run import Run
 
 COLUMNS = ("seed", "value", "mean", "std", "run")

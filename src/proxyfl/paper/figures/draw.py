@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxyfl.core.errors import RunError
+from proxyfl.paper import figures
 from proxyfl.paper.captions import name_of
 from proxyfl.paper.catalogue import PROXYFL, UNTUNED, Column, Item
 from proxyfl.paper.plan import Case, column_title
 from proxyfl.paper.scales import Scale
-from proxyfl.report import figures, plot_style
+from proxyfl.report import plot_style
 from proxyfl.report.bubbles import partition_bubbles
 from proxyfl.report.curves import accuracy_curves
 from proxyfl.runs.run import Run

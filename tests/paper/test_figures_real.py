@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from proxyfl import Experiment
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.report import figures
-from proxyfl.report.figures import proxies
+from proxyfl.paper import figures
+from proxyfl.paper.figures import proxies
 
 TINY = {
     "rounds": 2,

@@ -1,4 +1,4 @@
-"""Tables of a comparison for a terminal, as Markdown, as LaTeX and as CSV."""
+"""Tables for a terminal, as Markdown, as LaTeX and as CSV."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich.console import Console, RenderableType
 from rich.console import Group as Stack
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from proxyfl.report.compare import METRICS, Cell, Comparison
-from proxyfl.report.keys import changed, plain
-from proxyfl.report.panels import Field, Panel, Question, speed_up
+from proxyfl.results.layout import MINUS, NONE, Field, Panel
 
 GAP = 2
 """Blanks between the columns of a terminal."""
@@ -46,8 +44,13 @@ _LATEX_SIGNS = str.maketrans(
         "×": r"$\times$",
         "−": "$-$",
         "–": "--",
+        "α": r"$\alpha$",
+        "Θ": r"$\Theta$",
+        "ψ": r"$\psi$",
     }
 )
+SHORT = ("paper", "diff.", "gap", "paper's gap")
+"""Headings that need their neighbour's to be understood."""
 
 
 def to_rich(panels: Sequence[Panel], width: int, warning: str = "") -> RenderableType:
@@ -59,12 +62,20 @@ def to_rich(panels: Sequence[Panel], width: int, warning: str = "") -> Renderabl
         parts.append(Text(warning, style="bold yellow"))
     for panel, said in zip(panels, _captions(panels, "underlined"), strict=True):
         parts += [Text("")] if parts else []
-        parts.append(Text(panel.title, style="bold"))
+        parts += [Text(panel.title, style="bold")] if panel.title else []
         for position, columns in enumerate(_pieces(panel, width)):
             parts += [Text("")] if position else []
             parts.append(_piece(panel, columns, width))
         parts += [Text(line, style="dim") for line in said if line != warning]
     return Stack(*parts)
+
+
+def to_plain(panels: Sequence[Panel], width: int, warning: str = "") -> str:
+    """As on a terminal of that width, without colours, for a file."""
+    text = io.StringIO()
+    console = Console(file=text, width=width, highlight=False, color_system=None)
+    console.print(to_rich(panels, width, warning))
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def _captions(panels: Iterable[Panel], second: str) -> Iterator[list[str]]:
@@ -85,7 +96,7 @@ def _pieces(panel: Panel, width: int) -> Iterator[list[int]]:
     """Columns that fit side by side: the key columns each time, and as many others as there is room for."""
     keys = list(range(panel.keys))
     piece = list(keys)
-    for block in column_blocks(panel):
+    for block in _column_blocks(panel):
         if len(piece) > len(keys) and _needs(panel, [*piece, *block]) > width:
             yield piece
             piece = list(keys)
@@ -93,7 +104,7 @@ def _pieces(panel: Panel, width: int) -> Iterator[list[int]]:
     yield piece
 
 
-def column_blocks(panel: Panel) -> list[list[int]]:
+def _column_blocks(panel: Panel) -> list[list[int]]:
     """The columns after the keys, those that belong together as one."""
     blocks: list[list[int]] = []
     for place in range(panel.keys, len(panel.columns)):
@@ -141,7 +152,8 @@ def to_markdown(panels: Sequence[Panel], made_by: str = "") -> str:
         ]
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         below = f"\n{' '.join(said).translate(_MARKDOWN_SIGNS)}\n" if said else ""
-        parts.append(f"**{panel.title.translate(_MARKDOWN_SIGNS)}**\n\n{table}{below}")
+        title = f"**{panel.title.translate(_MARKDOWN_SIGNS)}**\n\n" if panel.title else ""
+        parts.append(f"{title}{table}{below}")
     return "\n".join(parts)
 
 
@@ -178,67 +190,43 @@ def _marked(field: Field, marks: Sequence[str], signs: dict[int, str]) -> str:
     return marks[field.rank].format(field.text.translate(signs))
 
 
-def to_csv(comparison: Comparison, asked: Question) -> str:
-    """One row per cell, numbers in full: accuracies from 0 to 1."""
-    own = list(dict.fromkeys(key for contender in comparison.contenders for key, _ in contender.own))
-    header = [
-        "method", *own, *comparison.settings, "seeds", "which_seeds",
-        *(f"{metric.replace('-', '_')}_{part}" for metric in METRICS for part in ("mean", "std")),
-        "target", "rounds_to_target", "baseline", "speed_up", "metric", "rank", "gain",
-    ]  # fmt: skip
-    if asked.against:
-        header += ["against", "difference", "low", "high", "pairs", "verdict"]
-    rows = []
-    for cell in (cell for group in comparison.groups for cell in comparison.in_group(group)):
-        mine = dict(cell.contender.own)
-        spreads = [cell.spread(metric) for metric in METRICS]
-        row: list[Any] = [cell.contender.method, *(plain(mine[key]) if key in mine else "" for key in own)]
-        row += [*map(plain, cell.group), len(cell.seeds), " ".join(map(str, cell.seeds))]
-        row += [number for spread in spreads for number in (spread.mean, spread.std)]
-        aim = asked.targets[cell.group]
-        row += [aim, cell.rounds_to(aim), asked.baseline, speed_up(comparison, cell, asked)]
-        ranked, gain = comparison.ranked(cell.group, asked.metric), comparison.gain(cell.group, asked.metric)
-        leads = gain is not None and gain.best == cell.contender
-        place = ranked.index(cell) + 1 if cell in ranked else None
-        row += [asked.metric, place, gain.paired.mean if gain and gain.paired and leads else None]
-        rows.append([*row, *_difference(comparison, cell, asked)])
-    return _csv(header, rows)
+def to_csv(panels: Sequence[Panel], **about: str) -> str:
+    """One row per number, after what they all are ``about``: its table, row and column, its value and, over
+    several seeds, its standard deviation.
+
+    A speed-up that stands in parentheses behind a number has a row of its own.
+    """
+    rows: list[list[str]] = []
+    for panel in panels:
+        names = _column_names(panel)
+        for row in panel.rows:
+            keys = [*about.values(), panel.title, row[0].text]
+            for place, name in names.items():
+                shown = "" if row[place].text == NONE else row[place].text.replace(MINUS, "-")
+                number, faster, times = shown.removesuffix(")").partition(" (×")
+                value, _, std = (number if faster else shown).partition(" ± ")
+                rows.append([*keys, name, value, std])
+                if faster:
+                    rows.append([*keys, f"{name}: speed-up", times, ""])
+    return csv_text([*about, "table", "row", "column", "value", "std"], rows)
 
 
-def _difference(comparison: Comparison, cell: Cell, asked: Question) -> list[Any]:
-    if not asked.against:
-        return []
-    base = comparison.cells.get((asked.against, cell.group))
-    found = cell.against(base, asked.metric) if base and base is not cell else None
-    if found is None:
-        return [asked.against, *[None] * 5]
-    return [asked.against, found.mean, found.low, found.high, found.pairs, found.verdict]
+def _column_names(panel: Panel) -> dict[int, str]:
+    """Columns after the keys, by place; a heading that says too little is put behind its neighbour's."""
+    names: dict[int, str] = {}
+    for first, *others in _column_blocks(panel):
+        names[first] = panel.columns[first].heading
+        before = names[first].removesuffix("ours")
+        for place in others:
+            heading = panel.columns[place].heading
+            if heading in SHORT:
+                heading = f"{before}{heading}" if before != names[first] else f"{before}: {heading}"
+            names[place] = heading
+    return names
 
 
-def each_run_to_csv(comparison: Comparison, asked: Question) -> str:
-    """One row per run, numbers in full."""
-    own = list(dict.fromkeys(key for contender in comparison.contenders for key, _ in contender.own))
-    keys = [*own, *comparison.settings]
-    header = [
-        "run", "method", *keys, "seed", "finished", "rounds", "mean_last", "last_rounds", "last", "best",
-        "best_round", "target", "rounds_to_target", "seconds", "megabytes", "preset", "changed", "commit",
-    ]  # fmt: skip
-    rows: list[list[Any]] = []
-    for cell in (cell for group in comparison.groups for cell in comparison.in_group(group)):
-        aim = asked.targets[cell.group]
-        for outcome in cell.outcomes:
-            found = outcome.summary
-            rows.append([
-                outcome.name, outcome.method, *(plain(outcome.settings.get(key, "")) for key in keys),
-                outcome.seed, plain(outcome.finished), found.rounds, found.mean_last, outcome.tail,
-                found.last, found.best, found.best_round, aim,
-                outcome.rounds_to(aim), found.seconds, found.megabytes,
-                outcome.settings["preset"], changed(outcome.settings), outcome.commit,
-            ])  # fmt: skip
-    return _csv(header, rows)
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A CSV file's content."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

@@ -11,10 +11,12 @@ import pytest
 from rich.console import Console
 
 from proxyfl.core.trees import nested
-from proxyfl.report.compare import compare
-from proxyfl.report.formats import each_run_to_csv, to_csv, to_latex, to_markdown, to_rich
-from proxyfl.report.keys import leaves
-from proxyfl.report.panels import Column, Field, Panel, panels, question
+from proxyfl.results.compare import compare
+from proxyfl.results.exports import cells_to_csv, runs_to_csv
+from proxyfl.results.formats import to_latex, to_markdown, to_rich
+from proxyfl.results.layout import Column, Field, Panel
+from proxyfl.results.panels import panels, question
+from proxyfl.results.settings import settings_of
 from proxyfl.runs.settings import resolve
 from written_runs import write_run
 
@@ -94,7 +96,7 @@ def test_groups_have_targets_of_their_own(tmp_path):
         ["fixmatch-gpl", "3 (1.0×)", "2 (1.0×)"],
         ["proxyfl", "2 (1.5×)", "1 (2.0×)"],
     ]
-    for text in (to_csv(found, asked), each_run_to_csv(found, asked)):
+    for text in (cells_to_csv(found, asked), runs_to_csv(found, asked)):
         told = {(row["partition.alpha"], row["target"]) for row in csv.DictReader(text.splitlines())}
         assert told == {("0.1", "0.42"), ("0.5", "0.78")}
 
@@ -249,7 +251,7 @@ def test_latex_signs_are_taken_literally():
 
 
 def test_csv_has_a_row_per_cell_in_full_precision(grid):
-    rows = list(csv.DictReader(to_csv(grid, question(grid, "last", 0.59, "fedavg")).splitlines()))
+    rows = list(csv.DictReader(cells_to_csv(grid, question(grid, "last", 0.59, "fedavg")).splitlines()))
     assert len(rows) == 6
     row = next(row for row in rows if (row["method"], row["partition.alpha"]) == ("proxyfl", "1"))
     cell = grid.cells[grid.contender("proxyfl"), (1.0,)]
@@ -266,7 +268,7 @@ def test_csv_has_a_row_per_cell_in_full_precision(grid):
 
 
 def test_csv_with_a_row_per_run(grid):
-    rows = list(csv.DictReader(each_run_to_csv(grid, question(grid, target=0.6)).splitlines()))
+    rows = list(csv.DictReader(runs_to_csv(grid, question(grid, target=0.6)).splitlines()))
     assert len(rows) == 18
     assert rows[0]["run"].endswith("fedavg-0.1-1")
     assert [rows[0][key] for key in ("method", "partition.alpha", "seed", "finished", "rounds")] == [
@@ -277,7 +279,7 @@ def test_csv_with_a_row_per_run(grid):
     assert (float(rows[0]["seconds"]), float(rows[0]["megabytes"])) == (6.0, 3.0)
     assert rows[0]["preset"] == "digits"
     again = resolve(rows[0]["preset"], nested({"method.name": "fedavg", **json.loads(rows[0]["changed"])}))
-    assert leaves(again.to_tree()) == next(iter(grid.cells.values())).outcomes[0].settings
+    assert settings_of(again) == next(iter(grid.cells.values())).outcomes[0].settings
 
 
 def test_what_a_reader_has_to_know_is_said(tmp_path):

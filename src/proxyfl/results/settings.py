@@ -7,13 +7,17 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.trees import dotted
 from proxyfl.runs.settings import resolve
 
+METHOD, DATA = "method.name", "data.name"
+FIRST = (DATA, "labels.ratio", "partition.alpha", "fidelity")
+"""Settings that tell runs apart before others do."""
+
 Settings = Mapping[str, Any]
 """Every setting of a run by its dotted key."""
-
 
 Told = tuple[tuple[str, Any], ...]
 """The settings by which a run is told from others."""
@@ -27,15 +31,15 @@ def told_by(settings: Settings) -> Told:
     return tuple(sorted(pair for pair in settings.items() if not BESIDE.fullmatch(pair[0])))
 
 
-def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables as dotted keys, in order; lists become tuples."""
-    return {key: hashable(value) for key, value in dotted(tree).items()}
+def settings_of(config: Config) -> dict[str, Any]:
+    """Every setting by its dotted key, in order; lists become tuples."""
+    return {key: hashable(value) for key, value in dotted(config.to_tree()).items()}
 
 
 def changed(own: Settings) -> str:
     """Settings that are not the preset's for that method, as JSON: with the preset they make the run."""
     try:
-        usual = leaves(resolve(own["preset"], {"method": {"name": own["method.name"]}}).to_tree())
+        usual = settings_of(resolve(own["preset"], {"method": {"name": own[METHOD]}}))
     except ProxyFLError:  # a method that this program does not know
         usual = {}
     return json.dumps({key: value for key, value in own.items() if key not in usual or usual[key] != value})

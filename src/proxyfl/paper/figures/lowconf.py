@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import RunError
+from proxyfl.paper.figures.bars import draw_bars
+from proxyfl.paper.figures.groups import COLUMNS, Group, accuracy, pseudo_accuracy, seeds, tail
 from proxyfl.report import plot_style
 from proxyfl.report.curves import accuracy_curves
-from proxyfl.report.figures.bars import draw_bars
-from proxyfl.report.figures.groups import COLUMNS, Group, accuracy, pseudo_accuracy, seeds, tail
 from proxyfl.runs.run import Run
 
 if TYPE_CHECKING:

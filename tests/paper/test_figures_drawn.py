@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.report import curves
-from proxyfl.report.figures import (
+from proxyfl.paper.figures import (
     excluded,
     groups,
     low_confidence_bars,
@@ -21,7 +20,8 @@ from proxyfl.report.figures import (
     tuning,
     tuning_epochs,
 )
-from proxyfl.report.figures.groups import Group
+from proxyfl.paper.figures.groups import Group
+from proxyfl.report import curves
 from written_runs import write_run
 
 

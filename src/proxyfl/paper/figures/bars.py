@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxyfl.paper.figures.groups import Group
 from proxyfl.report import plot_style
-from proxyfl.report.figures.groups import Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,3 @@
+from tiny_runs import rewritten, runs
+
+__all__ = ["rewritten", "runs"]
