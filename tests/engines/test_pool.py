@@ -153,10 +153,10 @@ def test_a_round_that_ends_early_leaves_nothing_for_the_next(pair: PoolEngine, t
     ])] == [(2, 1), (2, 0), (2, 3), (2, 2)]  # fmt: skip
 
 
-def test_tasks_with_other_weights_do_not_mix(pair: PoolEngine, tasks: list[Task]) -> None:
+def test_tasks_with_other_weights_do_not_mix(tmp_path: Path, tasks: list[Task]) -> None:
     mixed = [tasks[0], Task(1, 0, dict(tasks[0].weights), {})]
-    with pytest.raises(RunError, match="same weights"):
-        list(pair.run(mixed))
+    with closing(engine_of(tmp_path, 2, "fedavg")) as engine, pytest.raises(RunError, match="same weights"):
+        list(engine.run(mixed))
 
 
 @pytest.mark.slow
