@@ -113,6 +113,7 @@ def test_a_killed_worker_is_replaced_and_its_client_tried_again(pair: PoolEngine
         assert same_bits(ours.weights, theirs.weights)
 
 
+@pytest.mark.slow
 def test_workers_that_died_while_idle_cost_no_client_a_try(tmp_path: Path, tasks: list[Task]) -> None:
     with closing(engine_of(tmp_path, 1, "fedavg")) as engine:
         list(engine.run(tasks[:2]))
@@ -123,6 +124,7 @@ def test_workers_that_died_while_idle_cost_no_client_a_try(tmp_path: Path, tasks
             assert all(isinstance(answer, Update) for answer in engine.run(tasks))
 
 
+@pytest.mark.slow
 def test_a_replacement_that_dies_while_starting_is_replaced_again(
     tmp_path: Path, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +289,7 @@ def test_workers_end_by_themselves_when_the_parent_is_killed(tmp_path: Path) -> 
 
 
 @linux
+@pytest.mark.slow
 def test_ctrl_c_stops_everything_within_two_seconds(tmp_path: Path) -> None:
     """The clock stops when the last worker is gone: unloading Python is the machine's affair."""
     process, children = started(tmp_path)
