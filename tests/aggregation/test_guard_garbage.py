@@ -160,9 +160,8 @@ def test_garbage_is_the_same_as_no_answer(method: str, tmp_path: Path, with_fail
     check_same(end, with_failures(method)[0], told, with_failures(method)[1], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] if name != "fedmatch" else []) for name in METHODS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_in_worker_processes_too(method: str, tmp_path: Path, with_failures: Any) -> None:
     config, simulation = federation_of(method)
     federation, trainer = assemble(tmp_path, config, simulation, workers=2)

@@ -267,6 +267,7 @@ def test_the_list_leads_to_a_run(browser, server):
     assert all(request.startswith((server.url, "data:")) for request in browser.requests)
 
 
+@pytest.mark.slow
 def test_an_unfinished_curve_grows_while_its_run_runs(browser, server, folder):
     settings = (
         "--clients 4 --per-round 2 --subset 150 --set train.epochs=1 --rounds 2000 --workers 0 -q".split()

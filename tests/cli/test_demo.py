@@ -22,7 +22,7 @@ from proxyfl.runs import batch
 from proxyfl.runs.batch import Job
 from proxyfl.runs.directory import RunDirectory
 
-TINY = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1"]
+TINY = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1", "model.width=1"]
 FLAGS = [word for assignment in TINY for word in ("--set", assignment)]
 
 
@@ -91,6 +91,7 @@ def test_finished_runs_are_used_again(folder, monkeypatch):
     assert [row.split(" | ")[0] for row in rows[:3]] == [f"| {method}" for method in METHODS]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_and_ends_the_same(folder):
     class Stop:
         def round_started(self, round, clients):
@@ -183,6 +184,7 @@ def running(tmp_path):
         os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_children_and_says_how_to_go_on(running, tmp_path):
     os.killpg(running.pid, signal.SIGINT)
     _, told = running.communicate(timeout=120)

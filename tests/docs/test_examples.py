@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from calling import invoke, known_place
+from proxyfl.methods import registry
+
 ROOT = Path(__file__).parents[2]
 TINY = "--rounds 1 --clients 4 --per-round 2 --subset 120 --set train.epochs=1".split()
 
@@ -20,7 +23,7 @@ def blocks(document: str) -> list[str]:
 
 def execute(*command: str, cwd: Path) -> str:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PROXYFL")}
-    clean["COLUMNS"] = "200"
+    clean |= {"COLUMNS": "200", "PROXYFL_WORKERS": "0"}
     done = subprocess.run([sys.executable, *command], cwd=cwd, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -53,12 +56,15 @@ def test_a_model_file_loads_in_five_lines(place: Path) -> None:
     assert execute("-c", example + check, cwd=place).startswith("torch.Size([2, 10]) 3 [0.3")
 
 
-def test_the_example_method_trains_alone_and_with_addons(tmp_path: Path) -> None:
+def test_the_example_method_trains_alone_and_with_addons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known_place(monkeypatch, tmp_path)
+    monkeypatch.setattr(registry, "_recipes", dict(registry._recipes))
     (tmp_path / "my_methods.py").write_text(blocks("docs/architecture.md")[0])
+    monkeypatch.setenv("PROXYFL_PLUGINS", "my_methods.py")
     for method in ("risingmatch", "risingmatch+proxyfl"):
-        start = ("-m", "proxyfl", "--plugin", "my_methods.py", "run", "digits", "--method", method)
-        execute(*start, *TINY, "--name", method, cwd=tmp_path)
+        answer = invoke("run", "digits", "--method", method, *TINY, "--name", method)
+        assert answer.exit_code == 0, answer.stderr
         assert (tmp_path / "runs" / method / "models" / "last.safetensors").is_file()
-    assert "threshold in the first round" in execute(
-        "-m", "proxyfl", "--plugin", "my_methods.py", "methods", "show", "risingmatch", cwd=tmp_path
-    )
+    assert "threshold in the first round" in invoke("methods", "show", "risingmatch").stdout

@@ -38,6 +38,13 @@ def tasks() -> list[Task]:
     return [Task(1, client, weights, extras) for client in (1, 0, 3, 2)]
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolEngine]:
+    """Two workers for several tests: to start one takes longer than most of what is asked of it."""
+    with closing(engine_of(tmp_path_factory.mktemp("pair"), 2, "fedavg")) as engine:
+        yield engine
+
+
 def pids(engine: PoolEngine) -> list[int]:
     return [worker.process.pid for worker in engine.workers]
 
@@ -46,14 +53,14 @@ def pids(engine: PoolEngine) -> list[int]:
     ("method", "dtype"),
     [
         ("proxyfl", "fp32"),
-        ("proxyfl", "bf16"),
-        ("fedloke", "fp32"),
+        pytest.param("proxyfl", "bf16", marks=pytest.mark.slow),
+        pytest.param("fedloke", "fp32", marks=pytest.mark.slow),
         pytest.param("fedmatch", "fp32", marks=pytest.mark.slow),
         pytest.param("feddb", "fp32", marks=pytest.mark.slow),
     ],
 )
 def test_one_worker_two_workers_and_none_agree_to_the_bit(tmp_path: Path, method: str, dtype: str) -> None:
-    config = tiny_config(method, rounds=3, per_round=3, dtype=dtype)
+    config = tiny_config(method, rounds=2, per_round=3, dtype=dtype)
     here = play(config, SIMULATION, tmp_path / "inline")
     for workers in (1, 2):
         federation, trainer = assemble(tmp_path / str(workers), config, SIMULATION, workers)
@@ -88,25 +95,25 @@ def test_tasks_are_drawn_only_as_the_window_allows(tmp_path: Path, tasks: list[T
     assert len(drawn) == 12
 
 
-def test_a_killed_worker_is_replaced_and_its_client_tried_again(tmp_path: Path, tasks: list[Task]) -> None:
-    with closing(engine_of(tmp_path, 2, "fedavg")) as engine:
-        wanted = list(engine.run(tasks))
-        before = pids(engine)
-        answers = engine.run(tasks)
-        got = [next(answers)]
-        os.kill(before[0], signal.SIGKILL)
-        os.kill(before[1], signal.SIGKILL)
-        got += list(answers)
-        list(engine.run(tasks))  # a death whose answer had come already is noticed with the next task
-        assert not set(pids(engine)) & set(before)
+def test_a_killed_worker_is_replaced_and_its_client_tried_again(pair: PoolEngine, tasks: list[Task]) -> None:
+    wanted = list(pair.run(tasks))
+    before = pids(pair)
+    answers = pair.run(tasks)
+    got = [next(answers)]
+    os.kill(before[0], signal.SIGKILL)
+    os.kill(before[1], signal.SIGKILL)
+    got += list(answers)
+    list(pair.run(tasks))  # a death whose answer had come already is noticed with the next task
+    assert not set(pids(pair)) & set(before)
     for ours, theirs in zip(got, wanted, strict=True):
         assert isinstance(ours, Update)
         assert isinstance(theirs, Update)
         assert same_bits(ours.weights, theirs.weights)
 
 
+@pytest.mark.slow
 def test_workers_that_died_while_idle_cost_no_client_a_try(tmp_path: Path, tasks: list[Task]) -> None:
-    with closing(engine_of(tmp_path, 2, "fedavg")) as engine:
+    with closing(engine_of(tmp_path, 1, "fedavg")) as engine:
         list(engine.run(tasks[:2]))
         for _ in range(2):
             for pid in pids(engine):
@@ -115,6 +122,7 @@ def test_workers_that_died_while_idle_cost_no_client_a_try(tmp_path: Path, tasks
             assert all(isinstance(answer, Update) for answer in engine.run(tasks))
 
 
+@pytest.mark.slow
 def test_a_replacement_that_dies_while_starting_is_replaced_again(
     tmp_path: Path, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,15 +143,14 @@ def test_a_replacement_that_dies_while_starting_is_replaced_again(
         assert killed
 
 
-def test_a_round_that_ends_early_leaves_nothing_for_the_next(tmp_path: Path, tasks: list[Task]) -> None:
-    with closing(engine_of(tmp_path, 2, "fedavg")) as engine:
-        answers = engine.run(tasks)
-        next(answers)
-        answers.close()  # type: ignore[attr-defined]
-        again = [Task(2, task.client, dict(task.weights), {}) for task in tasks]
-        assert [(answer.round, answer.client) for answer in engine.run([
-            Task(2, task.client, again[0].weights, again[0].extras) for task in again
-        ])] == [(2, 1), (2, 0), (2, 3), (2, 2)]  # fmt: skip
+def test_a_round_that_ends_early_leaves_nothing_for_the_next(pair: PoolEngine, tasks: list[Task]) -> None:
+    answers = pair.run(tasks)
+    next(answers)
+    answers.close()  # type: ignore[attr-defined]
+    again = [Task(2, task.client, dict(task.weights), {}) for task in tasks]
+    assert [(answer.round, answer.client) for answer in pair.run([
+        Task(2, task.client, again[0].weights, again[0].extras) for task in again
+    ])] == [(2, 1), (2, 0), (2, 3), (2, 2)]  # fmt: skip
 
 
 def test_tasks_with_other_weights_do_not_mix(tmp_path: Path, tasks: list[Task]) -> None:
@@ -152,6 +159,7 @@ def test_tasks_with_other_weights_do_not_mix(tmp_path: Path, tasks: list[Task]) 
         list(engine.run(mixed))
 
 
+@pytest.mark.slow
 def test_a_method_registered_elsewhere_and_found_in_the_current_folder(tmp_path: Path) -> None:
     """As in a notebook: the search path begins with the current folder, and a recipe names our class."""
     (tmp_path / "mine.py").write_text(
@@ -184,7 +192,7 @@ def test_a_client_whose_worker_dies_twice_is_reported_as_failed(tmp_path: Path, 
         encoding="utf-8",
     )
     plugins.load_plugin(str(plugin))
-    with closing(engine_of(tmp_path, 2, "deadly")) as engine:
+    with closing(engine_of(tmp_path, 1, "deadly")) as engine:
         answers = list(engine.run(tasks))
     assert [isinstance(answer, Failure) for answer in answers] == [False, True, False, False]
     assert "died 2 times (signal 9)" in answers[1].reason  # type: ignore[union-attr]
@@ -279,6 +287,7 @@ def test_workers_end_by_themselves_when_the_parent_is_killed(tmp_path: Path) -> 
 
 
 @linux
+@pytest.mark.slow
 def test_ctrl_c_stops_everything_within_two_seconds(tmp_path: Path) -> None:
     """The clock stops when the last worker is gone: unloading Python is the machine's affair."""
     process, children = started(tmp_path)

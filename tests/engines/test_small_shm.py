@@ -55,6 +55,7 @@ def inside(command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_pool_needs_no_room_in_shared_memory_and_leaves_nothing_in_it(tmp_path: Path) -> None:
     if not shutil.which("unshare") or inside(["true"]).returncode:
         pytest.skip("this system does not let a test mount a /dev/shm of its own")

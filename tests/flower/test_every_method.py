@@ -15,6 +15,8 @@ from proxyfl.methods import create, recipes
 from toybox import Told, make_simulation, play, same_state, tiny_config
 
 NAMES = [recipe.name for recipe in recipes()]
+FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes())}.values())
+"""A method for each class of methods."""
 
 
 def flower(config, simulation, folder):
@@ -29,7 +31,14 @@ def settings(name):
     return tiny_config(name)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not create(name).oracle])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow)
+        for name in NAMES
+        if not create(name).oracle
+    ],
+)
 def test_a_method_is_bit_equal_to_the_inline_engine(name, tmp_path):
     config, simulation = settings(name), make_simulation()
     inline, remote = Told(), Told()

@@ -29,6 +29,9 @@ from proxyfl.runs.simulation import Simulation, prepare
 from toybox import TINY, Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
 
 NAMES = [recipe.name for recipe in recipes()]
+FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes())}.values())
+"""A method for each class of methods: the others differ from it in parameters and add-ons."""
+
 ORACLES = {"fedavg-sl", "gpl-all-corrected"}
 """Methods that are given the true labels of unlabelled images by definition."""
 
@@ -55,6 +58,10 @@ CHOOSY = [
     *("fixmatch-lpl", "fedprox+fixmatch", "fedlabel", "sage"),
     *("proxyfl", "gpt-only", "icpl-only", "icpl-top1", "icpl-top5", "icpl-uniform"),
 ]
+
+
+def slow_unless_first(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in FIRST else [pytest.mark.slow]
 
 
 def settings_for(name: str, *, tau: float | None = None, **more: Any) -> dict[str, Any]:
@@ -268,8 +275,13 @@ ODD = {"labelled": (8, 0, 8, 1), "unlabelled": (24, 32, 0, 0)}
 """A usual client, one without labels, one without unlabelled images, one with a single image."""
 
 
-@pytest.mark.parametrize(("channels", "classes"), [(1, 2), (3, 100)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "channels", "classes"),
+    [
+        *((name, 1, 2) for name in NAMES),
+        *(pytest.param(name, 3, 100, marks=slow_unless_first(name)) for name in NAMES),
+    ],
+)
 def test_odd_clients_channels_and_classes(name: str, channels: int, classes: int, folder: Path) -> None:
     simulation = make_simulation(**ODD, channels=channels, classes=classes)
     config = config_for(name, per_round=4, rounds=1, train__pool=("all", "unlabelled")[channels == 3])
@@ -283,7 +295,7 @@ def test_odd_clients_channels_and_classes(name: str, channels: int, classes: int
     assert len(metrics["per_class"]) == classes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow_unless_first(name)) for name in NAMES])
 def test_every_fidelity_plays(name: str, folder: Path) -> None:
     for fidelity in FIDELITIES[1:]:
         config = config_for(name, fidelity=fidelity, rounds=1)
@@ -336,7 +348,13 @@ def refusal(name: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("name", "addon"), list(itertools.product(NAMES, registry.addons())))
+@pytest.mark.parametrize(
+    ("name", "addon"),
+    [
+        pytest.param(name, addon, marks=slow_unless_first(name))
+        for name, addon in itertools.product(NAMES, registry.addons())
+    ],
+)
 def test_an_addon_takes_effect_or_is_refused(name: str, addon: str, folder: Path) -> None:
     full = registry.find(f"{name}+{addon}").name
     reason = refusal(full)

@@ -179,7 +179,9 @@ def steps_on_device(
     return device.steps
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in PARENTS else pytest.mark.slow) for name in NAMES]
+)
 def test_every_method_trains_on_any_device(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

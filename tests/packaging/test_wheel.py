@@ -43,6 +43,7 @@ def test_wheel_carries_presets_and_types_and_no_tests(wheel: Path) -> None:
 
 def test_installed_wheel_trains_outside_the_checkout(scripts: Path, tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PROXYFL"))}
+    clean["PROXYFL_WORKERS"] = "0"
     where = subprocess.run(
         [scripts / "python", "-c", "import proxyfl; print(proxyfl.__file__)"],
         cwd=tmp_path, env=clean, capture_output=True, text=True, check=True,

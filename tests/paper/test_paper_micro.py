@@ -63,15 +63,25 @@ def assert_drawn(name: str, path: Path) -> None:
     assert {len(row) for row in rows} == {len(rows[0])}
 
 
+@pytest.mark.parametrize("name", ["table2", "fig2a"])
+def test_an_item_is_made_of_few_runs(name: str, call: Call, quick: Path, tmp_path: Path) -> None:
+    assert_made(name, call, quick, tmp_path / "pictures")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_an_item_is_made_of_the_runs_that_are_there(
-    name: str, call: Call, quick: Path, tmp_path: Path
+    name: str, call: Call, one_of_each: Path, tmp_path: Path
 ) -> None:
-    text = show(call, name, quick, tmp_path / "pictures")
+    assert_made(name, call, one_of_each, tmp_path / "pictures")
+
+
+def assert_made(name: str, call: Call, folder: Path, pictures: Path) -> None:
+    text = show(call, name, folder, pictures)
     item = ITEMS[name]
     if not item.rows:
         return
-    runs = {case.key: Run(job.path) for case in micro_cases(name) if (job := case.job(1, quick)).finished}
+    runs = {case.key: Run(job.path) for case in micro_cases(name) if (job := case.job(1, folder)).finished}
     assert runs
     first = {label for label, column in runs if column == item.columns[0].key}
     assert name not in WHOLE or first == {row.label for row in item.rows}

@@ -60,6 +60,7 @@ def test_run_skips_what_is_done(call: Call, quick: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in quick.rglob("metrics.jsonl")} == before
 
 
+@pytest.mark.slow
 def test_run_goes_on_with_what_was_stopped_half_way(call: Call, quick: Path, tmp_path: Path) -> None:
     """One run is gone and one was stopped after its first round: both come out as if nothing had been."""
     only = "alpha=0.1,row=GPT,row=GPT + ICPL"

@@ -28,12 +28,15 @@ def besieged(stage: Stage, folder: Path, method: str, workers: int, kills: int) 
     return siege
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[] if name == "fedloke" else pytest.mark.slow) for name in METHODS]
+)
 def test_killed_again_and_again(stage: Stage, tmp_path: Path, method: str) -> None:
     siege = besieged(stage, tmp_path, method, workers=0, kills=7)
     assert len(set(siege.rounds_at_kill)) >= 2, siege.rounds_at_kill
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_with_worker_processes(stage: Stage, tmp_path: Path) -> None:
     besieged(stage, tmp_path, "fedloke", workers=1, kills=3)
 

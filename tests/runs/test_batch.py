@@ -29,6 +29,7 @@ COMMON = {
     "federation": {"per_round": 2, "rounds": 2},
     "data": {"subset": 150.0},
     "train": {"epochs": 1},
+    "model": {"width": 1},
 }
 
 
@@ -37,6 +38,7 @@ def jobs(folder: Path, rounds: int = 2, methods: tuple[str, ...] = ("fedavg", "f
     return jobs_of(Grid(methods, common=common), folder)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
     good, bad = jobs(tmp_path)
     RunDirectory(bad.path).checkpoints.mkdir(parents=True)
@@ -109,6 +111,7 @@ def test_a_lone_run_gets_the_cores_as_workers(tmp_path: Path, monkeypatch: pytes
     assert batch._room([job]) == 2
 
 
+@pytest.mark.slow
 def test_a_child_in_the_middle_of_a_client_ends_with_its_parent(tmp_path: Path) -> None:
     script = tmp_path / "sweep.py"
     script.write_text(

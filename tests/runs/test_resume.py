@@ -485,7 +485,10 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("counting")
-@pytest.mark.parametrize(("every", "stop"), [(1, 5), (2, 5), (3, 5)])
+@pytest.mark.parametrize(
+    ("every", "stop"),
+    [pytest.param(1, 5, marks=pytest.mark.slow), (2, 5), pytest.param(3, 5, marks=pytest.mark.slow)],
+)
 def test_client_states_reach_back_as_far_as_the_checkpoints(tmp_path: Path, every: int, stop: int) -> None:
     options = {**TINY, "rounds": 7, "per_round": 4, "subset": 64, "keep__checkpoint_every": every}
     straight = proxyfl.Experiment("counting", "digits", **options).run(tmp_path / "straight")
@@ -503,15 +506,25 @@ def test_client_states_reach_back_as_far_as_the_checkpoints(tmp_path: Path, ever
         ).read_bytes()
 
 
-@pytest.fixture
-def half_counted(tmp_path: Path, counting: None) -> tuple[Path, Run]:
-    """A run of a method with client states, stopped after round 3 of 4; and the same one undisturbed."""
+@pytest.fixture(scope="module")
+def counted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``run``, of a method with client states, stopped after round 3 of 4; and ``straight``."""
+    folder = tmp_path_factory.mktemp("counted")
     options = {**TINY, "rounds": 4, "per_round": 4, "subset": 120}
-    straight = proxyfl.Experiment("counting", "digits", **options).run(tmp_path / "straight")
-    where = tmp_path / "run"
-    with pytest.raises(Stopped):
-        proxyfl.Experiment("counting", "digits", **options).run(where, [Told(stop_after=3)])
-    return where, straight
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_recipes", dict(registry._recipes))
+        registry.register(Recipe("counting", "state that matters", Counting))
+        proxyfl.Experiment("counting", "digits", **options).run(folder / "straight")
+        with pytest.raises(Stopped):
+            proxyfl.Experiment("counting", "digits", **options).run(folder / "run", [Told(stop_after=3)])
+    return folder
+
+
+@pytest.fixture
+def half_counted(tmp_path: Path, counting: None, counted_once: Path) -> tuple[Path, Run]:
+    """A copy of the stopped run, to be spoilt; and the same one undisturbed."""
+    where = Path(shutil.copytree(counted_once / "run", tmp_path / "run"))
+    return where, Run(counted_once / "straight")
 
 
 def state_of(where: Path, client: int, round: int) -> Path:
