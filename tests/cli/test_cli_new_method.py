@@ -268,8 +268,12 @@ def contract(name: str, *words: object, cwd: Path, **environment: str) -> int:
 @pytest.fixture
 def clone(tmp_path):
     """A copy of the whole checkout, but for what is made by running it."""
-    kept = shutil.ignore_patterns("__pycache__", ".*", "runs", "build", "dist")
-    return shutil.copytree(ROOT, tmp_path / "clone", ignore=kept)
+    made = shutil.ignore_patterns("__pycache__", ".*")
+    for name in ("src", "tests", "docs", "results", "tools", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / "clone" / name, ignore=made)
+    for file in (file for file in ROOT.iterdir() if file.is_file()):
+        shutil.copy(file, tmp_path / "clone")
+    return tmp_path / "clone"
 
 
 @pytest.mark.slow

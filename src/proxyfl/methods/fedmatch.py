@@ -253,8 +253,7 @@ def nearest_clients(clients: Tensor, embeddings: Tensor, client: int, count: int
         return []
     rows = embeddings.double()
     distances = torch.linalg.vector_norm(rows - rows[ids.index(client)], dim=1).tolist()
-    ranked = sorted((distance, other) for distance, other in zip(distances, ids, strict=True))
-    return [other for _, other in ranked if other != client][:count]
+    return [other for _, other in sorted(zip(distances, ids, strict=True)) if other != client][:count]
 
 
 def embedding_image(shape: Sequence[int], seed: int) -> Tensor:

@@ -154,7 +154,8 @@ def aliases_of(name: str) -> list[str]:
 
 
 def addons() -> dict[str, type[Addon]]:
-    return dict(_addons)
+    """All registered add-ons by name, whichever file was imported first."""
+    return dict(sorted(_addons.items()))
 
 
 def find(name: str) -> Recipe:
