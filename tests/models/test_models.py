@@ -39,7 +39,7 @@ def no_classifier(classes: int, channels: int, width: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
 
 
-def two_arguments(classes: int, channels: int) -> nn.Module:
+def other_arguments(classes: int, depth: int) -> nn.Module:
     return nn.Flatten()
 
 
@@ -54,7 +54,7 @@ def untouched_registry(monkeypatch):
 
 @pytest.fixture
 def misfits(untouched_registry):
-    for factory in (no_features, no_classifier, two_arguments, no_module):
+    for factory in (no_features, no_classifier, other_arguments, no_module):
         models.register(factory.__name__)(factory)
 
 
@@ -190,7 +190,7 @@ class TestRegistry:
         ("name", "message"),
         [
             ("resnet9", "did you mean 'resnet8'"),
-            ("two_arguments", r"must accept \(classes, channels, width\)"),
+            ("other_arguments", r"must accept \(classes, channels, width\)"),
             ("no_module", "gave a str"),
         ],
     )
