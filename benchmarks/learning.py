@@ -3,7 +3,7 @@
     python benchmarks/learning.py [--seeds 3] [--methods sage,proxyfl] [--runs runs/learning]
 
 Runs that are finished are used again, those that were stopped go on. Writes ``results/digits-learning.csv``
-(one row per run) and prints mean ± std; ``python docs/refresh.py`` carries the numbers to the method pages.
+(one row per run) and prints mean ± std; ``python tools/refresh.py`` carries the numbers to the method pages.
 """
 
 from __future__ import annotations

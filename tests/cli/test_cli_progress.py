@@ -67,7 +67,7 @@ def test_in_a_terminal_a_bar_shows_rounds_clients_accuracy_and_time_left(clock):
         assert "clients 1/3" in shown
         assert "accuracy 50.00 %  best 75.00 %" in shown
         # A quarter of a round took 8 s, so the other 7¾ take 248 s.
-        assert "4:08 left" in shown
+        assert "4:08 min left" in shown
         follower.round_finished(finished(0.9))
         follower.bars.refresh()
         assert "accuracy 90.00 %  best 90.00 %" in told(where)
