@@ -1,8 +1,25 @@
 """proxyfl: federated semi-supervised learning, with exact resume.
 
+Many clients hold a few labelled images and many unlabelled ones; together they train one model.
+
+From objects, without a name or a file:
+
 >>> import proxyfl
->>> run = proxyfl.Experiment("proxyfl", "digits", rounds=20).run("runs/first")  # doctest: +SKIP
+>>> from proxyfl.methods import ProxyFL
+>>> data = proxyfl.load_dataset("digits")  # or proxyfl.Dataset.of(images, labels, test=…)
+>>> split = proxyfl.partition(data, clients=10, per_class=13, alpha=0.1)
+>>> federation = proxyfl.Federation(data, split, method=ProxyFL(tau=0.9), width=1, rounds=20)
+>>> for report in federation.rounds():                                           # doctest: +SKIP
+...     print(report.number, report.accuracy)
+
+By name, written down as a run that can be killed at any moment and resumed:
+
+>>> run = proxyfl.Experiment("proxyfl", "digits", rounds=20).run("runs/first")   # doctest: +SKIP
 >>> run.summary.mean_last                                                        # doctest: +SKIP
+
+What to look at next: ``Federation`` (objects), ``Experiment`` and ``resume`` (names), ``Run`` and ``results``
+(what came of it), ``proxyfl.methods``, ``proxyfl.aggregation``, and ``register_method``, ``register_model``,
+``register_dataset``, ``register_addon``, ``register_aggregator`` for what you bring yourself.
 """
 
 from __future__ import annotations

@@ -37,6 +37,14 @@ def setting(
 ) -> Any:
     """A dataclass field with a meaning, an allowed range and, where they differ, values per fidelity.
 
+    >>> from dataclasses import dataclass
+    >>> import proxyfl
+    >>> @dataclass(frozen=True)
+    ... class Parameters:
+    ...     sharpness: float = proxyfl.setting(0.1, "weight of the entropy", low=0)
+    >>> Parameters().sharpness
+    0.1
+
     A setting that came ``later`` counts for a run's identity only where it is not at its default, so that
     runs made before it existed keep their names.
     """
@@ -114,7 +122,13 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What a client does in a round."""
+    """What a client does in a round.
+
+    >>> import proxyfl
+    >>> train = proxyfl.Train(epochs=2, batch=32, lr=0.05, schedule="cosine", warmup=2)
+    >>> [round(train.lr * train.lr_factor(number, 10), 3) for number in (1, 2, 3, 7, 10)]
+    [0.025, 0.05, 0.05, 0.025, 0.002]
+    """
 
     epochs: int = setting(5, "local epochs (E)", low=1)
     batch: int = setting(128, "labelled images in a batch (B)", low=1, high=100_000)
@@ -284,7 +298,12 @@ class ComputeSettings:
 
 @dataclass(frozen=True)
 class KeepSettings:
-    """What a run writes."""
+    """What a run writes.
+
+    >>> import proxyfl
+    >>> proxyfl.Keep(checkpoint_every=5).snapshot(round=50, rounds=300)
+    True
+    """
 
     checkpoint_every: int = setting(1, "rounds between checkpoints", low=1)
     checkpoints: int = setting(2, "newest checkpoints kept", low=2)

@@ -11,7 +11,14 @@ from proxyfl.core.text import one_line
 class ProxyFLError(Exception):
     """Something the user can mend. The command line prints it on one line, without a traceback.
 
-    Whatever of a stranger's file is quoted in it cannot move a cursor or fill a screen.
+    What it quotes of an untrusted file cannot move a cursor or fill a screen.
+
+    >>> import proxyfl
+    >>> try:
+    ...     proxyfl.Train(lr=-1)
+    ... except proxyfl.ProxyFLError as error:
+    ...     print(error)
+    train.lr = -1.0 is below 0
     """
 
     def __init__(self, message: str = "") -> None:

@@ -30,7 +30,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test split with what fits them.
+    """A training and a test split with what fits them. Your own: :meth:`Dataset.of`.
+
+    >>> import proxyfl
+    >>> data = proxyfl.load_dataset("digits")
+    >>> len(data.train), len(data.test), data.channels, data.image_size
+    (1300, 497, 1, 8)
 
     ``full_size`` is the number of training images of the complete set; where fewer are at hand,
     ``partial`` says so in words. ``flip`` tells whether a mirrored image keeps its class.

@@ -70,7 +70,13 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The images of every client, as indices into the training split."""
+    """The images of every client, as indices into the training split.
+
+    >>> import proxyfl
+    >>> split = proxyfl.partition([0, 1] * 20, clients=2, per_class=5, scheme="iid")
+    >>> split.clients, split.sizes.tolist(), len(split.labelled[0])
+    (2, [18, 22], 4)
+    """
 
     labelled: Ragged
     unlabelled: Ragged
@@ -143,7 +149,7 @@ def make_partition(
     >>> import proxyfl
     >>> split = proxyfl.partition([0, 1] * 50, clients=4, per_class=10, scheme="iid")
     >>> split.labelled.sizes.tolist(), split.unlabelled.sizes.tolist()
-    ([4, 4, 6, 6], [20, 20, 20, 20])
+    ([4, 6, 4, 6], [20, 20, 20, 20])
     """
     labels = data.train.labels if isinstance(data, Dataset) else data
     if scheme not in SCHEMES:

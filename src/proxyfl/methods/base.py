@@ -106,7 +106,13 @@ class Part:
 
 
 class Addon(Part):
-    """Something that can be attached to any method."""
+    """Something that can be attached to any method.
+
+    >>> from proxyfl.methods import FixMatch
+    >>> from proxyfl.methods.addons import GPT
+    >>> FixMatch(teacher="global", addons=[GPT(epochs=5)])
+    FixMatch(teacher='global', addons=[GPT(epochs=5)])
+    """
 
     needs: ClassVar[tuple[type[Addon], ...]] = ()
     """Other add-ons it works with; they are attached as well."""
@@ -127,7 +133,16 @@ class MethodParameters:
 
 
 class Method(Part):
-    """Labelled-only federated averaging; other methods override what they do differently."""
+    """Labelled-only federated averaging; other methods override what they do differently.
+
+    >>> import proxyfl
+    >>> class Bold(proxyfl.Method):
+    ...     name = "bold"
+    ...     def learning_rate(self, shared):
+    ...         return 2 * shared
+    >>> Bold(tau=0.9).learning_rate(0.1)
+    0.2
+    """
 
     name: ClassVar[str] = "method"
     wants: ClassVar[frozenset[str]] = frozenset({"x"})

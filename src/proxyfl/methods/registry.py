@@ -31,6 +31,10 @@ class Shown:
     in the order of their lowest rank. ``colour``, ``line`` and ``marker`` (matplotlib's letters) are for
     pictures; without a colour it gets a spare look that is unlike all others. ``page`` is its page below
     docs/methods; empty: the page is called like the method.
+
+    >>> import proxyfl
+    >>> proxyfl.Shown(group="mine", colour="purple", marker="s").rank == proxyfl.Shown().rank
+    True
     """
 
     group: str = OTHERS
@@ -54,7 +58,13 @@ UNSHOWN = Shown()
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by name. ``defaults`` go over the classes' own, ``paper`` over those in that fidelity."""
+    """A method by name. ``defaults`` go over the classes' own, ``paper`` over those in that fidelity.
+
+    >>> import proxyfl
+    >>> from proxyfl.methods import FixMatch
+    >>> proxyfl.Recipe("bold", "FixMatch that trusts everything", FixMatch, defaults={"tau": 0.0}).name
+    'bold'
+    """
 
     name: str
     summary: str

@@ -30,6 +30,12 @@ class Experiment:
 
     ``preset`` is a data set's protocol (default: digits) or a TOML file. Further settings by short name
     (``rounds``, ``alpha``, ``seed`` …) or in full with double underscores (``method__tau=0.9``).
+
+    >>> import proxyfl
+    >>> experiment = proxyfl.Experiment("fixmatch-gpl", "digits", rounds=5, method__tau=0.9)
+    >>> experiment.config.method.parameters["tau"]
+    0.9
+    >>> experiment.run("runs/first")  # doctest: +SKIP
     """
 
     def __init__(

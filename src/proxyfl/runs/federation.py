@@ -190,7 +190,7 @@ class Federation:
             if self.recording is None:
                 self.settle(self._scratch_folder())
             else:
-                watching.insert(0, stack.enter_context(self.recording.opened(self)))
+                watching = [*stack.enter_context(self.recording.opened(self)), *watching]
             while self.state.round < last:
                 with numerics(self.config.compute):
                     self.state = play_round(self.server, self.state, tuple(watching))

@@ -63,17 +63,21 @@ class Recording:
         return cls(run, saved, warnings)
 
     @contextmanager
-    def opened(self, federation: Federation) -> Iterator[Recorder]:
-        """For as long as rounds are played: the directory locked, repaired where it must be."""
+    def opened(self, federation: Federation) -> Iterator[list[Recorder]]:
+        """For as long as rounds are played: the directory locked, repaired where it must be. Nobody writes
+        into that of a finished run.
+        """
+        rounds = federation.config.federation.rounds
         with nullcontext() if self.locked else self.run.locked():
-            ended = federation.state.round >= federation.config.federation.rounds
+            ended = federation.state.round >= rounds
             if self.recorder is None:
-                self.recorder = self._begin(federation, ended)
-            yield self.recorder
-            if not ended and federation.state.round >= federation.config.federation.rounds:
-                self.run.event("finished", round=federation.state.round)
+                self._repair(federation)
+                self.recorder = None if ended else self._begin(federation)
+            yield [] if self.recorder is None else [self.recorder]
+            if not ended and federation.state.round >= rounds:
+                self.run.event("finished", round=rounds)
 
-    def _begin(self, federation: Federation, ended: bool) -> Recorder:
+    def _repair(self, federation: Federation) -> None:
         run, saved = self.run, self.saved
         if checkpoint.folders(run) != self._known:
             raise RunError(f"another process went on with {run.path}; resume it once more")
@@ -83,10 +87,12 @@ class Recording:
         for warning in [*self.warnings, *lost]:
             run.event("warning", text=warning)
             print(f"warning: {warning}", file=sys.stderr)
-        if not ended:
-            run.event("resumed" if saved.state.round else "started", round=saved.state.round)
+
+    def _begin(self, federation: Federation) -> Recorder:
+        run, saved = self.run, self.saved
+        run.event("resumed" if saved.state.round else "started", round=saved.state.round)
         federation.settle(run.path)
-        return Recorder(run, federation.config, federation.method, card, saved)
+        return Recorder(run, federation.config, federation.method, card_of(federation), saved)
 
 
 def card_of(federation: Federation) -> dict[str, Any]:

@@ -48,7 +48,13 @@ class Summary:
 
 
 class Run:
-    """One run's directory, read."""
+    """One run's directory, read.
+
+    >>> import proxyfl
+    >>> run = proxyfl.Run("runs/first")          # doctest: +SKIP
+    >>> run.summary.mean_last                    # doctest: +SKIP
+    >>> run.model("best")(images)                # doctest: +SKIP
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.directory = RunDirectory(path).require()

@@ -100,6 +100,10 @@ def load(
 ) -> Dataset:
     """Read a data set from the data folder ``root`` (else PROXYFL_DATA, else the user's cache folder).
 
+    >>> import proxyfl
+    >>> proxyfl.load_dataset("digits", image_size=16).image_size
+    16
+
     ``image_size`` brings the images to that size, ``flip`` says whether mirrored images keep their class.
     """
     source = find(name)
