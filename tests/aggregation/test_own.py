@@ -28,7 +28,7 @@ from proxyfl.aggregation import (
     build,
     register_aggregator,
 )
-from proxyfl.aggregation.build import build_aggregator
+from proxyfl.aggregation.build import build_aggregator, settings_of
 from proxyfl.core.config import AggregationSettings, PrivacySettings, setting
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.plugins import load_plugin
@@ -196,3 +196,17 @@ def test_settings_and_objects_are_the_same() -> None:
         inner=DifferentialPrivacy(clip=0.5)
     )
     assert build_aggregator(AggregationSettings(), PrivacySettings()) == Mean()
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_objects_have_settings(value: Aggregator) -> None:
+    assert build_aggregator(*settings_of(value)) == value
+
+
+def test_what_no_setting_gives_has_none() -> None:
+    with pytest.raises(ConfigError, match="register"):
+        settings_of(Nearest())
+    register_aggregator("nearest")(Nearest)
+    assert settings_of(Clip(2.0, inner=Nearest(hostile=0.3)))[0].rule == "nearest"
+    with pytest.raises(ConfigError, match="bonus"):
+        settings_of(Nearest(bonus=1.0))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.clipping import Clip
@@ -12,7 +13,7 @@ from proxyfl.aggregation.coordinates import Median, TrimmedMean
 from proxyfl.aggregation.krum import Krum
 from proxyfl.aggregation.mean import Mean
 from proxyfl.aggregation.privacy import DifferentialPrivacy
-from proxyfl.aggregation.server import FedAdam, FedAvgM, FedYogi
+from proxyfl.aggregation.server import FedAdam, FedAvgM, FedYogi, ServerOptimiser
 from proxyfl.core.config import AggregationSettings, FederationSettings, PrivacySettings, TrainSettings
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.methods.base import Method
@@ -98,6 +99,33 @@ def build_optimiser(settings: AggregationSettings, inner: Aggregator) -> Aggrega
             beta1, beta2 = settings.beta1, settings.beta2
             return cls(beta1=beta1, beta2=beta2, tau=settings.tau, inner=inner, **step)
     return inner
+
+
+def settings_of(aggregator: Aggregator) -> tuple[AggregationSettings, PrivacySettings]:
+    """The settings that give this aggregator, for a config that says what was done; an error where there are
+    none, because it is not registered or because its own parameters are not among the settings.
+    """
+    values: dict[str, Any] = {}
+    rule, privacy = aggregator, PrivacySettings()
+    if isinstance(rule, ServerOptimiser):
+        values |= {"optimiser": rule.name, **_own(rule)}
+        rule = rule.inner
+    if isinstance(rule, Clip):
+        values |= {"clip": rule.length, "clip_by": rule.by}
+        rule = rule.inner
+    if isinstance(rule, DifferentialPrivacy):
+        rule, privacy = Mean(), PrivacySettings(**vars(rule))
+    names = [name for name, factory in _rules.items() if factory is type(rule)]
+    settings = AggregationSettings(rule=names[0], **values, **_own(rule)) if names else None
+    if settings is None or build_aggregator(settings, privacy) != aggregator:
+        raise ConfigError(f"no settings give {aggregator!r}; register its class with register_aggregator")
+    return settings, privacy
+
+
+def _own(aggregator: Aggregator) -> dict[str, Any]:
+    """Its parameters that are settings by the same name."""
+    known = {spec.name for spec in dataclasses.fields(AggregationSettings)}
+    return {name: value for name, value in vars(aggregator).items() if name in known}
 
 
 def site_aggregator(privacy: PrivacySettings) -> Aggregator:
