@@ -27,7 +27,7 @@ from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ClientContext
 from proxyfl.methods.registry import Recipe
-from proxyfl.runs import checkpoint, experiment
+from proxyfl.runs import checkpoint, experiment, recording
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.export import load_model
 from proxyfl.runs.recorder import Recorder
@@ -451,7 +451,7 @@ def test_a_creation_that_was_cut_short_is_repeated(
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            *((experiment, "write_tensors") if moment == "partition" else (checkpoint, "save")), interrupt
+            *((recording, "write_tensors") if moment == "partition" else (checkpoint, "save")), interrupt
         )
         with pytest.raises(KeyboardInterrupt):
             own_data(tmp_path).run(where)
