@@ -21,7 +21,6 @@ from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Engine, Server, play_round
 from proxyfl.federation.sampling import Population
 from proxyfl.report.html.records import Records, failures
-from proxyfl.runs.directory import RunDirectory
 from toybox import Told, assemble, make_simulation, play, run_rounds, same_bits, same_state, tiny_config
 
 CLIENTS, ROUNDS = 8, 3
@@ -200,7 +199,7 @@ def alone(population: Population, client: int) -> Population:
 def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Server, ServerState, Update]:
     """Client 1 alone, and the honest answer of its first round."""
     config, simulation = federation_of("proxyfl")
-    folder = RunDirectory(tmp_path_factory.mktemp("honest"))
+    folder = tmp_path_factory.mktemp("honest")
     federation, trainer = assemble(folder, config, simulation, workers=0)
     start = federation.start(trainer.initial_weights())
     (update,) = federation.engine.run([Task(1, 1, start.weights, start.extras)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -19,7 +20,9 @@ from PIL import Image
 
 from calling import invoke
 from proxyfl import Run
+from proxyfl.cli.deploy_life import show
 from proxyfl.core.checksum import read_verified, write_verified
+from proxyfl.deploy.settings import Deployment
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.experiment import Experiment
 from toybox import TINY
@@ -175,3 +178,13 @@ def require_page(words: list[str]) -> None:
             assert [run["name"] for run in json.load(answer)["runs"]] == ["run"]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("test", ["sample/test.npz", ""])
+def test_the_result_names_an_eval_that_works_here(
+    federation: Path, capsys: pytest.CaptureFixture[str], test: str
+) -> None:
+    deployment = dataclasses.replace(Deployment.read(federation), test=test)
+    show(deployment, [{"event": "finished", "text": "finished"}], quiet=False)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("per class"))
+    assert line.endswith("/trial/run" if test else "/trial/run --data folder:PATH")

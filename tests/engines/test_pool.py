@@ -206,9 +206,8 @@ def test_what_is_no_clients_fault_is_raised_here(tmp_path: Path, tasks: list[Tas
 
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path, tasks: list[Task]) -> None:
     with closing(engine_of(tmp_path, 1, "fedavg")) as engine:
-        engine._setup = engine._describe()
-        engine._setup["config"]["method"]["name"] = "fedavg+nothing"
-        with pytest.raises(ConfigError, match="unknown add-on"):
+        engine._setup = {**engine._describe(), "plugins": ["nowhere_to_be_found"]}
+        with pytest.raises(ConfigError, match="nowhere_to_be_found"):
             list(engine.run(tasks))
 
 

@@ -212,7 +212,13 @@ class Loopback:
         return wait_for(lambda: next(filter(wanted, newest(reader.new())), None), "an event", patience)
 
     def finish(self, run: Started, patience: float = PATIENCE) -> str:
-        run.process.wait(patience)
+        """Wait for the end of a verb; it has ``patience`` seconds from each new word on."""
+        said, until = "", time.monotonic() + patience
+        while run.process.poll() is None:
+            if said != (text := run.text()):
+                said, until = text, time.monotonic() + patience
+            assert time.monotonic() < until, f"silent for {patience:g} s:\n{said}\n{self.tail()}"
+            time.sleep(0.2)
         assert run.process.returncode == 0, f"{run.text()}\n{self.tail()}"
         return run.text()
 

@@ -96,7 +96,7 @@ def show(deployment: Deployment, lines: Iterable[dict[str, Any]], quiet: bool) -
     if quiet:
         typer.echo(str(finished.path))
         return
-    tell_result(finished)
+    tell_result(finished, "" if deployment.test_path else " --data folder:PATH")
     out().print(f"{'accuracy':11}{_where(finished.metrics[-1])}", markup=False, soft_wrap=True)
 
 

@@ -175,8 +175,8 @@ def train(
         tell_result(run)
 
 
-def tell_result(run: Run) -> None:
-    """The result of a finished run, where it is and what to do with it."""
+def tell_result(run: Run, more: str = "") -> None:
+    """The result of a finished run, where it is and what to do with it; ``eval`` may need ``more`` words."""
     console = out()
     console.print()
     console.print(summary_table(run.summary, run.config.keep.last_rounds))
@@ -184,7 +184,7 @@ def tell_result(run: Run) -> None:
     lines = [
         ("run", str(run.path)),
         ("curve", command("show", run.path)),
-        ("per class", command("eval", run.path)),
+        ("per class", command("eval", run.path) + more),
     ]
     for name, text in lines:
         console.print(f"{name:11}{text}", markup=False, soft_wrap=True)
