@@ -33,7 +33,7 @@ from proxyfl.core.config import Config
 from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Task, Update
 from proxyfl.models import build
-from proxyfl.runs.apart import profile_apart
+from proxyfl.profiling.process import profile_in_process
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import prepare
 
@@ -175,7 +175,7 @@ def clocked() -> Iterator[dict[str, float]]:
 def convolutions(width: int, folder: Path) -> list[Row]:
     """A client's steps taken apart in a process that is set up as a worker is."""
     config = settings(folder, 1, 128 * STEPS[width] + 10, width=width)
-    found = profile_apart(config, steps=STEPS[width])
+    found = profile_in_process(config, steps=STEPS[width])
     part = f"a step, width {width}"
     shares = [(part, f"phase: {phase.name}", 100 * found.share(phase), "%") for phase in found.step]
     return [

@@ -12,7 +12,7 @@ SMALL = ("--subset", 150, "--dtype", "fp32", *FOUR)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    from proxyfl.runs import profile
+    from proxyfl.profiling import profile
 
     monkeypatch.setattr(profile, "matrix_peak", lambda dtype, device: 100.0)
 

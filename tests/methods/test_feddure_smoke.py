@@ -291,7 +291,7 @@ def test_labelled_steps_of_the_release(
     at: str, digits: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    descend, losses_of = feddure._descend, FedDure.losses
+    descend, losses_of = feddure.descend, FedDure.losses
 
     def noted(loss: Tensor, optimiser: torch.optim.Optimizer) -> None:
         calls.append("labelled")
@@ -304,7 +304,7 @@ def test_labelled_steps_of_the_release(
         calls.append("step")
         return found
 
-    monkeypatch.setattr(feddure, "_descend", noted)
+    monkeypatch.setattr(feddure, "descend", noted)
     monkeypatch.setattr(FedDure, "losses", counted)
     options = {"variant": "release", "release_tune": 9, "release_tune_at": at}
     settings = {f"method__{name}": value for name, value in options.items()}

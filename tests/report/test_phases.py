@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from proxyfl.core.errors import RunError
+from proxyfl.profiling.phases import Phase, Profile
 from proxyfl.report.phases import COLOURS, _draw, caption, kind_of, phase_bars
-from proxyfl.runs.profile import Phase, Profile
 
 PROFILE = Profile(
     method="proxyfl", data="cifar10", network="resnet8 of width 1", dtype="bf16", device="cpu", threads=1,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from proxyfl.runs.profile import Phase, Profile
+    from proxyfl.profiling.phases import Phase, Profile
 
 EXAMPLES = examples(
     "proxyfl profile",
@@ -55,7 +55,8 @@ def profile(
         str | None, typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps to time.", show_default="about 10 s of them")
+        int | None,
+        typer.Option(min=1, help="Steps to record.", show_default="about 10 s of them, at most 50"),
     ] = None,
     client: Annotated[
         int | None, typer.Option(min=0, help="Whose round.", show_default="the largest of round 1")
@@ -81,10 +82,10 @@ def profile(
 
         plot_style.new_figure(1, 1)  # finds out now, not after measuring, whether pictures can be drawn
 
-    from proxyfl.runs.apart import profile_apart
+    from proxyfl.profiling.process import profile_in_process
 
     with _progress() as tell:
-        found = profile_apart(config, data_root, steps=steps, client=client, tell=tell)
+        found = profile_in_process(config, data_root, steps=steps, client=client, tell=tell)
     _show(found, out())
     if picture is not None:
         from proxyfl.report.phases import phase_bars

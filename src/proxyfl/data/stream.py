@@ -15,6 +15,7 @@ from torch import Tensor
 
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import MethodError
+from proxyfl.core.spans import STRONG, WEAK, span
 from proxyfl.data.augment import normalise, strong, weak
 
 VIEWS = frozenset({"x", "x_strong", "u_weak", "u_strong"})
@@ -156,8 +157,10 @@ class Stream:
         return Batch(**views, y=self.data.labels[drawn].to(self.device), u_index=positions.to(self.device))
 
     def _view(self, view: View, index: Tensor) -> Tensor:
-        images = self.data.images[index]
-        if self.device.type == "cuda":  # only from pinned memory does a transfer run beside the computation
-            images = images.pin_memory()
-        images = images.to(self.device, non_blocking=True)
-        return normalise(view(images, self.generator, flip=self.views.flip), self.views.mean, self.views.std)
+        with span(WEAK if view is weak else STRONG):
+            images = self.data.images[index]
+            if self.device.type == "cuda":  # only from pinned memory does a transfer run beside computation
+                images = images.pin_memory()
+            images = images.to(self.device, non_blocking=True)
+            seen = view(images, self.generator, flip=self.views.flip)
+            return normalise(seen, self.views.mean, self.views.std)

@@ -17,13 +17,26 @@ from torch import Tensor, nn
 from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
+from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
 from proxyfl.core.state import Task, Tensors, Update, namespace, within
-from proxyfl.data.stream import ClientData, Stream, ViewSettings
+from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.pseudo_metrics import count_decisions
 from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ClientContext, OptimiserFactory
 from proxyfl.models import Network, part_of
+
+Steps = Callable[[ClientContext], Iterator[Iterator[Batch]]]
+"""Which steps of a round are taken: for each, the batches of its epoch, of which it draws the next."""
+
+
+def every_step(ctx: ClientContext) -> Iterator[Iterator[Batch]]:
+    """All steps of all local epochs."""
+    epochs = ctx.settings.epochs
+    for ctx.epoch in range(epochs):
+        batches = ctx.stream.epoch()
+        for _ in range(ctx.stream.steps):
+            yield batches
 
 
 class ClientTrainer:
@@ -79,20 +92,37 @@ class ClientTrainer:
         """The server's weights before the first round."""
         return self.method.initial(self.method.shared(detached(self.new_network().state_dict())))
 
-    def train(self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None = None) -> Update:
+    def train(
+        self,
+        task: Task,
+        data: ClientData,
+        truth: Callable[[Tensor], Tensor] | None = None,
+        steps: Steps = every_step,
+    ) -> Update:
         """One client's round. ``truth`` (images to true labels) is asked when the method is done."""
+        with span(ROUND):
+            update = self._train(task, data, truth, steps)
+            return self.outgoing(update, task) if self.outgoing else update
+
+    def _train(
+        self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None, steps: Steps
+    ) -> Update:
         start = time.perf_counter()
         ctx = self._context(task, self.method.rearrange(data))
         self.network.load_state_dict(self.method.model(task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
         with isolated(self.seed, task.round, task.client, "layers"):
-            self.method.begin_all(ctx)
+            with span(BEGIN):
+                self.method.begin_all(ctx)
             _restore_momentum(ctx, task.carry)
-            for ctx.epoch in range(self.settings.epochs):
-                for batch in ctx.stream.epoch():
-                    self.method.observe_all(self.method.step(batch, ctx), ctx)
+            for batches in steps(ctx):
+                with span(STEP):
+                    outputs = self.method.step(next(batches), ctx)
+                    with span(OBSERVE):
+                        self.method.observe_all(outputs, ctx)
             _require_terms(ctx)
-            extras = self.method.finish_all(ctx)
+            with span(FINISH):
+                extras = self.method.finish_all(ctx)
         if self.method.all_private:
             ctx.state |= within("private", self._private_part(self.network.state_dict()))
         if self.method.keeps_state:
@@ -112,7 +142,7 @@ class ClientTrainer:
         )
         # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
         vars(ctx).clear()
-        return self.outgoing(update, task) if self.outgoing else update
+        return update
 
     def _private(self, ctx: ClientContext) -> Tensors:
         """What this client kept of the network to itself; at its first round, as the seed initialises it."""

@@ -15,6 +15,7 @@ import torch
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.errors import BelowQuorum
+from proxyfl.core.spans import AVERAGE, EVALUATE, FOLD, span
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
@@ -171,7 +172,8 @@ def play_round(
     for answer, client in zip(server.engine.run(tasks()), clients, strict=True):
         if isinstance(answer, Update):
             traffic.received(answer)
-        answer = fold.take(answer, client)
+        with span(FOLD):
+            answer = fold.take(answer, client)
         for observer in observers:
             observer.answered(answer)
     trained = time.perf_counter()
@@ -213,7 +215,8 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
     """What the server makes of a round's updates."""
     ctx.clients, ctx.samples = fold.clients, fold.samples
     if fold.settles:
-        ctx.weights = fold.mean(ctx)
+        with span(AVERAGE):
+            ctx.weights = fold.mean(ctx)
         ctx.snapshots = fold.snapshots(ctx.weights)
         ctx.extras = server.method.serve_all(ctx, fold.kept)
     if counts := fold.counts():
@@ -227,7 +230,8 @@ def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensor
     """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured."""
     if not server.settings.measures(state.round):
         return {}, {}
-    result = server.evaluate(state)
+    with span(EVALUATE):
+        result = server.evaluate(state)
     return {"accuracy": result.accuracy, "per_class": result.per_class}, {"confusion": result.confusion}
 
 

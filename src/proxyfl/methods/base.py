@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from proxyfl.core.config import read_section, setting
 from proxyfl.core.errors import MethodError
+from proxyfl.core.spans import LOSSES, PSEUDO, loss_span, serve_span, span
 from proxyfl.core.state import Tensors, Update, namespace, within
 from proxyfl.data.stream import Batch, ClientData
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
@@ -230,9 +231,12 @@ class Method(Part):
     def step(self, batch: Batch, ctx: ClientContext) -> Outputs:
         """One step. Methods that are no single loss override it and add ``ctx.terms`` themselves."""
         outputs = ctx.forward(batch)
-        self.decide(outputs, ctx)
-        losses = {"supervised": self.supervised(outputs)}
-        losses |= self.losses(outputs, ctx)
+        with span(PSEUDO):
+            self.decide(outputs, ctx)
+        with span(loss_span("supervised")):
+            losses = {"supervised": self.supervised(outputs)}
+        with span(LOSSES):
+            losses |= self.losses(outputs, ctx)
         ctx.descend(losses | ctx.terms(outputs))
         return outputs
 
@@ -316,7 +320,8 @@ class Method(Part):
     def serve_all(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Tensors:
         for part in self.parts:
             mine = [namespace(tensors, part.name) for tensors in kept]
-            ctx.extras |= within(part.name, part.serve(ctx, mine))
+            with span(serve_span(part.name)):
+                ctx.extras |= within(part.name, part.serve(ctx, mine))
         return ctx.extras
 
 
@@ -328,8 +333,6 @@ def _gather(parts: Iterable[Part], hook: Any) -> Tensors:
 
 
 def overrides(part: Part, hook: str) -> bool:
-    """Whether a part fills a hook itself."""
-    base = Method if isinstance(part, Method) else Part
     """Whether a part fills a hook itself, rather than leaving it as every method or add-on has it."""
     base = next(kind for kind in (Method, Addon, Part) if isinstance(part, kind))
     return getattr(type(part), hook) is not getattr(base, hook)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
+from proxyfl.core.spans import BACKWARD, BEGIN, FORWARD, TEACHER, loss_span, span
 from proxyfl.core.state import Task, Tensors
 from proxyfl.data.stream import Batch, ClientData, Stream
 from proxyfl.models import fold_batchnorm
@@ -35,6 +36,18 @@ def usual_optimiser(parameters: list[nn.Parameter], lr: float, train: TrainSetti
     return torch.optim.SGD(
         parameters, lr=lr, momentum=train.momentum, weight_decay=train.weight_decay, nesterov=train.nesterov
     )
+
+
+def descend(loss: Tensor, optimiser: torch.optim.Optimizer, clip: float = 0.0) -> None:
+    """One optimiser step against the gradient of the loss; ``clip`` bounds each of its elements."""
+    optimiser.zero_grad(set_to_none=True)
+    if not loss.requires_grad:
+        return
+    with span(BACKWARD):
+        loss.backward()  # type: ignore[no-untyped-call]
+    if clip:
+        nn.utils.clip_grad_value_([p for group in optimiser.param_groups for p in group["params"]], clip)
+    optimiser.step()
 
 
 class FeatureNetwork(Protocol):
@@ -197,7 +210,8 @@ class ClientContext:
     @cached_property
     def teacher(self) -> Callable[[Tensor], Tensor]:
         """The global model as received, frozen, in eval mode: images to probabilities."""
-        frozen = fold_batchnorm(self.model_from(self.task.weights))
+        with span(BEGIN):
+            frozen = fold_batchnorm(self.model_from(self.task.weights))
         return lambda images: self.predict(frozen, images)
 
     def model_from(self, weights: Tensors) -> nn.Module:
@@ -210,27 +224,30 @@ class ClientContext:
         """Probabilities without a graph."""
         if not len(images):
             return images.new_zeros((0, self.classes))
-        with torch.no_grad(), self.autocast():
-            logits = network(images)
-        return torch.softmax(logits.float(), 1)
+        with span(TEACHER), torch.no_grad():
+            with self.autocast():
+                logits = network(images)
+            return torch.softmax(logits.float(), 1)
 
     def forward(self, batch: Batch, network: nn.Module | None = None) -> Outputs:
         """Labelled, weak and strong images through the local network in one pass."""
         network = network or self.model
-        images = torch.cat([batch.x, batch.u_weak, batch.u_strong])
-        with self.autocast():
-            if has_features(network):
-                features = network.features(images)
-                logits = network.classifier(features)
-                return Outputs(batch, logits.float(), features.float(), self)
-            return Outputs(batch, network(images).float(), None, self)
+        with span(FORWARD):
+            images = torch.cat([batch.x, batch.u_weak, batch.u_strong])
+            with self.autocast():
+                if has_features(network):
+                    features = network.features(images)
+                    logits = network.classifier(features)
+                    return Outputs(batch, logits.float(), features.float(), self)
+                return Outputs(batch, network(images).float(), None, self)
 
     def terms(self, outputs: Outputs) -> dict[str, Tensor]:
         """The losses that add-ons contribute to this step. A method's own step must include them."""
         found = {}
         self.terms_taken = True
         for addon in self.method.addons:
-            term = addon.term(outputs, self)
+            with span(loss_span(addon.name)):
+                term = addon.term(outputs, self)
             if term is not None:
                 found[addon.name] = term
         return found
@@ -239,12 +256,7 @@ class ClientContext:
         """One optimiser step on the sum of the named losses; ``clip`` bounds each gradient element."""
         self.log(losses)
         total = torch.stack(list(losses.values())).sum()
-        self.optimiser.zero_grad(set_to_none=True)
-        if total.requires_grad:
-            total.backward()  # type: ignore[no-untyped-call]
-            if clip:
-                nn.utils.clip_grad_value_(self.model.parameters(), clip)
-            self.optimiser.step()
+        descend(total, self.optimiser, clip)
 
     def log(self, losses: Mapping[str, Tensor]) -> None:
         """Add to the round's mean losses; stays on the device, so nothing waits for it."""

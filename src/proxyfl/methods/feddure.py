@@ -43,10 +43,11 @@ from torch.func import functional_call, jvp
 from torch.optim import Adam, Optimizer
 
 from proxyfl.core.config import setting
+from proxyfl.core.spans import BACKWARD, FORWARD, loss_span, span
 from proxyfl.core.state import Tensors
 from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Addon, Method, MethodParameters
-from proxyfl.methods.context import ClientContext, Outputs, Pseudo
+from proxyfl.methods.context import ClientContext, Outputs, Pseudo, descend
 from proxyfl.methods.losses import masked_mean
 from proxyfl.methods.registry import Recipe, Shown, register
 
@@ -171,13 +172,13 @@ class FedDure(Method):
             return torch.zeros((), device=ctx.device)
 
         def labelled() -> Tensor:
-            with torch.no_grad(), ctx.autocast():
+            with span(FORWARD), torch.no_grad(), ctx.autocast():
                 return F.cross_entropy(student(batch.x).float(), batch.y)
 
         before = labelled()
-        with ctx.autocast():
+        with span(FORWARD), ctx.autocast():
             logits = student(batch.u_weak)
-        _descend(F.cross_entropy(logits.float(), label), optimiser)
+        descend(F.cross_entropy(logits.float(), label), optimiser)
         return self._change(before, labelled())
 
     def _change(self, before: Tensor, after: Tensor) -> Tensor:
@@ -192,8 +193,10 @@ class FedDure(Method):
         steps = self.parameters.release_tune
         for batch in islice(chain.from_iterable(ctx.stream.epoch() for _ in range(steps)), steps):
             outputs = ctx.forward(batch)
-            terms = [self.supervised(outputs), *ctx.terms(outputs).values()]
-            _descend(torch.stack(terms).sum(), ctx.optimiser)
+            with span(loss_span("supervised")):
+                terms = [self.supervised(outputs)]
+            terms += ctx.terms(outputs).values()
+            descend(torch.stack(terms).sum(), ctx.optimiser)
 
 
 def new_regulator(classes: int, hidden: int, generator: torch.Generator, device: torch.device) -> nn.Module:
@@ -244,7 +247,8 @@ def _pass(
     was_training = model.training
     copies = {name: value.clone() for name, value in buffers.items()}
     try:
-        logits: Tensor = functional_call(model.train(), {**phi, **copies}, (images,))
+        with span(FORWARD):
+            logits: Tensor = functional_call(model.train(), {**phi, **copies}, (images,))
     finally:
         model.train(was_training)
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -257,7 +261,9 @@ def _leaves(phi: Named) -> Tensors:
 
 def _gradient(loss: Tensor, parameters: Named) -> Tensors:
     """By name; zero for parameters that the loss does not see. The graph stays for another time."""
-    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
+    values = list(parameters.values())
+    with span(BACKWARD):
+        found = torch.autograd.grad(loss, values, retain_graph=True, materialize_grads=True)
     return dict(zip(parameters, found, strict=True))
 
 
@@ -265,12 +271,6 @@ def _moved(phi: Tensors, losses: Tensor, weights: Tensor, lr: float) -> Tensors:
     """phi - lr * grad mean_i weights_i losses_i: steps (a) and (c)."""
     gradient = _gradient((weights * losses).mean(), phi)
     return {name: value.detach() - lr * gradient[name] for name, value in phi.items()}
-
-
-def _descend(loss: Tensor, optimiser: Optimizer) -> None:
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
 
 
 register(

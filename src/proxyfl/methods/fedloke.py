@@ -24,13 +24,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from proxyfl.core.config import setting
+from proxyfl.core.spans import PSEUDO, loss_span, span
 from proxyfl.core.state import Tensors, namespace, within
 from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Method, MethodParameters
-from proxyfl.methods.context import ClientContext, Outputs, Pseudo
+from proxyfl.methods.context import ClientContext, Outputs, Pseudo, descend
 from proxyfl.methods.losses import masked_mean
 from proxyfl.methods.registry import Recipe, Shown, register
 
@@ -64,12 +65,15 @@ class FedLoKe(Method):
         shared = ctx.forward(replace(batch, x=batch.x_strong))
         private = ctx.forward(batch, network)
         if len(batch.u_weak):
-            shared.pseudo = self.pseudo_label(shared, ctx, private)
+            with span(PSEUDO):
+                shared.pseudo = self.pseudo_label(shared, ctx, private)
         rise = ramp(ctx.task.round, options.ramp)
         lesson = rise * taught(shared.local_weak, private.strong, options.delta)
-        self._descend(self.supervised(private) + lesson, network, ctx)
+        with span(loss_span("supervised")):
+            own, others = self.supervised(private), self.supervised(shared)
+        descend(own + lesson, ctx.memory["optimiser"], options.clip)
         losses = {
-            "supervised": self.supervised(shared),
+            "supervised": others,
             "unlabelled": rise * taught(private.local_weak, shared.strong, options.delta),
         }
         ctx.descend(losses | ctx.terms(shared), clip=options.clip)
@@ -85,14 +89,6 @@ class FedLoKe(Method):
     def finish(self, ctx: ClientContext) -> Tensors:
         ctx.state |= within("model", ctx.memory["private"].state_dict())
         return {}
-
-    def _descend(self, loss: Tensor, network: nn.Module, ctx: ClientContext) -> None:
-        optimiser: torch.optim.Optimizer = ctx.memory["optimiser"]
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.parameters.clip:
-            nn.utils.clip_grad_value_(network.parameters(), self.parameters.clip)
-        optimiser.step()
 
 
 def blend(private: Mapping[str, Tensor], shared: Mapping[str, Tensor], keep: float) -> Tensors:

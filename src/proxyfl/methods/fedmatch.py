@@ -37,10 +37,11 @@ from torch.func import functional_call
 from proxyfl.core.config import setting
 from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
+from proxyfl.core.spans import FORWARD, span
 from proxyfl.core.state import Tensors, Update, namespace, within
 from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Addon, Method
-from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
+from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext, descend
 from proxyfl.methods.losses import masked_mean
 from proxyfl.methods.registry import Recipe, Shown, register
 from proxyfl.models import fold_batchnorm
@@ -114,7 +115,7 @@ class FedMatch(Method):
         if len(batch.x):
             rows += [self._sigma_logits(batch.x, ctx)]
             losses["supervised"] = self.parameters.supervised * F.cross_entropy(rows[-1], batch.y)
-            _descend(losses["supervised"], ctx.memory["sigma optimiser"])
+            descend(losses["supervised"], ctx.memory["sigma optimiser"])
         if len(batch.u_weak):
             rows += self._psi_logits(torch.cat([batch.u_weak, batch.u_strong]), ctx).chunk(2)
             weak, strong = rows[-2:]
@@ -122,7 +123,7 @@ class FedMatch(Method):
             agreement = agreement_loss(strong, weak, pseudo.label, pseudo.mask, helpers)
             losses["agreement"] = self.parameters.agreement * agreement
             losses["penalty"] = self._penalty(ctx)
-            _descend(losses["agreement"] + losses["penalty"], ctx.memory["psi optimiser"])
+            descend(losses["agreement"] + losses["penalty"], ctx.memory["psi optimiser"])
         ctx.log(losses)
         return Outputs(batch, torch.cat(rows).detach(), None, ctx, pseudo)
 
@@ -279,15 +280,9 @@ def _joined(sigma: Mapping[str, Tensor], psi: Mapping[str, Tensor]) -> Tensors:
 
 
 def _logits(theta: Tensors, images: Tensor, ctx: ClientContext) -> Tensor:
-    with ctx.autocast():
+    with span(FORWARD), ctx.autocast():
         logits: Tensor = functional_call(ctx.model, theta, (images,))
     return logits.float()
-
-
-def _descend(loss: Tensor, optimiser: torch.optim.Optimizer) -> None:
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
 
 
 register(

@@ -15,8 +15,8 @@ from proxyfl.core.config import Config
 from proxyfl.data import sources
 from proxyfl.methods import registry
 from proxyfl.paper.results import Known
+from proxyfl.profiling.hardware import matrix_peak
 from proxyfl.runs.batch import BY_WORKERS, Job
-from proxyfl.runs.profile import matrix_peak
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import identity
 

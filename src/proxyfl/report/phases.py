@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.spans import PSEUDO, STRONG, WEAK, loss_span
+from proxyfl.profiling.phases import NETWORK, Phase, Profile
 from proxyfl.report import plot_style
-from proxyfl.runs import phases
-from proxyfl.runs.profile import NETWORK, Phase, Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,9 +32,9 @@ def kind_of(name: str) -> str:
     """What a phase of a step belongs to: network, views, losses or other."""
     if name in NETWORK:
         return "network"
-    if name in (phases.WEAK, phases.STRONG):
+    if name in (WEAK, STRONG):
         return "views"
-    return "losses" if name.startswith(("loss: ", phases.PSEUDO)) else "other"
+    return "losses" if name.startswith((loss_span(), PSEUDO)) else "other"
 
 
 def phase_bars(profile: Profile, path: str | Path, title: str = "") -> list[Path]:

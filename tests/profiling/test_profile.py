@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 
 import pytest
 import torch
-from torch.optim import optimizer
 
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.spans import (
+    AVERAGE,
+    BACKWARD,
+    BEGIN,
+    EVALUATE,
+    FINISH,
+    FOLD,
+    FORWARD,
+    OBSERVE,
+    ROUND,
+    STRONG,
+    TEACHER,
+    WEAK,
+)
 from proxyfl.core.state import Task
-from proxyfl.data.stream import Stream
-from proxyfl.federation.client import numerics
-from proxyfl.federation.fold import Fold
+from proxyfl.federation.client import every_step, numerics
 from proxyfl.methods import recipes
-from proxyfl.methods.context import ClientContext
-from proxyfl.runs import apart, phases
-from proxyfl.runs import profile as profiling
+from proxyfl.methods.proxyfl import ProxyFL
+from proxyfl.profiling import profile as profiling
+from proxyfl.profiling.hardware import matrix_peak
+from proxyfl.profiling.instrumentation import Recording, SomeSteps
+from proxyfl.profiling.phases import OPTIMISER, REST, Phase, Profile
+from proxyfl.profiling.process import profile_in_process
+from proxyfl.profiling.profile import profile
 from proxyfl.runs.federation import WORKERS
-from proxyfl.runs.phases import Clock, Steps, watched
-from proxyfl.runs.profile import Phase, Profile, matrix_peak, profile
 from toybox import assemble, make_simulation, same_bits, tiny_config
 
 SIMULATION = make_simulation((4, 6, 5, 4), (12, 12, 12, 12))
@@ -46,75 +58,39 @@ def client(folder, name="proxyfl", **settings):
     return trainer, Task(1, 1, state.weights, dict(state.extras)), data
 
 
-def trained(trainer, task, data, steps=None):
-    with numerics(trainer.config.compute):
-        if steps is None:
-            return trainer.train(task, data)
-        with watched(trainer, steps):
-            return trainer.train(task, data)
+def trained(trainer, task, data, steps=every_step):
+    with numerics(trainer.compute):
+        return trainer.train(task, data, steps=steps)
 
 
-def traces(trainer):
-    """Everything that is replaced during a profile."""
-    places = [Stream, ClientContext, Fold, torch.autograd, torch.optim.Optimizer, type(trainer.network)]
-    places += [trainer, trainer.method, *trainer.method.addons]
-    hooks = len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)
-    return [dict(vars(place)) for place in places], hooks, torch.autograd._profiler_enabled()
-
-
-def test_time_belongs_to_the_innermost_phase():
-    clock = Clock(iter([0, 1, 3, 7, 15, 31]).__next__)
-    with clock.phase("a"), clock.phase("b"):
-        pass
-    with clock.phase("c"):
-        pass
-    assert dict(clock.spent) == {"a": 1 + 4, "b": 2, "c": 16}
-
-
-def test_a_whole_phase_keeps_what_happens_inside():
-    clock = Clock(itertools.count().__next__)
-    with clock.phase(phases.TEACHER), clock.phase(phases.FORWARD):
-        pass
-    assert dict(clock.spent) == {phases.TEACHER: 3}
-    with clock.phase(phases.ROUND), clock.phase(phases.REST, always=True), clock.phase(phases.FORWARD):
-        pass
-    assert (clock.spent[phases.ROUND], clock.spent[phases.REST], clock.spent[phases.FORWARD]) == (2, 2, 1)
-
-
-def test_phases_add_up_to_the_clients_time(tmp_path):
-    ticks = itertools.count()  # a clock that goes on by one whenever it is read: what is lost would be seen
-    steps = Steps(Clock(ticks.__next__))
-    update = trained(*client(tmp_path, "fixmatch-lpl"), steps)
-    spent, outside = steps.clock.spent, (phases.ROUND, phases.BEGIN, phases.FINISH, phases.IDLE)
-    in_steps = sum(seconds for name, seconds in spent.items() if name not in outside)
-    assert update.metrics["steps"] == len(steps.seconds) == steps.whole_round == 2
-    assert sum(spent.values()) == next(ticks) - 1
-    assert sum(steps.seconds) == in_steps + 2 * len(steps.seconds)  # one tick before and one after a step
+def recorded(trainer, task, data, steps):
+    with Recording(trainer.device) as recording:
+        update = trained(trainer, task, data, steps)
+    return update, recording.spent()
 
 
 def test_phases_add_up_to_wall_time(tmp_path):
-    steps = Steps(Clock())
-    update = trained(*client(tmp_path), steps)
-    assert sum(steps.clock.spent.values()) == pytest.approx(update.seconds, rel=0.05, abs=0.05)
+    steps = SomeSteps()
+    update, spent = recorded(*client(tmp_path, "fixmatch-gpl"), steps)
+    in_steps = sum(seconds for name, seconds in spent.items() if name not in (ROUND, BEGIN, FINISH))
+    assert update.metrics["steps"] == len(steps.seconds) == steps.whole_round == 2
+    assert sum(spent.values()) == pytest.approx(update.seconds, rel=0.05, abs=0.05)
     # The teacher is built in the first step, but belongs to the beginning of the round.
-    assert steps.clock.spent[phases.BEGIN] > 0
+    assert in_steps < sum(steps.seconds) < in_steps + spent[BEGIN] + 0.05
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_method_trains_to_the_same_bits_under_the_clock(name, tmp_path):
+def test_every_method_trains_to_the_same_bits_under_the_profiler(name, tmp_path):
     trainer, task, data = client(tmp_path, name)
-    before = traces(trainer)
     plain = trained(trainer, task, data)
-    steps = Steps(Clock())
-    timed = trained(trainer, task, data, steps)
-    assert same_bits(plain.weights, timed.weights)
-    assert same_bits(plain.extras, timed.extras)
-    assert plain.metrics == timed.metrics
-    assert traces(trainer) == before
-    told = {name for name, seconds in steps.clock.spent.items() if seconds > 0}
-    assert told >= {phases.WEAK, phases.FORWARD, phases.BACKWARD, phases.OPTIMISER, phases.REST}
+    watched, spent = recorded(trainer, task, data, SomeSteps())
+    assert same_bits(plain.weights, watched.weights)
+    assert same_bits(plain.extras, watched.extras)
+    assert plain.metrics == watched.metrics
+    assert not torch.autograd._profiler_enabled()
+    assert set(spent) >= {WEAK, FORWARD, BACKWARD, OPTIMISER, REST, BEGIN, FINISH, ROUND}
     adding = [addon.name for addon in trainer.method.addons if addon.name in ("icpl", "prox", "proto")]
-    assert told >= {f"loss: {name}" for name in adding}
+    assert set(spent) >= {f"loss: {name}" for name in adding}
 
 
 @pytest.mark.parametrize("name", ["proxyfl", "fedavg", "fedmatch", "feddure", "feddb", "fedloke", "fedlabel"])
@@ -123,7 +99,7 @@ def test_a_profile_of_every_kind_of_method(name):
     network = found.network_phase
     assert found.method == name
     assert found.step_ms == pytest.approx(sum(found.share(phase) * found.step_ms for phase in found.step))
-    assert found.step[-1].name == phases.REST
+    assert found.step[-1].name == REST
     assert found.conv_forward > 0
     assert found.conv_backward > 0
     assert found.conv_forward + found.conv_backward < 1
@@ -131,13 +107,13 @@ def test_a_profile_of_every_kind_of_method(name):
     assert network.ms < found.step_ms
     assert found.peak == 100
     assert found.memory > 1e7
-    assert [phase.name for phase in found.client] == [phases.BEGIN, phases.FINISH, phases.ROUND]
-    assert {phase.name for phase in found.server} >= {phases.FOLD, phases.AVERAGE, phases.EVALUATE}
+    assert [phase.name for phase in found.client] == [BEGIN, FINISH, ROUND]
+    assert {phase.name for phase in found.server} >= {FOLD, AVERAGE, EVALUATE}
     names = [phase.name for phase in found.step]
     if name == "fedlabel":  # losses that are made together are named together
         assert "loss: unlabelled + consistency" in names
     if name == "feddb":  # its walk through the pool comes before the steps
-        assert phases.TEACHER not in names
+        assert TEACHER not in names
         assert found.client[0].ms > 1
     assert Profile.from_tree(json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
@@ -145,16 +121,16 @@ def test_a_profile_of_every_kind_of_method(name):
 def test_phases_of_proxyfl_and_the_operations_of_its_network():
     found = profile(tiny_config(), simulation=SIMULATION, client=1)
     names = [phase.name for phase in found.step]
-    assert names[:4] == [phases.WEAK, phases.STRONG, phases.TEACHER, phases.FORWARD]
+    assert names[:4] == [WEAK, STRONG, TEACHER, FORWARD]
     assert [name for name in names if "loss" in name] == [
         "loss: supervised", "loss: unlabelled", "loss: icpl"
     ]  # fmt: skip
-    assert names[-2:] == [phases.OPTIMISER, phases.REST] or names[-2:] == [phases.OBSERVE, phases.REST]
+    assert names[-2:] == [OPTIMISER, REST] or names[-2:] == [OBSERVE, REST]
     assert {"server: gpt", "server: prior"} <= {phase.name for phase in found.server}
     gflop = {phase.name: 1e9 * phase.gflop for phase in found.step}
-    assert gflop[phases.FORWARD] == pytest.approx((8 + 16 + 16) * PER_IMAGE)
-    assert gflop[phases.TEACHER] == pytest.approx((8 + 16) * PER_IMAGE)
-    assert 1.9 * gflop[phases.FORWARD] < gflop[phases.BACKWARD] < 2.1 * gflop[phases.FORWARD]
+    assert gflop[FORWARD] == pytest.approx((8 + 16 + 16) * PER_IMAGE)
+    assert gflop[TEACHER] == pytest.approx((8 + 16) * PER_IMAGE)
+    assert 1.9 * gflop[FORWARD] < gflop[BACKWARD] < 2.1 * gflop[FORWARD]
     assert (found.client_id, found.images, found.steps_per_round, found.updates) == (1, 18, 2, 2)
 
 
@@ -165,21 +141,29 @@ def test_steps_are_spread_over_the_epochs_and_the_last_has_one(wanted, taken, tm
     trainer, task, data = client(tmp_path, "fedavg", train__epochs=3)
     seen = []
     trainer.method.observe = lambda outputs, ctx: seen.append(ctx.epoch)
-    steps = Steps(Clock(), wanted)
+    steps = SomeSteps(wanted)
     trained(trainer, task, data, steps)
     assert [seen.count(epoch) for epoch in range(3)] == taken
     assert (len(steps.seconds), steps.whole_round) == (sum(taken), 6)
 
 
-@pytest.mark.parametrize("where", ["losses", "upload"])
-def test_everything_is_put_back_when_training_fails(where, tmp_path):
-    trainer, task, data = client(tmp_path)
-    setattr(trainer.method, where, lambda *_: 1 / 0)
-    before = traces(trainer)
-    recorder = torch.autograd.profiler.profile(use_kineto=False)
+@pytest.mark.parametrize("hook", ["losses", "serve"])
+def test_a_profile_ends_with_what_the_method_raises(hook, monkeypatch):
+    monkeypatch.setattr(ProxyFL, hook, lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        trained(trainer, task, data, Steps(Clock(), 5, recorder))
-    assert traces(trainer) == before
+        profile(tiny_config(), simulation=SIMULATION, steps=1)
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_hooks_that_are_left_empty_are_no_phases():
+    found = profile(tiny_config(), simulation=SIMULATION, steps=1)
+    assert "server: proxyfl" not in {phase.name for phase in found.server}
+    assert "loss: gpt" not in {phase.name for phase in found.step}
+
+
+def test_as_many_steps_as_take_ten_seconds_but_not_too_many(monkeypatch):
+    monkeypatch.setattr(profiling, "SECONDS", 10.0)
+    assert [profiling._affordable(seconds) for seconds in (30.0, 2.0, 0.5, 0.001)] == [1, 5, 20, 50]
 
 
 def test_the_largest_client_of_the_first_round_is_taken():
@@ -222,7 +206,7 @@ def test_a_process_of_its_own_answers_or_says_why(monkeypatch):
     told = []
     config = tiny_config("fedavg", subset=60)
     with pytest.raises(ConfigError, match="client 4 does not exist; there are 0 to 3"):
-        apart.profile_apart(config, None, steps=1, client=4, tell=lambda *line: told.append(line))
+        profile_in_process(config, None, steps=1, client=4, tell=lambda *line: told.append(line))
     assert told == [("data", 0.0)]
 
 
@@ -230,6 +214,6 @@ def test_a_process_of_its_own_answers_or_says_why(monkeypatch):
 def test_a_profile_from_a_process_of_its_own(monkeypatch):
     monkeypatch.delenv(WORKERS)
     config = tiny_config("fedavg", subset=60)
-    found = apart.profile_apart(config, None, steps=1, client=None, tell=lambda *_: None)
+    found = profile_in_process(config, None, steps=1, client=None, tell=lambda *_: None)
     assert (found.method, found.data, found.steps) == ("fedavg", "digits", 1)
     assert isinstance(found.step[0], Phase)

@@ -20,14 +20,15 @@ from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import RunError
 from proxyfl.engines.pool import search_path, tuned_environment
 from proxyfl.engines.remote_error import describe, raised
+from proxyfl.profiling.phases import Profile
+from proxyfl.profiling.profile import Tell, profile
 from proxyfl.runs.federation import WORKERS
-from proxyfl.runs.profile import Profile, Tell, profile
 
 PATIENCE = 1.5
 """Seconds that the process has to end when it is told to."""
 
 
-def profile_apart(
+def profile_in_process(
     config: Config,
     data_root: Path | None = None,
     *,
@@ -35,8 +36,8 @@ def profile_apart(
     client: int | None = None,
     tell: Tell = lambda words, share: None,
 ) -> Profile:
-    """As :func:`proxyfl.runs.profile.profile`, under the conditions of a worker process. Where a run would
-    have none, in this process.
+    """As :func:`proxyfl.profiling.profile.profile`, under the conditions of a worker process. Where a run
+    would have none, in this process.
     """
     if os.environ.get(WORKERS) == "0" or config.train.leak_momentum:
         return profile(config, data_root, steps=steps, client=client, tell=tell)
