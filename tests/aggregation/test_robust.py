@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from proxyfl.aggregation import updates as on_disk
-from proxyfl.aggregation.change import change_length, shortened
+from proxyfl.aggregation.change import change_length, scaled_down
 from proxyfl.aggregation.coordinates import inner_range, median, trimmed_mean
 from proxyfl.aggregation.krum import krum_choice, krum_scores
 from proxyfl.aggregation.mean import weighted_mean
@@ -120,10 +120,10 @@ def test_clipping_shortens_the_change_and_leaves_whole_numbers() -> None:
     old = {"w": torch.tensor([1.0, 1.0]), "steps": torch.tensor(5)}
     new = {"w": torch.tensor([4.0, 5.0]), "steps": torch.tensor(9)}
     assert change_length(new, old) == 5.0
-    near = shortened(new, old, 0.5)
+    near = scaled_down(new, old, 0.5)
     assert near["w"].tolist() == [2.5, 3.0]
     assert near["steps"].item() == 9
-    assert shortened(new, old, 2.0)["w"].tolist() == [4.0, 5.0]
+    assert scaled_down(new, old, 2.0)["w"].tolist() == [4.0, 5.0]
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6), st.floats(0.01, 10))
@@ -131,7 +131,7 @@ def test_no_change_is_longer_after_clipping(values: list[float], limit: float) -
     old = {"w": torch.zeros(len(values))}
     new = {"w": torch.tensor(values)}
     length = change_length(new, old)
-    found = shortened(new, old, limit / length if length > limit else 1.0)
+    found = scaled_down(new, old, limit / length if length > limit else 1.0)
     assert change_length(found, old) <= limit * (1 + 1e-5)
 
 
@@ -195,7 +195,7 @@ def test_blocks_of_any_size_give_the_same_result(
 def test_updates_are_read_shortened(tmp_path: Path) -> None:
     updates, given = some(2, tmp_path)
     updates.factors = [1.0, 0.5]
-    near = shortened(given[1], updates.old, 0.5)
+    near = scaled_down(given[1], updates.old, 0.5)
     assert torch.equal(updates[1]["b.bias"], near["b.bias"])
     read = updates.empty()
     for rows, values in updates.blocks():

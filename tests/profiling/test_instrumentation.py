@@ -9,7 +9,7 @@ from proxyfl.core import spans
 from proxyfl.core.spans import BEGIN, FORWARD, LOSSES, PREFIX, ROUND, STEP, TEACHER, span, synchronised
 from proxyfl.profiling.instrumentation import (
     NOBODY,
-    Ledger,
+    PhaseTotals,
     Recording,
     counted_operations,
     innermost,
@@ -92,13 +92,13 @@ def test_convolutions_are_found_in_both_directions():
 
 def test_operations_belong_to_the_innermost_phase():
     a, b = torch.ones(3, 4), torch.ones(4, 5)
-    with counted_operations(unseen=["loss: none"]) as ledger, span(STEP):
+    with counted_operations(unseen=["loss: none"]) as totals, span(STEP):
         with span(FORWARD):
             a @ b
         with torch.profiler.record_function("somebody else's"), span("loss: none"):
             a @ b
         torch.optim.SGD([torch.nn.Parameter(a)]).step()
-    assert ledger.phases() == {REST: 2 * 3 * 4 * 5, FORWARD: 2 * 3 * 4 * 5, OPTIMISER: 0}
+    assert totals.phases() == {REST: 2 * 3 * 4 * 5, FORWARD: 2 * 3 * 4 * 5, OPTIMISER: 0}
 
 
 def test_spans_wait_for_a_device_that_computes_by_itself(monkeypatch):
@@ -122,10 +122,10 @@ def test_a_recording_ends_when_the_work_fails():
 
 
 def test_a_ledger_loses_nothing():
-    ledger = Ledger()
+    totals = PhaseTotals()
     for reading, name in enumerate(("a", "b", "", "c")):
-        ledger.enter(name, reading)
+        totals.enter(name, reading)
     for reading in range(4, 8):
-        ledger.leave(reading)
-    assert sum(ledger.spent.values()) == 7
-    assert ledger.phases() == {"a": 2, "b": 2, "c": 1}
+        totals.leave(reading)
+    assert sum(totals.spent.values()) == 7
+    assert totals.phases() == {"a": 2, "b": 2, "c": 1}

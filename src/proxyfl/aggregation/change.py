@@ -23,7 +23,7 @@ def change_length(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float
         return math.inf
 
 
-def shortened(new: Mapping[str, Tensor], old: Mapping[str, Tensor], factor: float) -> Tensors:
+def scaled_down(new: Mapping[str, Tensor], old: Mapping[str, Tensor], factor: float) -> Tensors:
     """``old`` plus ``factor`` of the change, for floating tensors; a factor of 1 or more changes nothing."""
     if factor >= 1:
         return dict(new)
@@ -31,7 +31,7 @@ def shortened(new: Mapping[str, Tensor], old: Mapping[str, Tensor], factor: floa
 
 
 def shorter(new: Tensor, old: Tensor, factor: float) -> Tensor:
-    """One tensor of :func:`shortened`."""
+    """One tensor of func:`scaled_down`."""
     if factor >= 1 or not new.is_floating_point():
         return new
     before = old.double()

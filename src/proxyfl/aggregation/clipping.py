@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from proxyfl.aggregation.base import Accumulator, Aggregator, Around, Gathered, Round, Settled, like
-from proxyfl.aggregation.change import change_length, shortened
+from proxyfl.aggregation.change import change_length, scaled_down
 from proxyfl.aggregation.mean import Mean
 from proxyfl.core.config import AggregationSettings
 from proxyfl.core.errors import ConfigError
@@ -96,4 +96,4 @@ def clipped(update: Update, old: Tensors, length: float) -> Update:
     found = change_length(update.weights, old)
     if found <= length:
         return update
-    return dataclasses.replace(update, weights=shortened(update.weights, old, length / found))
+    return dataclasses.replace(update, weights=scaled_down(update.weights, old, length / found))

@@ -261,7 +261,7 @@ def _names(names: Collection[str]) -> str:
 
 
 def _short(value: Any) -> str:
-    """What a stranger sent, fit for a line of a log."""
+    """What an untrusted client sent, fit for a line of a log."""
     if isinstance(value, int) and abs(value) > LARGEST:
         return "far too many" if value > 0 else "far too few"
     text = repr(value[:SHOWN_LETTERS]) if isinstance(value, str) else repr(value)

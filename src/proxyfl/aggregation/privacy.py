@@ -164,7 +164,7 @@ def expected(per_round: int, holders: int) -> float:
 
 
 def bounded_change(new: Mapping[str, Tensor], old: Mapping[str, Tensor], length: float) -> Tensors:
-    """``new`` minus ``old`` in float64, shortened to ``length`` where it is longer, not rounded again."""
+    """``new`` minus ``old`` in float64, clipped to ``length`` where it is longer, not rounded again."""
     found = change_length(new, old)
     factor = length / found if found > length else 1.0
     return {name: factor * (value.double() - old[name].double()) for name, value in _floats(new)}

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from proxyfl.aggregation.change import shortened, shorter
+from proxyfl.aggregation.change import scaled_down, shorter
 from proxyfl.core.state import Tensors
 
 SPOOL = "spool-"
@@ -50,7 +50,7 @@ class Spool:
 class Updates(Sequence[Tensors]):
     """A round's updates on disk, as the weights ``old`` that were sent out name their tensors.
 
-    ``factors`` shorten each one's change as it is read.
+    ``factors`` scale each one's change down as it is read.
     """
 
     def __init__(self, old: Tensors, folder: Path | None = None) -> None:
@@ -79,7 +79,7 @@ class Updates(Sequence[Tensors]):
             return [self[one] for one in range(*place.indices(len(self)))]
         with safe_open(self._spool.files[place], "pt") as file:
             tensors = {name: file.get_tensor(name) for name in self.names}
-        return shortened(tensors, self.old, self.factors[place])
+        return scaled_down(tensors, self.old, self.factors[place])
 
     def blocks(self) -> Iterator[tuple[list[Slice], Tensor]]:
         """Some rows of some tensors at a time, of all updates: (M, numbers) in float64."""

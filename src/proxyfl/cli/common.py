@@ -1,4 +1,4 @@
-"""What the verbs share: how errors are told, options that several have, finding a run by path or name."""
+"""What the verbs share: how errors are reported, options that several have, finding a run by path or name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ Quiet = Annotated[
 
 
 class Verbs(TyperGroup):
-    """The verbs. What a user can mend is told on one line; anything else is a bug and keeps its traceback."""
+    """The verbs. What a user can fix is reported on one line; anything else keeps its traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 METHODS = ("fedavg", "fixmatch-gpl", "proxyfl")
 """From the quickest to the slowest."""
 
-LEDGER = "demo.json"
+LIST = "demo.json"
 """The names of the runs that the demo made in its folder: what ``--fresh`` may delete."""
 
 EXAMPLES = examples(
@@ -88,8 +88,8 @@ def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import Run
 
-    ledger = folder / LEDGER
-    own = _read_ledger(ledger)
+    listed = folder / LIST
+    own = _read_list(listed)
     there = [job for job in jobs if job.path.exists()]
     for job in there:
         if fresh and job.path.name not in own:
@@ -97,13 +97,13 @@ def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
         if not fresh and Run(job.path).config != job.config:
             raise RunError(f"{job.path} was made with other settings; train it again with --fresh")
     own |= {job.path.name for job in jobs if job not in there}
-    write(ledger, json.dumps({"runs": sorted(own)}, indent=1).encode())
+    write(listed, json.dumps({"runs": sorted(own)}, indent=1).encode())
     for job in there if fresh else []:
         with RunDirectory(job.path).require().locked():
             shutil.rmtree(job.path)
 
 
-def _read_ledger(path: Path) -> set[str]:
+def _read_list(path: Path) -> set[str]:
     from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded
 
     try:

@@ -52,7 +52,7 @@ def sweep(
     [bold]methods = \\["fedavg", "proxyfl"][/], [bold]data = "digits"[/], [bold]seeds = 3[/] (or a list),
     [bold]\\[vary][/] partition.alpha = \\[0.1, 1], [bold]\\[set][/] federation.rounds = 10.
 
-    Stopped? The same command goes on. A run that fails is told and does not stop the others.
+    Stopped? The same command goes on. A run that fails is reported and does not stop the others.
     """
     from proxyfl.runs.sweep import read_grid
 

@@ -232,7 +232,7 @@ class AggregationSettings:
         0, "updates that krum keeps: 1 is Krum, more are multi-Krum; 0: all but the hostile", low=0
     )
     clip: float = setting(
-        0.0, "longer changes of weights are shortened to this before the rule; 0: they are left", low=0
+        0.0, "longer changes of weights are clipped to this before the rule; 0: no clipping", low=0
     )
     clip_by: str = setting(
         "length",
@@ -263,16 +263,16 @@ class AggregationSettings:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """Differential privacy of whole clients: each one's change is shortened, their sum is noised."""
+    """Differential privacy of whole clients: each one's change is clipped, their sum is noised."""
 
     clip: float = setting(
-        0.0, "length to which a client's change of weights is shortened; 0: no differential privacy", low=0
+        0.0, "length to which a client's change of weights is clipped; 0: no differential privacy", low=0
     )
     noise: float = setting(1.0, "noise multiplier: standard deviation on the sum, in units of clip", low=0)
-    delta: float = setting(1e-5, "delta at which epsilon is told", low=0, high=1)
+    delta: float = setting(1e-5, "delta at which epsilon is reported", low=0, high=1)
     where: str = setting(
         "server",
-        "who shortens and noises: the server the sum, or every site its share before it sends",
+        "who clips and adds noise: the server to the sum, or every site its share before it sends",
         choices=("server", "site"),
     )
     draw: str = setting(
@@ -425,7 +425,7 @@ def _checked(value: Any, kind: Any, meta: Mapping[str, Any], where: str) -> Any:
     if kind is str and not value.isprintable():
         raise ConfigError(f"{where} holds control characters: {value!r}")
     if kind is int and abs(value) >= LARGEST:
-        raise ConfigError(f"{where} is beyond any use; give a number below {LARGEST:g}")
+        raise ConfigError(f"{where} is outside the supported range; give a number below {LARGEST:g}")
     if low is not None and value < low:
         raise ConfigError(f"{where} = {value} is below {low}")
     if high is not None and value > high:

@@ -9,7 +9,7 @@ from proxyfl.core.text import one_line
 
 
 class ProxyFLError(Exception):
-    """Something the user can mend. The command line prints it on one line, without a traceback.
+    """Something the user can fix. The command line prints it on one line, without a traceback.
 
     What it quotes of an untrusted file cannot move a cursor or fill a screen.
 

@@ -65,7 +65,7 @@ def append_bytes(path: Path, content: bytes) -> None:
 
 
 def read_bounded(path: Path, swells: int = 2, most: int | None = None) -> bytes:
-    """All of a file that may be a stranger's. It must have at most so many bytes, and be small enough for the
+    """All of a file that may be untrusted. It must have at most so many bytes, and be small enough for the
     memory to hold it ``swells`` times, else :class:`RunError`; a missing one is a :class:`FileNotFoundError`.
     """
     with opened(path) as file:
@@ -83,7 +83,7 @@ def _size(path: Path, file: BufferedReader, swells: int, most: int | None) -> in
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """A file that may be a stranger's, to read. It must be an ordinary one that can be read, else
+    """A file that may be untrusted, to read. It must be an ordinary one that can be read, else
     :class:`RunError`; nothing is waited for, as a pipe would be for ever.
     """
     try:
@@ -100,7 +100,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def has_hash(path: Path, expected: object, most: int | None = None) -> bool:
-    """Whether a file that may be a stranger's is there and has this SHA-256; it is read in pieces."""
+    """Whether a file that may be untrusted is there and has this SHA-256; it is read in pieces."""
     try:
         with opened(path) as file:
             _size(path, file, 1, most)
@@ -110,7 +110,7 @@ def has_hash(path: Path, expected: object, most: int | None = None) -> bool:
 
 
 def begins_with(path: Path, expected: bytes, *, whole: bool = False) -> bool:
-    """Whether a file that may be a stranger's begins with these bytes; ``whole``: and ends with them."""
+    """Whether a file that may be untrusted begins with these bytes; ``whole``: and ends with them."""
     try:
         with opened(path) as file:
             size = _size(path, file, 1, None)

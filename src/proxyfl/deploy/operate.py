@@ -206,7 +206,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
         raise ConfigError(f"{data} does not exist; --data is the folder or file with this site's images")
     key = settings.private_key
     if not settings.insecure and key.is_file() and stat.S_IMODE(key.stat().st_mode) & 0o077:
-        say(f"WARNING: others on this machine can read {key}; mend it with: chmod 600 {key}")
+        say(f"WARNING: others on this machine can read {key}; fix it with: chmod 600 {key}")
     form = (settings.classes, settings.channels, settings.image_size, settings.holdout, settings.seed)
     found = open_site(data, *form, cache=_private(settings.state) / "cache")
     counts = found.counts

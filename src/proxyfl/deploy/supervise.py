@@ -121,7 +121,7 @@ class ServerWatch:
             time.sleep(pause)
 
     def _watch(self, programs: Sequence[Program]) -> str:
-        """Look until something is wrong that only a new start mends; says what."""
+        """Look until something is wrong that only a new start cures; says what."""
         illness, idle = Illness(programs[0]), 0
         while True:
             time.sleep(LOOK)

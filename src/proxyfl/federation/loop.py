@@ -241,6 +241,6 @@ def _require_quorum(quorum: int, fold: Fold, clients: list[int]) -> None:
         reasons = "; ".join(f"client {k}: {reason}" for k, reason in list(fold.failed.items())[:3])
         raise BelowQuorum(
             f"round {fold.guard.round}: {len(fold.clients)} of {len(clients)} clients gave a usable update, "
-            f"{wanted} are needed ({reasons}); the last checkpoint is kept, resume when this is mended",
+            f"{wanted} are needed ({reasons}); the last checkpoint is kept, resume when this is fixed",
             fold.failed,
         )

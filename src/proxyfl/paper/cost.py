@@ -40,7 +40,7 @@ SIDE = {"digits": 8}
 """Native sizes of images other than 32."""
 
 MOST_WORKERS = 10_000
-"""Nobody vouches for what events say; more is no count."""
+"""Nothing verifies what events say; more is no count."""
 
 MEASURED, ALIKE, ESTIMATED = "measured", "from other methods", "estimated"
 WORDS = (MEASURED, ALIKE, ESTIMATED)

@@ -53,7 +53,7 @@ def phase_of(name: str) -> str | None:
     return REST if name == PREFIX + STEP else name.removeprefix(PREFIX)
 
 
-class Ledger:
+class PhaseTotals:
     """Puts what a reading grows by (seconds, operations) down to the innermost phase, so phases add up.
 
     ``unseen`` phases are no phases: what they take is put down to the one around them.
@@ -86,15 +86,15 @@ class Ledger:
 
 def innermost(ranges: Iterable[tuple[str, float, float]], unseen: Collection[str] = ()) -> dict[str, float]:
     """What each phase took, given nested ranges (phase, start, end) of one thread in any order."""
-    ledger, ends = Ledger(unseen), list[float]()
+    totals, ends = PhaseTotals(unseen), list[float]()
     for phase, start, end in sorted(ranges, key=lambda found: (found[1], -found[2])):
         while ends and ends[-1] <= start:
-            ledger.leave(ends.pop())
-        ledger.enter(phase, start)
+            totals.leave(ends.pop())
+        totals.enter(phase, start)
         ends.append(end)
     while ends:
-        ledger.leave(ends.pop())
-    return ledger.phases()
+        totals.leave(ends.pop())
+    return totals.phases()
 
 
 class Recording:
@@ -144,19 +144,19 @@ class Recording:
 
 
 @contextmanager
-def counted_operations(unseen: Collection[str] = ()) -> Iterator[Ledger]:
+def counted_operations(unseen: Collection[str] = ()) -> Iterator[PhaseTotals]:
     """Counts the operations of convolutions and matrix products of what is done inside, by phase."""
-    counter, ledger = FlopCounterMode(display=False), Ledger(unseen)
-    with Recording(torch.device("cpu")), counter, _SpanReader(ledger, counter.get_total_flops):
-        yield ledger
+    counter, totals = FlopCounterMode(display=False), PhaseTotals(unseen)
+    with Recording(torch.device("cpu")), counter, _SpanReader(totals, counter.get_total_flops):
+        yield totals
 
 
 class _SpanReader(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes a reading where spans begin and end: torch dispatches that as it does operations."""
 
-    def __init__(self, ledger: Ledger, read: Callable[[], float]) -> None:
+    def __init__(self, totals: PhaseTotals, read: Callable[[], float]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger, self.read = ledger, read
+        self.totals, self.read = totals, read
         self.ours: list[bool] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -164,9 +164,9 @@ class _SpanReader(TorchDispatchMode):  # type: ignore[no-untyped-call]
             phase = phase_of(args[0])
             self.ours.append(phase is not None)
             if phase is not None:
-                self.ledger.enter(phase, self.read())
+                self.totals.enter(phase, self.read())
         elif func is torch.ops.profiler._record_function_exit._RecordFunction and self.ours.pop():
-            self.ledger.leave(self.read())
+            self.totals.leave(self.read())
         return func(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the server's state and the config, sealed by a manifest.
+"""Checkpoints: the server's state and the config, verified by a manifest.
 
 A checkpoint is a folder that is written aside and renamed, so it is there whole or not at all. Its manifest
 holds the SHA-256 of every file in it, of the run's other files, of the metrics so far and of itself; what
@@ -141,7 +141,7 @@ def manifests(run: RunDirectory) -> Iterator[dict[str, Any]]:
 
 
 def marks(run: RunDirectory) -> list[Mark]:
-    """How much of the metrics the checkpoints vouch for, newest first."""
+    """How much of the metrics the checkpoints verify, newest first."""
     return [Mark(**manifest["metrics"]) for manifest in manifests(run)]
 
 

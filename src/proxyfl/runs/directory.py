@@ -113,7 +113,7 @@ class RunDirectory:
         return os.path.lexists(self.config) and os.path.lexists(self.checkpoints)
 
     def _require_own_files(self, *, deep: bool) -> None:
-        """Refuse a run that has links out of itself: a stranger's would read or overwrite what is elsewhere.
+        """Refuse a run that has links out of itself, which would read or overwrite what is elsewhere.
         Refuse pipes and devices, too, which would be read or waited for without an end.
 
         ``deep`` looks at what is kept for clients, too, which may be many files. Folders of other programs

@@ -1,6 +1,6 @@
 """The metrics of a run: a line per round, in ``metrics.jsonl`` and again in a copy beside the checkpoints.
 
-Both files are only added to, and flushed to the disk before the checkpoint that vouches for them with a
+Both files are only added to, and flushed to the disk before the checkpoint that verifies them with a
 length and a hash. So a checkpoint costs as much after ten thousand rounds as after ten; whatever is younger
 than it is cut off on a resume; and where one file is damaged, the other has the same lines.
 """
@@ -20,7 +20,7 @@ from proxyfl.runs.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Mark:
-    """How much of the metrics a checkpoint vouches for."""
+    """How much of the metrics a checkpoint verifies."""
 
     size: int
     sha256: str
@@ -39,7 +39,7 @@ class Mark:
 
 
 class MetricsLog:
-    """Metrics open for writing, after what a checkpoint vouches for and nothing else."""
+    """Metrics open for writing, after what a checkpoint verifies and nothing else."""
 
     def __init__(self, run: RunDirectory, content: bytes) -> None:
         self.run, self.size = run, len(content)
@@ -78,7 +78,7 @@ def verified(run: RunDirectory, mark: Mark) -> bytes:
 
 
 def recorded(run: RunDirectory, marks: Sequence[Mark]) -> bytes:
-    """The metrics to read: what the first mark that fits vouches for, and beyond it the whole lines on which
+    """The metrics to read: what the first mark that fits verifies, and beyond it the whole lines on which
     both files agree. Where no mark is left, files that differ by more than the line that was being written
     say that one of them is damaged.
     """

@@ -32,7 +32,7 @@ def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
 
 
 def is_whole(run: RunDirectory, saved: Checkpoint) -> bool:
-    """Whether the run's files are what the checkpoint says; where not, resuming mends or explains it."""
+    """Whether the run's files are what the checkpoint says; where not, resuming repairs or explains it."""
     models = (run.models / "last.safetensors", run.models / "best.safetensors", run.best_copy)
     return (
         begins_with(run.config, saved.config, whole=True)
@@ -57,7 +57,7 @@ def intact_partition(run: RunDirectory, saved: Checkpoint) -> Partition | None:
 def repair(
     run: RunDirectory, saved: Checkpoint, partition: Partition, method: Method, card: dict[str, Any]
 ) -> list[str]:
-    """Write again what the checkpoint vouches for and is damaged; gives a warning for what is lost."""
+    """Write again what the checkpoint verifies and is damaged; gives a warning for what is lost."""
     restore(run, saved.metrics)
     if not _partition_is_intact(run, saved):
         write_tensors(run.partition, partition.to_tensors())

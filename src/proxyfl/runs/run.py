@@ -66,7 +66,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per finished round, as checkpoints vouch for them."""
+        """One record per finished round, as checkpoints verify them."""
         lines = self.lines
         try:
             require_records(lines)
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The same unchecked: in a stranger's run they may hold anything."""
+        """The same unchecked: in an untrusted run they may hold anything."""
         return json_lines(metrics_log.recorded(self.directory, checkpoint.marks(self.directory)))
 
     @property
@@ -100,7 +100,7 @@ class Run:
         known = [manifest["run"].get(path.name) for manifest in checkpoint.manifests(self.directory)]
         if not known and checkpoint.folders(self.directory):
             raise RunError(
-                f"no checkpoint of {self.path} is intact, so nobody vouches for {path}; "
+                f"no checkpoint of {self.path} is intact, so nothing verifies {path}; "
                 "put the run back from a copy"
             )
         try:
@@ -119,8 +119,8 @@ class Run:
     @property
     def at_sites(self) -> bool:
         """Whether the images are those of a real federation, by its notes or by its newest checkpoint."""
-        sealed = [manifest["run"].get("data") for manifest in checkpoint.manifests(self.directory)]
-        return AT_SITES in (self.directory.hints().get("data"), *sealed[:1])
+        recorded_data = [manifest["run"].get("data") for manifest in checkpoint.manifests(self.directory)]
+        return AT_SITES in (self.directory.hints().get("data"), *recorded_data[:1])
 
     def dataset(self) -> Dataset:
         """The data set, where the run says it was."""

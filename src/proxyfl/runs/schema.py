@@ -1,4 +1,4 @@
-"""Are these the records and the state of a run? Checksums may be right and the content a stranger's."""
+"""Are these the records and the state of a run? Checksums may be right and the content untrusted."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def load_preset(name: str) -> Tree:
 
 
 def load_toml(path: Path, if_missing: str = "") -> Tree:
-    """The tables of a file, which may be a stranger's: it is neither long nor deep. ``if_missing`` is what to
+    """The tables of a file, which may be untrusted: it is neither long nor deep. ``if_missing`` is what to
     do where there is none; otherwise presets are named.
     """
     try:
