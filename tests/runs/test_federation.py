@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import proxyfl
 from calling import invoke
+from proxyfl.aggregation import Aggregator, Clip, FedAdam, FedAvgM, Krum, Mean, Median, TrimmedMean
 from proxyfl.core.errors import ConfigError, DataError, MethodError, RunError
 from proxyfl.methods import registry
 from proxyfl.methods.addons import GPT, ICPL
@@ -234,6 +235,48 @@ def test_an_optimiser_of_ones_own() -> None:
     ours = federation(train=train, optimiser=optimiser, method="fedavg").run()
     assert seen == [0.5, 0.5, 0.05, 0.05, 0.5 * 0.1**2, 0.5 * 0.1**2]
     assert not same_state(ours.state, federation(train=train, method="fedavg").run().state)
+
+
+@pytest.mark.parametrize(
+    ("rule", "layer"),
+    [
+        (Mean(), {}),
+        (Median(), {"rule": "median"}),
+        (TrimmedMean(hostile=0.3), {"rule": "trimmed", "hostile": 0.3}),
+        (Clip(0.5, inner=Median()), {"rule": "median", "clip": 0.5}),
+        (FedAdam(lr=0.05), {"optimiser": "fedadam", "lr": 0.05}),
+        (FedAvgM(momentum=0.5, inner=Clip(2.0, by="median")),
+         {"optimiser": "fedavgm", "momentum": 0.5, "lr": 1.0, "clip": 2.0, "clip_by": "median"}),
+    ],
+)  # fmt: skip
+def test_aggregators_by_name_and_by_objects(rule: Aggregator, layer: dict[str, Any]) -> None:
+    config = tiny_config(
+        "fixmatch-gpl", per_round=4, **{f"aggregation__{key}": v for key, v in layer.items()}
+    )
+    named = build.assemble(config, SIMULATION, workers=0)
+    assert named.server.aggregator == rule
+    ours = federation(
+        network="resnet8", width=1, method=by_objects("fixmatch-gpl"), per_round=4, rounds=2,
+        train=config.train, seed=config.seed, aggregator=rule,
+    )  # fmt: skip
+    assert ours.config.aggregation == config.aggregation
+    assert same_state(named.run().state, ours.run().state)
+
+
+def test_an_aggregator_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="krum needs"):
+        federation(aggregator=Krum(hostile=0.4))
+
+
+def test_an_aggregator_of_ones_own_is_named_as_an_object() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class First(Aggregator):
+        def combine(self, updates: Any, weights: Any, old: Any) -> Any:
+            return updates[0]
+
+    ours = federation(aggregator=First(), rounds=1)
+    assert ours.config.aggregation.rule == "object:First"
+    assert len(ours.run().history) == 1
 
 
 class TestUnknownLabels:

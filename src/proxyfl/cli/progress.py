@@ -32,7 +32,7 @@ WORDS = 70
 class LiveProgress:
     """An observer that shows rounds, the round's clients, last and best accuracy and the time left.
 
-    Failed clients are reported in any case. ``before`` are the accuracies of rounds played by an earlier process,
+    Failed clients are always reported. ``before`` are the accuracies of rounds played by an earlier process,
     None for those that were not measured.
     """
 
