@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 
@@ -13,16 +14,18 @@ from flwr.app import MessageType
 from loopback import deployment, experiment
 from serving import connect, newest, server, texts
 
-from proxyfl.core.errors import BelowQuorum, RunError
+from proxyfl.core.checksum import read_verified
+from proxyfl.core.errors import BelowQuorum, ConfigError, RunError
+from proxyfl.core.state import content_hash
 from proxyfl.deploy import measure, server_run
 from proxyfl.deploy.live import LIVE_FILE
 from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
 from proxyfl.runs import checkpoint
-from proxyfl.runs.experiment import resume
+from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import prepare
-from toybox import Told, play, same_state
+from toybox import Told, play, same_bits, same_state
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -270,3 +273,22 @@ def test_a_superlink_that_fails_interrupts_a_run_and_is_not_its_end(tmp_path, sm
     last = LiveReader(deployed.state / "live.jsonl").new()[-1]
     assert last["event"] not in ENDS
     assert last["text"] == "the SuperLink does not do its work; the checkpoint is kept"
+
+
+def test_a_real_federation_starts_from_weights_and_keeps_a_copy(tmp_path, small):
+    first = Experiment(config=small).run(tmp_path / "first", workers=0)
+    shutil.copy(first.path / "models" / "last.safetensors", tmp_path / "start.safetensors")
+    model = dataclasses.replace(small.model, weights=str(tmp_path / "start.safetensors"))
+    config = dataclasses.replace(small, model=model)
+    deployed = deployment(tmp_path / "f", config)
+    server(deployed, connect(deployed, small)).run()
+    began = checkpoint.read(deployed.run / "checkpoints" / "round-00000002").config.decode()
+    start = read_verified(deployed.run / "start.safetensors")[0]
+    assert f'weights_hash = "{content_hash(start)}"' in began
+    assert same_bits(start, read_verified(tmp_path / "start.safetensors")[0])
+    (tmp_path / "start.safetensors").unlink()
+    server(deployed, connect(deployed, small)).run()  # finished, and nothing is missed
+
+    lonely = dataclasses.replace(config, method=experiment("fedloke").method)
+    with pytest.raises(ConfigError, match="no site has the weights"):
+        _ = deployment(tmp_path / "g", lonely).config
