@@ -31,25 +31,27 @@ def execute(*command: str, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the README's first example has run."""
+    """A folder in which the README's examples in Python have run."""
     folder = tmp_path_factory.mktemp("readme")
-    example = blocks("README.md")[0]
+    (folder / "objects.txt").write_text(execute("-c", blocks("README.md")[0], cwd=folder))
+    example = blocks("README.md")[1]
     assert "rounds=20" in example
     shorter = example.replace("rounds=20", "rounds=1, clients=4, per_round=2, train__epochs=1")
     (folder / "first.txt").write_text(execute("-c", shorter, cwd=folder))
     return folder
 
 
-def test_the_python_example_is_ten_lines_and_runs(place: Path) -> None:
-    lines = [line for line in blocks("README.md")[0].splitlines() if line.strip()]
-    assert len(lines) <= 10
+def test_the_python_examples_are_ten_lines_and_run(place: Path) -> None:
+    for example in blocks("README.md")[:2]:
+        assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    assert (place / "objects.txt").read_text().splitlines()[-1].startswith("2 0.")
     printed = (place / "first.txt").read_text()
     assert "% over the last rounds" in printed
     assert "selected_share" in printed
 
 
 def test_a_model_file_loads_in_five_lines(place: Path) -> None:
-    example = blocks("README.md")[1]
+    example = blocks("README.md")[2]
     assert len(example.strip().splitlines()) == 5
     shown = "print(network.eval()(torch.zeros(2, 1, 8, 8)).shape, card['classes'][3], card['mean'])"
     check = f"\nimport torch\n{shown}"
@@ -61,7 +63,7 @@ def test_the_example_method_trains_alone_and_with_addons(
 ) -> None:
     known_place(monkeypatch, tmp_path)
     monkeypatch.setattr(registry, "_recipes", dict(registry._recipes))
-    (tmp_path / "my_methods.py").write_text(blocks("docs/architecture.md")[0])
+    (tmp_path / "my_methods.py").write_text(blocks("docs/architecture.md")[1])
     monkeypatch.setenv("PROXYFL_PLUGINS", "my_methods.py")
     for method in ("risingmatch", "risingmatch+proxyfl"):
         answer = invoke("run", "digits", "--method", method, *TINY, "--name", method)
