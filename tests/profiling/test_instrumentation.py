@@ -43,6 +43,19 @@ def test_phases_that_are_none_go_to_the_one_around_them():
     assert innermost(ranges, {"loss: gpt", "server: gpt"}) == {REST: 5, "loss: icpl": 4}
 
 
+def test_what_recording_costs_is_taken_back_where_it_was_spent():
+    ranges = [(REST, 0, 10), (None, 1, 2), (FORWARD, 3, 8), (None, 4, 6), (None, 5, 6), (None, 20, 30)]
+    assert innermost(ranges, price=0.5) == {REST: 5 - 2 * 0.5, FORWARD: 5 - 3 * 0.5}
+
+
+def test_the_price_of_an_event():
+    recording = Recording(CPU)
+    recording._ranges = [(REST, 0.0, 1.0)] * 2_000_000
+    assert recording.price([3.0, 9.0, 3.5], [2.5, 3.0, 1.0]) == pytest.approx(3 * (3.5 - 2.5) / 2e6)
+    assert recording.price([3.0], [4.0]) == 0
+    assert recording.price([9.0], [4.0]) == 2e-6
+
+
 def test_names_of_a_trace():
     assert phase_of(PREFIX + FORWARD) == FORWARD
     assert phase_of(PREFIX + STEP) == REST

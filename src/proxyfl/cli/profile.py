@@ -56,7 +56,7 @@ def profile(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps to record.", show_default="about 10 s of them, at most 50"),
+        typer.Option(min=1, help="Steps to time.", show_default="about 10 s of them, at most 50"),
     ] = None,
     client: Annotated[
         int | None, typer.Option(min=0, help="Whose round.", show_default="the largest of round 1")

@@ -7,8 +7,10 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from statistics import median
 from typing import Any
 
 import torch
@@ -36,6 +38,9 @@ from proxyfl.profiling.phases import OPTIMISER, REST
 
 NOBODY = ""
 """What belongs to no phase: reporting progress."""
+
+MOST_PER_EVENT = 2e-6
+"""Seconds: recording an event costs less; what steps take longer beyond that has other reasons."""
 
 KEEPS = (BEGIN, FINISH, FOLD, AVERAGE, EVALUATE, serve_span(""))
 """Phases that keep what happens inside of them: the global model's predictions before the first step belong
@@ -75,6 +80,11 @@ class PhaseTotals:
         self._settle(reading)
         self.stack.pop()
 
+    def refund(self, price: float) -> None:
+        """Take back what the instrument itself cost the present phase."""
+        if self.stack:
+            self.spent[self.stack[-1]] -= price
+
     def _settle(self, reading: float) -> None:
         if self.stack:
             self.spent[self.stack[-1]] += reading - self.last
@@ -84,14 +94,21 @@ class PhaseTotals:
         return {name: value for name, value in self.spent.items() if name != NOBODY}
 
 
-def innermost(ranges: Iterable[tuple[str, float, float]], unseen: Collection[str] = ()) -> dict[str, float]:
-    """What each phase took, given nested ranges (phase, start, end) of one thread in any order."""
+def innermost(
+    ranges: Iterable[tuple[str | None, float, float]], unseen: Collection[str] = (), price: float = 0.0
+) -> dict[str, float]:
+    """What each phase took, given nested ranges (phase, start, end) of one thread in any order.
+
+    Every range, those of no phase as well, cost ``price`` to record, which is taken back.
+    """
     totals, ends = PhaseTotals(unseen), list[float]()
     for phase, start, end in sorted(ranges, key=lambda found: (found[1], -found[2])):
         while ends and ends[-1] <= start:
             totals.leave(ends.pop())
-        totals.enter(phase, start)
-        ends.append(end)
+        if phase is not None:
+            totals.enter(phase, start)
+            ends.append(end)
+        totals.refund(price)
     while ends:
         totals.leave(ends.pop())
     return totals.phases()
@@ -123,15 +140,26 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def spent(self, unseen: Collection[str] = ()) -> dict[str, float]:
-        """The seconds of each phase."""
-        ranges = [
-            (phase, event.time_range.start / 1e6, event.time_range.end / 1e6)
+    def price(self, recorded: Sequence[float], plain: Sequence[float]) -> float:
+        """Seconds that recording costs per event, given how long each step took with it and without."""
+        more = len(recorded) * (median(recorded) - median(plain))
+        return min(MOST_PER_EVENT, max(0.0, more / len(self._ranges)))
+
+    def spent(self, unseen: Collection[str] = (), price: float = 0.0) -> dict[str, float]:
+        """The seconds of each phase, without what recording cost at this price per event."""
+        return {name: max(0.0, seconds) for name, seconds in innermost(self._ranges, unseen, price).items()}
+
+    @cached_property
+    def _ranges(self) -> list[tuple[str | None, float, float]]:
+        return [
+            (
+                phase_of(event.name) if event.is_user_annotation else None,
+                event.time_range.start / 1e6,
+                event.time_range.end / 1e6,
+            )
             for event in self.profiler.events()  # type: ignore[no-untyped-call]
-            if event.is_user_annotation and event.device_type == DeviceType.CPU
-            if (phase := phase_of(event.name)) is not None
+            if event.device_type == DeviceType.CPU
         ]
-        return innermost(ranges, unseen)
 
     def convolutions(self) -> tuple[float, float]:
         """The seconds in kernels of convolutions, forward and backward."""

@@ -1,7 +1,8 @@
 """One client's round taken apart: what each phase of a step costs, and how that compares with the machine.
 
-The real trainer trains the client several times over: to warm up, under torch's profiler, under a counter of
-arithmetic operations. Then the server plays its part of the round.
+The real trainer trains the client several times over: to warm up, by the clock alone, under torch's profiler,
+whose own cost is then known and left out, and under a counter of arithmetic operations. Then the server plays
+its part of the round.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from proxyfl.runs.build import assemble
 from proxyfl.runs.simulation import Simulation, prepare
 
 SECONDS, MOST = 10.0, 50
-"""How long the recorded steps take together where nobody says how many there are, and how many at most."""
+"""How long the measured steps, each taken twice, last together where nobody says how many there are, and how
+many there are at most."""
 
 WARM_UP = 2
 TEST_BATCHES = 2
@@ -50,7 +52,7 @@ def profile(
 ) -> Profile:
     """Take one client's first round apart, in this process and without leaving anything behind.
 
-    ``steps`` of its steps are recorded, by default as many as take about ten seconds, but at most 50;
+    ``steps`` of its steps are measured, by default as many as take about ten seconds, but at most 50;
     ``client`` is by default the largest of the first round. Data that is loaded already may be passed as
     ``simulation``.
     """
@@ -73,7 +75,7 @@ def profile(
             engine.recording.stop()
     if engine.found is None:
         raise RunError(f"no client of round 1 holds images that {config.method.name} can train on")
-    spent = engine.recording.spent(unseen=_idle_hooks(trainer.method))
+    spent = engine.recording.spent(_idle_hooks(trainer.method), engine.price)
     tell("done", 1.0)
     measured = len(simulation.dataset.test), len(everything)
     if EVALUATE in spent:
@@ -96,6 +98,7 @@ class _OneClient:
         self.steps: int | None = None
         self.client: int | None = None
         self.found: Profile | None = None
+        self.price = 0.0
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update]:
         tasks, sizes = list(tasks), self.simulation.population.sizes
@@ -129,17 +132,20 @@ class _OneClient:
             torch.cuda.reset_peak_memory_stats(trainer.device)
         warm = SomeSteps(min(WARM_UP, self.steps or WARM_UP), clock(trainer.device))
         self._train(task, warm)
-        memory = peak_memory(trainer.device)
         count = min(self.steps or _affordable(warm.seconds[-1]), warm.whole_round)
-        steps = SomeSteps(count, clock(trainer.device), self._follow(count))
+        plain = SomeSteps(count, clock(trainer.device), self._follow(count, 0.1))
+        self._train(task, plain)
+        memory = peak_memory(trainer.device)
+        steps = SomeSteps(count, clock(trainer.device), self._follow(count, 0.4))
         with Recording(trainer.device) as recording:
             update = self._train(task, steps)
+        self.price = recording.price(steps.seconds, plain.seconds)
         self.tell("operations", 0.75)
         unseen, losses = _idle_hooks(trainer.method), _own_losses(trainer.method, update)
         with counted_operations(unseen) as operations:
             self._train(task, SomeSteps(1))
         self.tell("matrix product", 0.8)
-        spent = recording.spent(unseen)
+        spent = recording.spent(unseen, self.price)
         phases, counts = step_phases(spent, losses), step_phases(operations.phases(), losses)
         forward, backward = recording.convolutions()
         found = Profile(
@@ -162,7 +168,7 @@ class _OneClient:
             conv_backward=backward / sum(steps.seconds),
             peak=matrix_peak(config.compute.dtype, trainer.device),
             memory=memory,
-            cores=steps.cpu_seconds / sum(steps.seconds),
+            cores=plain.cpu_seconds / sum(plain.seconds),
         )
         return found, update
 
@@ -170,13 +176,13 @@ class _OneClient:
         data = self.simulation.holdings.client(task.client, oracle=self.trainer.method.oracle)
         return self.trainer.train(task, data, steps=steps)
 
-    def _follow(self, count: int) -> Callable[[int], None]:
-        return lambda done: self.tell(f"step {done} of {count}", 0.1 + 0.6 * done / count)
+    def _follow(self, count: int, before: float) -> Callable[[int], None]:
+        return lambda done: self.tell(f"step {done} of {count}", before + 0.3 * done / count)
 
 
 def _affordable(seconds: float) -> int:
-    """How many steps are recorded where one takes this long."""
-    return min(MOST, max(1, round(SECONDS / seconds)))
+    """How many steps are measured where one takes this long."""
+    return min(MOST, max(1, round(SECONDS / 2 / seconds)))
 
 
 def _idle_hooks(method: Method) -> list[str]:
