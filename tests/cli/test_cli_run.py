@@ -104,7 +104,10 @@ MISTAKES = [
     (["--set", "method.tau=2"], "method.tau = 2.0 is above 1"),
     (["--set", "train.epochs"], "'train.epochs' is not a setting; write it like method.tau=0.9"),
     (["--set", "partition.scheme=pared"], "unknown partition scheme 'pared'; did you mean 'paired'?"),
-    (["--set", "data.name=cifar"], "unknown data set 'cifar': did you mean 'cifar10'?"),
+    (
+        ["--set", "data.name=cifar"],
+        "unknown data set 'cifar': did you mean 'cifar10'? (your own: register it and name its file with --plugin)",
+    ),
     (["--set", "preset=svhn"], "preset cannot be set; name it as the first argument: proxyfl run PRESET"),
     (
         ["--rounds", "3", "--set", "federation.rounds=4"],

@@ -125,7 +125,7 @@ def test_the_board_counts_rounds_and_tells_the_time_left(tmp_path: Path) -> None
     bar, _, whole = board.progress.tasks
     assert (bar.completed, bar.total, bar.fields["state"]) == (1, 4, "[green]25.00 %")
     assert (whole.completed, whole.total) == (1, 8)
-    assert whole.fields["state"].startswith("0 of 2 runs done, about 1:10 left")
+    assert whole.fields["state"].startswith("0 of 2 runs done, about 1:10 min left")
     board.look({second.path: "Traceback\nValueError: bad"})
     assert board.progress.tasks[1].fields["state"] == "[red]failed"
     assert "about 30" in board.progress.tasks[2].fields["state"]

@@ -359,7 +359,7 @@ def test_an_addon_takes_effect_or_is_refused(name: str, addon: str, folder: Path
     full = registry.find(f"{name}+{addon}").name
     reason = refusal(full)
     if reason:
-        needed = "|".join((addon, *registry.addons()[addon].needs))
+        needed = "|".join((addon, *(needed.name for needed in registry.addons()[addon].needs)))
         assert re.search(rf"cannot carry \+({needed}): \w+", reason)
         return
     off, on = NEUTRAL.get(addon, NEUTRAL["prox"])

@@ -18,6 +18,7 @@ from proxyfl.cli.common import (
     require_device,
 )
 from proxyfl.cli.progress import tell_result, train
+from proxyfl.core.errors import ConfigError
 
 EXAMPLES = examples(
     "proxyfl resume runs/digits-proxyfl-seed1-4b2c91",
@@ -39,7 +40,7 @@ def resume(
     from proxyfl.runs.checkpoint import load_newest
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.experiment import resume as go_on
-    from proxyfl.runs.repair import is_whole
+    from proxyfl.runs.repair import is_whole, require_same_config
     from proxyfl.runs.run import Run
     from proxyfl.runs.settings import recorded
 
@@ -49,7 +50,12 @@ def resume(
     if path.exists():
         directory.require()
         opened = Run(path)
-        config, before = opened.config, [line.get("accuracy") for line in opened.lines]
+        try:
+            config = opened.config
+        except ConfigError:
+            require_same_config(directory, load_newest(directory)[0])
+            raise
+        before = [line.get("accuracy") for line in opened.lines]
         if opened.finished and is_whole(directory, load_newest(directory)[0]):
             _tell_finished(path, quiet)
             return

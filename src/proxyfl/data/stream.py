@@ -6,7 +6,7 @@ the unlabelled images are here for a declared oracle alone, and for others canno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,7 +115,7 @@ class Stream:
         """From now on draw unlabelled images only from these positions of the pool. Steps stay the same."""
         self.selected = positions.cpu()
 
-    def epoch(self) -> Iterator[Batch]:
+    def epoch(self) -> Generator[Batch]:
         labelled = self._walk(len(self.data.labelled), self.batch) if self.walk_labelled else self._draws()
         chosen = len(self.pool) if self.selected is None else len(self.selected)
         unlabelled = self._walk(chosen, self.u_batch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -34,9 +34,9 @@ def every_step(ctx: ClientContext) -> Iterator[Iterator[Batch]]:
     """All steps of all local epochs."""
     epochs = ctx.settings.epochs
     for ctx.epoch in range(epochs):
-        batches = ctx.stream.epoch()
-        for _ in range(ctx.stream.steps):
-            yield batches
+        with closing(ctx.stream.epoch()) as batches:
+            for _ in range(ctx.stream.steps):
+                yield batches
 
 
 class ClientTrainer:
