@@ -13,8 +13,8 @@ from rich.console import Console
 
 from proxyfl.cli import progress
 from proxyfl.cli.present import as_toml, curve, percent
-from proxyfl.cli.progress import LiveProgress
 from proxyfl.core.state import Failure, Update
+from proxyfl.runs.progress import LiveProgress
 
 
 def console(terminal: bool) -> Console:

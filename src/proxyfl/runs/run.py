@@ -210,7 +210,7 @@ def list_runs(folder: Path) -> list[Run | Damaged]:
     if not folder.is_dir():
         return []
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    return [open_run(path) for path in paths if RunDirectory(path).is_run]
+    return [open_run(path) for path in paths if RunDirectory(path).is_rest]
 
 
 DEPTH = 2
@@ -224,7 +224,7 @@ def runs_below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
-        if RunDirectory(path).is_run:
+        if RunDirectory(path).is_rest:
             yield path
         elif depth > 1:
             yield from runs_below(path, depth - 1)
