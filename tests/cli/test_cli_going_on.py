@@ -105,7 +105,7 @@ def test_a_run_is_read_without_the_code_of_its_method_and_network(call, own_tiny
 def test_a_setting_without_its_section_is_told_where_it_belongs(call):
     asked = ("run", "digits", "--set")
     assert "unknown setting 'tau'; did you mean 'method.tau' or 'agg" in call(*asked, "tau=0.5").stderr
-    assert "did you mean 'method.icpl.weight'?" in call(*asked, "weight=2").stderr
+    assert "did you mean 'method.weight' or 'method.icpl.weight'?" in call(*asked, "weight=2").stderr
     assert "did you mean 'federation.rounds'?" in call(*asked, "rounds=3").stderr
     both = "did you mean 'train.beta1' or 'aggregation.beta1'?"
     assert both in call(*asked, "beta1=0.5").stderr
@@ -121,4 +121,4 @@ def test_compare_varies_sizes_and_spares_methods_without_the_parameter(call):
     assert result.exit_code == 0, result.stderr
     names = [line.split("  ")[1].split(" · ")[0] for line in result.stdout.splitlines()]
     assert (names.count("fedavg"), names.count("fixmatch-gpl")) == (2, 4)
-    assert "method.tau" in call("compare", "fedavg", "--vary", "method.tau=0.8,0.9", "--dry-run").stderr
+    assert "method.over" in call("compare", "fedavg", "--vary", "method.over=1,2", "--dry-run").stderr

@@ -185,11 +185,11 @@ def test_what_a_plugin_cannot_do_is_told_with_file_and_line(call):
     Path("lonely.py").write_text("\nimport neighbour_of_mine\n")
     result = call("--plugin", "lonely.py", "ls")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: plug-in lonely.py, line 2: ModuleNotFoundError")
+    assert "lonely.py, line 2: ModuleNotFoundError" in result.stderr
     assert "PYTHONPATH" in result.stderr
     Path("slip.py").write_text("x = 1\ndef broken(:\n    pass\n")
     result = call("--plugin", "slip.py", "ls")
-    assert (result.exit_code, result.stderr[:33]) == (2, "error: plug-in slip.py, line 2: i")
+    assert (result.exit_code, "slip.py, line 2: invalid syntax" in result.stderr) == (2, True)
     Path("wrong.py").write_text("def f():\n    return 1 / 0\nf()\n")
     result = call("--plugin", "wrong.py", "ls")
     assert "wrong.py, line 2: ZeroDivisionError: division by zero" in result.stderr

@@ -87,5 +87,5 @@ def _load_file(path: Path) -> None:
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception):
-            raise _in_words(str(path), error) from error
+            raise _in_words(str(path.absolute()), error) from error
         raise

@@ -103,9 +103,7 @@ class RunDirectory:
         ):
             raise RunError(f"{self.config} is missing; put it back with 'cp {copies[-1]} {self.config}'")
         if self.is_rest and not os.path.lexists(self.checkpoints):
-            raise RunError(
-                f"{self.checkpoints} is missing; put it back from a copy, or delete {self.path}"
-            )
+            raise RunError(f"{self.checkpoints} is missing; put it back from a copy, or delete {self.path}")
         if self.is_rest and not os.path.lexists(self.config):
             raise RunError(f"{self.config} is missing and no checkpoint has a copy; put it back from a copy")
         if not self.is_run:

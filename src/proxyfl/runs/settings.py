@@ -19,7 +19,7 @@ import torch
 from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import build_aggregator, require_sound
-from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSettings, read_config
+from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSettings, describe, read_config
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.core.trees import DEEPEST, Tree, dotted, merge, nested
 from proxyfl.data import sources
@@ -237,6 +237,37 @@ def to_toml(config: Config, first_line: str = "") -> str:
     """The config as TOML that :func:`resolve` reads back to the same config."""
     header = f"# {first_line}\n" if first_line else ""
     return header + tomli_w.dumps(config.to_tree())
+
+
+def meanings(method: str) -> dict[str, tuple[Any, str, str]]:
+    """Every setting by its dotted name, in order: default, range and meaning; those of this method, too."""
+    found: dict[str, tuple[Any, str, str]] = {}
+    sections: dict[str, Any] = {"": Config}
+    for spec in dataclasses.fields(Config):
+        if spec.name != "method" and spec.default_factory is not dataclasses.MISSING:
+            sections[f"{spec.name}."] = spec.default_factory
+    created = registry.create(method)
+    for part in created.parts:
+        sections["method." if part is created else f"method.{part.name}."] = type(part).Parameters
+    for prefix, section in sections.items():
+        for name, default, span, meaning in describe(section):
+            found[f"{prefix}{name}"] = (default, span, meaning)
+    found["method.name"] = ("proxyfl", "", "a name from `proxyfl methods`, or parent+addon")
+    return found
+
+
+def explained(config: Config, first_line: str = "") -> str:
+    """:func:`to_toml`, with what each setting means behind its value."""
+    known, section, lines = meanings(config.method.name), "", []
+    for line in to_toml(config, first_line).splitlines():
+        if line.startswith("["):
+            section = f"{line.strip('[]')}."
+        name, equals, _ = line.partition(" = ")
+        if equals and f"{section}{name}" in known:
+            _, span, meaning = known[f"{section}{name}"]
+            line = f"{line}  # {meaning}" + (f" [{span}]" if span else "")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def identity(config: Config) -> str:

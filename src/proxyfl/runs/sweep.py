@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.core.trees import Tree, dotted, merge, nested
 from proxyfl.methods import registry
+from proxyfl.methods.base import MethodParameters
 from proxyfl.runs.batch import Job
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import COMMON, default_name, load_toml
@@ -105,13 +107,22 @@ def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job
 
 
 def _of_others(grid: Grid) -> dict[str, list[str]]:
-    """By method, the varied parameters that only other methods of the grid have."""
+    """By method, the varied parameters that only other methods of the grid have, or make use of."""
     varied = [name for name in grid.vary if name.startswith("method.")]
-    known = {method: dotted({"method": registry.resolve(method, {})[1]}) for method in grid.methods if varied}
+    used = {method: _used(method) for method in grid.methods if varied}
     return {
-        method: [name for name in varied if name not in own and any(name in each for each in known.values())]
-        for method, own in known.items()
+        method: [name for name in varied if name not in own and any(name in each for each in used.values())]
+        for method, own in used.items()
     }
+
+
+def _used(method: str) -> set[str]:
+    """A method's parameters. One that never looks at an unlabelled image trusts none of its predictions."""
+    created = registry.create(method)
+    own = set(dotted({"method": registry.resolve(method, {})[1]}))
+    if any(view.startswith("u_") for part in created.parts for view in part.wants):
+        return own
+    return own - {f"method.{spec.name}" for spec in dataclasses.fields(MethodParameters)}
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
