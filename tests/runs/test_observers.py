@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import proxyfl
 from proxyfl import Experiment
 from proxyfl.core.errors import ConfigError
 
@@ -36,3 +37,12 @@ def test_progress_is_shown_where_it_is_asked_for(capsys):
     assert capsys.readouterr().err == ""
     Experiment("fedavg", **SMALL).federation(workers=0).run(progress=True)
     assert "round 1/1  accuracy" in capsys.readouterr().err
+
+
+def test_objects_say_what_they_are(tmp_path):
+    experiment = Experiment("fedavg", **SMALL)
+    assert repr(experiment) == "<Experiment: fedavg on 'digits', 1 rounds, seed 1>"
+    run = experiment.run(tmp_path / "run", workers=0)
+    assert repr(run) == f"<Run {tmp_path / 'run'}: fedavg on 'digits', 1 of 1 rounds>"
+    assert repr(run.model()) == "<TrainedModel: resnet8 of fedavg, 1 × 8 × 8 to 10 classes>"
+    assert {"Experiment", "Federation", "load_model"} <= set(dir(proxyfl))

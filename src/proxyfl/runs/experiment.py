@@ -56,6 +56,11 @@ class Experiment:
         name = sources.absolute(config.data.name, self.data_root)
         self.config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
 
+    def __repr__(self) -> str:
+        config = self.config
+        what = f"{config.method.name} on '{config.data.name}', {config.federation.rounds} rounds"
+        return f"<Experiment: {what}, seed {config.seed}>"
+
     def run(
         self,
         directory: str | Path | None = None,

@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.config import Config
-from proxyfl.core.errors import DataError, RunError
+from proxyfl.core.errors import DataError, ProxyFLError, RunError
 from proxyfl.core.files import read_bounded
 from proxyfl.core.state import Tensors
 from proxyfl.data.dataset import Dataset
@@ -59,6 +59,14 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.directory = RunDirectory(path).require()
         self.path = self.directory.path
+
+    def __repr__(self) -> str:
+        try:
+            config, played = self.config, len(self.lines)
+        except ProxyFLError as error:
+            return f"<Run {self.path}: {error}>"
+        rounds = f"{played} of {config.federation.rounds} rounds"
+        return f"<Run {self.path}: {config.method.name} on '{config.data.name}', {rounds}>"
 
     @cached_property
     def config(self) -> Config:
