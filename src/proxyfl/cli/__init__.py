@@ -28,6 +28,7 @@ from proxyfl.cli import (
     models,
     new_method,
     paper,
+    plot,
     predict,
     profile,
     report,
@@ -93,6 +94,7 @@ app.command(rich_help_panel=TRAIN, epilog=sweep.SWEEP_EXAMPLES)(sweep.sweep)
 app.command(rich_help_panel=LOOK, epilog=ls.LS_EXAMPLES)(ls.ls)
 app.command(rich_help_panel=LOOK, epilog=ls.SHOW_EXAMPLES)(ls.show)
 app.command(rich_help_panel=LOOK, epilog=table.EXAMPLES)(table.table)
+app.command(rich_help_panel=LOOK, epilog=plot.EXAMPLES)(plot.plot)
 app.command(rich_help_panel=LOOK, epilog=report.EXAMPLES)(report.report)
 app.command(rich_help_panel=LOOK, epilog=dashboard.EXAMPLES)(dashboard.dashboard)
 app.command(rich_help_panel=LOOK, epilog=validate.EXAMPLES)(validate.validate)

@@ -131,8 +131,8 @@ def _write_program(network: nn.Module, images: Tensor, path: Path, metadata: dic
 def _write_script(network: nn.Module, images: Tensor, path: Path, metadata: dict[str, str]) -> Runs:
     traced = torch.jit.trace(network, images)  # type: ignore[no-untyped-call]
     extra = {f"{name}.json": text for name, text in metadata.items()}
-    torch.jit.save(traced, str(path), _extra_files=extra)  # type: ignore[no-untyped-call]
-    return lambda part: traced(part).detach()  # type: ignore[no-any-return]
+    torch.jit.save(traced, str(path), _extra_files=extra)
+    return lambda part: traced(part).detach()
 
 
 _FORMS: dict[Form, Callable[[nn.Module, Tensor, Path, dict[str, str]], Runs]] = {

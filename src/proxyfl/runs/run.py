@@ -160,6 +160,15 @@ class Run:
 
         return rounds_frame([self])
 
+    def plot(self, path: str | Path = "figure.pdf", metric: str = "accuracy", title: str = "") -> Path:
+        """Draw a column of :meth:`frame` against the rounds, as PDF, PNG or SVG; gives the file.
+
+        >>> run.plot("accuracy.png")  # doctest: +SKIP
+        """
+        from proxyfl.report.plot import plot
+
+        return plot([self], path, metric, title=title)
+
     @property
     def summary(self) -> Summary:
         lines = self.metrics
