@@ -151,7 +151,9 @@ def test_an_existing_run_is_not_overwritten(call, own_tiny):
     before = {path: path.read_bytes() for path in own_tiny.rglob("*") if path.is_file()}
     result = call("run", *TINY, "--name", "tiny")
     assert result.exit_code == 2
-    message = "runs/tiny exists; continue it with 'proxyfl resume runs/tiny' or choose another --name"
+    message = (
+        "runs/tiny exists; continue it with 'proxyfl resume runs/tiny' or --resume, or use another --name"
+    )
     assert result.stderr == f"error: {message}\n"
     assert {path: path.read_bytes() for path in own_tiny.rglob("*") if path.is_file()} == before
 
