@@ -112,3 +112,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'proxyfl' has no attribute '{name}'")
     module, _, attribute = _HOMES[name].partition(":")
     return getattr(importlib.import_module(module), attribute or name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -181,3 +181,19 @@ def test_config_copy_refuses_what_run_could_not_read_or_nobody_can_write(call):
         call("config", "show", "cifar11").stderr
         == "error: unknown preset 'cifar11'; did you mean 'cifar10'?\n"
     )
+
+
+def test_settings_are_explained_and_copied_with_their_meaning(call):
+    told = call("config", "explain", "train")
+    assert told.exit_code == 0, told.stderr
+    assert "train.lr " in told.stdout
+    assert "partition.alpha" not in told.stdout
+    assert "method.icpl.weight" in call("config", "explain").stdout
+    assert "method.half" in call("config", "explain", "method", "--method", "sage").stdout
+    assert "did you mean 'train'?" in call("config", "explain", "trian").stderr
+    assert call("config", "copy", "digits", "mine.toml").exit_code == 0
+    text = Path("mine.toml").read_text()
+    assert "  # learning rate [≥ 0]\n" in text
+    from proxyfl.runs.settings import load_toml, resolve
+
+    assert resolve("", load_toml(Path("mine.toml"))) == resolve("digits")

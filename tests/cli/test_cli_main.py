@@ -180,10 +180,19 @@ def test_plugins_that_cannot_be_found(call):
     assert call("--plugin", "..", "ls").exit_code == 2
 
 
-def test_a_bug_in_a_plugin_keeps_its_traceback(call):
-    Path("buggy.py").write_text("import module_that_is_not_there\n")
-    with pytest.raises(ModuleNotFoundError, match="module_that_is_not_there"):
-        call("--plugin", "buggy.py", "ls")
+def test_what_a_plugin_cannot_do_is_told_with_file_and_line(call):
+    """A neighbour that cannot be imported, a slip of the pen, any error: one line, no traceback."""
+    Path("lonely.py").write_text("\nimport neighbour_of_mine\n")
+    result = call("--plugin", "lonely.py", "ls")
+    assert result.exit_code == 2
+    assert "lonely.py, line 2: ModuleNotFoundError" in result.stderr
+    assert "PYTHONPATH" in result.stderr
+    Path("slip.py").write_text("x = 1\ndef broken(:\n    pass\n")
+    result = call("--plugin", "slip.py", "ls")
+    assert (result.exit_code, "slip.py, line 2: invalid syntax" in result.stderr) == (2, True)
+    Path("wrong.py").write_text("def f():\n    return 1 / 0\nf()\n")
+    result = call("--plugin", "wrong.py", "ls")
+    assert "wrong.py, line 2: ZeroDivisionError: division by zero" in result.stderr
 
 
 def test_a_config_file_cannot_run_code(call):

@@ -18,7 +18,7 @@ def quick(monkeypatch):
 
 
 def test_the_table_and_the_picture(call, tmp_path):
-    result = call("profile", *SMALL, "--steps", 2, "--client", 1, "--out", "pictures/step")
+    result = call("profile", *SMALL, "--steps", 2, "--client", 1, "--output", "pictures/step")
     assert (result.exit_code, result.stderr) == (0, "")
     told = result.stdout
     lines = {line.partition("  ")[0]: line.split() for line in told.splitlines()}

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from proxyfl.cli import progress
 from proxyfl.cli.present import as_toml, curve, percent
-from proxyfl.cli.progress import LiveProgress
 from proxyfl.core.state import Failure, Update
+from proxyfl.runs import progress
+from proxyfl.runs.progress import LiveProgress
 
 
 def console(terminal: bool) -> Console:

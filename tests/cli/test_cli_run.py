@@ -106,7 +106,8 @@ MISTAKES = [
     (["--set", "partition.scheme=pared"], "unknown partition scheme 'pared'; did you mean 'paired'?"),
     (
         ["--set", "data.name=cifar"],
-        "unknown data set 'cifar': did you mean 'cifar10'? (your own: register it and name its file with --plugin)",
+        "unknown data set 'cifar': did you mean 'cifar10'? "
+        "(your own: register it and name its file with --plugin)",
     ),
     (["--set", "preset=svhn"], "preset cannot be set; name it as the first argument: proxyfl run PRESET"),
     (
@@ -154,7 +155,9 @@ def test_an_existing_run_is_not_overwritten(call, own_tiny):
     before = {path: path.read_bytes() for path in own_tiny.rglob("*") if path.is_file()}
     result = call("run", *TINY, "--name", "tiny")
     assert result.exit_code == 2
-    message = "runs/tiny exists; continue it with 'proxyfl resume runs/tiny' or choose another --name"
+    message = (
+        "runs/tiny exists; continue it with 'proxyfl resume runs/tiny' or --resume, or use another --name"
+    )
     assert result.stderr == f"error: {message}\n"
     assert {path: path.read_bytes() for path in own_tiny.rglob("*") if path.is_file()} == before
 

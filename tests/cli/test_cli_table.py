@@ -121,15 +121,15 @@ def test_formats_and_files(call, written):
         "<!-- proxyfl table -->\n\n**Test accuracy"
     )
     asked = ("table", "runs", "--metric", "best", "--where", "seed=1", "--where", "seed=2")
-    result = call(*asked, "--out", "new/table.tex")
+    result = call(*asked, "--output", "new/table.tex")
     assert (result.exit_code, result.stdout.split()) == (0, ["table", "new/table.tex"])
     first = Path("new/table.tex").read_text().splitlines()[0]
     assert first == "% proxyfl table runs --metric best --where seed=1 --where seed=2"
-    assert call("table", "--out", "table.md").exit_code == 0
+    assert call("table", "--output", "table.md").exit_code == 0
     assert Path("table.md").read_text() == call("table", "--format", "markdown").stdout
-    assert call("table", "--out", "table.csv").exit_code == 0
+    assert call("table", "--output", "table.csv").exit_code == 0
     assert Path("table.csv").read_text() == call("table", "--format", "csv").stdout
-    assert call("table", "--out", "table.txt").exit_code == 0
+    assert call("table", "--output", "table.txt").exit_code == 0
     lines = Path("table.txt").read_text().splitlines()
     assert lines[0] == "Test accuracy (%)"
     assert max(map(len, lines)) <= 80

@@ -38,7 +38,7 @@ PICTURES = {"fig7": [f"fig7-{data}" for data in ("cifar10", "cifar100", "svhn", 
 def show(call: Call, name: str, runs: Path, out: Path) -> str:
     """What is printed. Pictures are there in three formats, and show something."""
     words = ["paper", "show", name, "--scale", "micro", "--runs", runs]
-    words += ["--out", out / name] if ITEMS[name].picture else []
+    words += ["--output", out / name] if ITEMS[name].picture else []
     answer = call(*words)
     assert answer.exit_code == 0, answer.stderr
     if ITEMS[name].picture:

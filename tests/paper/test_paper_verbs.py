@@ -138,7 +138,7 @@ def test_show_writes_the_format_that_a_file_is_named_after(
     call: Call, quick: Path, tmp_path: Path, suffix: str, sign: str
 ) -> None:
     file = tmp_path / "out" / f"table{suffix}"
-    answer = call("paper", "show", "table2", "--scale", "micro", "--runs", quick, "--out", file)
+    answer = call("paper", "show", "table2", "--scale", "micro", "--runs", quick, "--output", file)
     assert answer.exit_code == 0, answer.stderr
     assert sign in file.read_text(encoding="utf-8")
     assert "proxyfl paper show table2 --scale micro" in file.read_text(encoding="utf-8") or suffix == ".csv"
@@ -161,7 +161,7 @@ def test_a_figure_without_rows_is_of_the_data_that_is_asked_for(
         return [path]
 
     monkeypatch.setattr(draw, "partition_bubbles", note)
-    words = ["paper", "show", "fig5a", "--scale", "mini", "--out", tmp_path / "who"]
+    words = ["paper", "show", "fig5a", "--scale", "mini", "--output", tmp_path / "who"]
     answer = call(*words, "--only", "data=digits")
     assert answer.exit_code == 0, answer.stderr
     assert classes == [*map(str, range(10)), "Figure 5a: Who holds what\ndigits, α = 0.1, scale mini"]
@@ -214,7 +214,7 @@ def test_a_command_to_type_next_has_what_this_one_was_given(call: Call, quick: P
     assert answer.exit_code == 0, answer.stderr
     assert shlex.split(answer.stdout.splitlines()[-1])[1:] == ["proxyfl", "paper", "show", "table2", *asked]
     file = tmp_path / "table.tex"
-    assert call("paper", "show", "table2", "--metric", "best", *asked, "--out", file).exit_code == 0
+    assert call("paper", "show", "table2", "--metric", "best", *asked, "--output", file).exit_code == 0
     told = shlex.split(file.read_text(encoding="utf-8").splitlines()[0])[1:]
     assert told == ["proxyfl", "paper", "show", "table2", *asked[:6], "--metric", "best", *asked[6:]]
     answer = call("paper", "export", "table2", *asked[:2], "--runs", tmp_path, "--device", "mps")
@@ -225,7 +225,7 @@ def test_export_has_a_row_per_run_with_its_identity(call: Call, quick: Path, tmp
     file = tmp_path / "results" / "micro-table2.csv"
     only = "data=svhn,alpha=0.1,row=FixMatch-GPL,row=GPT,row=GPT + ICPL"
     words = ["paper", "export", "table2", "--scale", "micro", "--runs", quick, "--only", only]
-    answer = call(*words, "--seeds", "2", "--out", file)
+    answer = call(*words, "--seeds", "2", "--output", file)
     assert answer.exit_code == 0, answer.stderr
     rows = list(csv.DictReader(file.open(encoding="utf-8")))
     assert list(rows[0]) == HEADER

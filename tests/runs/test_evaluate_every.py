@@ -18,7 +18,6 @@ from typer.testing import CliRunner, Result
 from proxyfl import Experiment, Run
 from proxyfl.cli import app
 from proxyfl.cli.board import Seen, look_at
-from proxyfl.cli.progress import LiveProgress
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.paper.results import result
 from proxyfl.report.curves import accuracy_curves, draw_curves
@@ -28,6 +27,7 @@ from proxyfl.runs.directory import measured
 from proxyfl.runs.experiment import resume
 from proxyfl.runs.export import load_model
 from proxyfl.runs.loggers import scalars
+from proxyfl.runs.progress import LiveProgress
 from proxyfl.runs.schema import require_records
 from proxyfl.runs.settings import resolve
 from toybox import Stopped, Told, tiny_config

@@ -22,11 +22,13 @@ from proxyfl.cli import (
     demo,
     deploy,
     evaluate,
+    export,
     ls,
     methods,
     models,
     new_method,
     paper,
+    plot,
     predict,
     profile,
     report,
@@ -92,12 +94,14 @@ app.command(rich_help_panel=TRAIN, epilog=sweep.SWEEP_EXAMPLES)(sweep.sweep)
 app.command(rich_help_panel=LOOK, epilog=ls.LS_EXAMPLES)(ls.ls)
 app.command(rich_help_panel=LOOK, epilog=ls.SHOW_EXAMPLES)(ls.show)
 app.command(rich_help_panel=LOOK, epilog=table.EXAMPLES)(table.table)
+app.command(rich_help_panel=LOOK, epilog=plot.EXAMPLES)(plot.plot)
 app.command(rich_help_panel=LOOK, epilog=report.EXAMPLES)(report.report)
 app.command(rich_help_panel=LOOK, epilog=dashboard.EXAMPLES)(dashboard.dashboard)
 app.command(rich_help_panel=LOOK, epilog=validate.EXAMPLES)(validate.validate)
 app.add_typer(paper.app, name="paper", rich_help_panel=LOOK)
 app.command("eval", rich_help_panel=USE, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(rich_help_panel=USE, epilog=predict.EXAMPLES)(predict.predict)
+app.command(rich_help_panel=USE, epilog=export.EXAMPLES)(export.export)
 app.add_typer(deploy.app, name="deploy", rich_help_panel=DEPLOY)
 app.add_typer(methods.app, name="methods", rich_help_panel=KNOW)
 app.command("new-method", rich_help_panel=KNOW, epilog=new_method.EXAMPLES)(new_method.new_method)

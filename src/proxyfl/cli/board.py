@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from proxyfl.cli.common import err
-from proxyfl.cli.present import percent
-from proxyfl.core.text import duration
+from proxyfl.core.text import duration, percent
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -161,7 +161,7 @@ def find_run(text: str, accept: Callable[[Path], bool] | None = None) -> Path:
         if accept(place):
             return place
     for place in places:
-        if (place / "checkpoints").is_dir():
+        if (place / "checkpoints").is_dir() or RunDirectory(place).is_rest:
             RunDirectory(place).require()  # says what is missing
     near = [name for place in places for name in _close_runs(place)]
     hint = f"did you mean '{near[0]}'?" if near else "'proxyfl ls DIR' lists the runs in a folder"

@@ -17,6 +17,7 @@ EXAMPLES = examples(
     "proxyfl config ls",
     "proxyfl config show cifar10 --method fedavg",
     "proxyfl config copy cifar10 mine.toml",
+    "proxyfl config explain train",
 )
 app = typer.Typer(no_args_is_help=True, epilog=EXAMPLES)
 
@@ -76,9 +77,9 @@ def copy(
     set_: Settings = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a preset with every value to a file, to be edited and run."""
+    """Write a preset with every value and its meaning to a file, to be edited and run."""
     from proxyfl.core.files import write_bytes
-    from proxyfl.runs.settings import to_toml
+    from proxyfl.runs.settings import explained
 
     if file.suffix != ".toml":
         raise ConfigError(f"{file} must end in .toml, so that 'proxyfl run' knows it for a file")
@@ -86,10 +87,36 @@ def copy(
     if file.exists() and not force:
         raise ConfigError(f"{file} exists; overwrite it with --force or choose another name")
     try:
-        write_bytes(file, to_toml(config, command("run", file)).encode())
+        write_bytes(file, explained(config, command("run", file)).encode())
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
     typer.echo(f"wrote {file}; edit it, then: {command('run', file)}")
+
+
+@app.command(epilog=examples("proxyfl config explain", "proxyfl config explain method --method sage"))
+def explain(
+    section: Annotated[
+        str, typer.Argument(metavar="[SECTION]", help="train, data, method.icpl …", show_default="all")
+    ] = "",
+    method: Annotated[str, typer.Option("--method", help="Whose parameters.")] = "proxyfl",
+) -> None:
+    """What every setting means: its default, its range, and what other fidelities make of it."""
+    from rich.markup import escape
+
+    from proxyfl.cli.present import as_toml
+    from proxyfl.core.errors import nearest
+    from proxyfl.runs.settings import meanings
+
+    known = meanings(method)
+    wanted = section.removesuffix(".")
+    chosen = {name: row for name, row in known.items() if not wanted or f"{name}.".startswith(f"{wanted}.")}
+    if not chosen:
+        sections = {name.rpartition(".")[0] for name in known} - {""}
+        raise ConfigError(f"unknown section '{section}'; {nearest(section, sections)}")
+    table = plain_table("setting", "default", "range", "meaning", keep=("setting",))
+    for name, (default, span, meaning) in chosen.items():
+        table.add_row(name, f"[cyan]{escape(as_toml(default))}[/]", escape(span), escape(meaning))
+    out().print(table)
 
 
 def _how_to_run(preset: str, config: Config) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import command, examples, load_settings, out, runs_folder
+from proxyfl.cli.common import Settings, command, examples, load_settings, out, runs_folder
 from proxyfl.cli.sweep import train_missing
 from proxyfl.core.errors import RunError
 
@@ -44,7 +44,7 @@ def demo(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Write the table to this file, too.", show_default=False)
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hidden=True)] = None,
+    settings: Settings = None,
 ) -> None:
     """Train FedAvg, FixMatch-GPL and ProxyFL on scikit-learn's digits and compare them.
 

@@ -14,8 +14,8 @@ from proxyfl.core.errors import RunError, missing_extra
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from proxyfl.cli.progress import LiveProgress
     from proxyfl.deploy.settings import Deployment
+    from proxyfl.runs.progress import LiveProgress
 
 
 def attach(folder: Folder, quiet: Quiet = False) -> None:
@@ -73,7 +73,8 @@ def remove_site(
 
 def show(deployment: Deployment, lines: Iterable[dict[str, Any]], quiet: bool) -> None:
     """What happens in a run, up to its end and its result."""
-    from proxyfl.cli.progress import LiveProgress, tell_result
+    from proxyfl.cli.progress import tell_result
+    from proxyfl.runs.progress import LiveProgress
     from proxyfl.runs.run import Run
 
     before = [line.get("accuracy") for line in Run(deployment.run).metrics] if deployment.run.is_dir() else []

@@ -18,8 +18,8 @@ from proxyfl.cli.common import (
     plain_table,
     require_device,
 )
-from proxyfl.cli.present import percent
 from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.text import percent
 
 if TYPE_CHECKING:
     from rich.table import Table

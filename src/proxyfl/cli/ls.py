@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxyfl.cli.common import RunName, command, examples, find_run, is_run, out, plain_table, runs_folder
-from proxyfl.cli.present import curve, percent, settings_tree, summary_table
+from proxyfl.cli.present import curve, settings_tree, summary_table
 from proxyfl.core.errors import ProxyFLError, RunError
+from proxyfl.core.text import percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import Damaged, Run
 
-LS_EXAMPLES = examples("proxyfl ls", "proxyfl ls results/runs")
+LS_EXAMPLES = examples("proxyfl ls", "proxyfl ls results/runs --json")
 SHOW_EXAMPLES = examples("proxyfl show runs/digits-proxyfl-seed1-4b2c91", "proxyfl show try-1 --rounds 20")
 COLOURS = {"finished": "green", "running": "cyan", "stopped": "yellow"}
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
 
 def ls(
@@ -33,6 +38,7 @@ def ls(
             show_default=False,
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder: how far each is, how good, and whether a process is working on it."""
     from proxyfl.runs.directory import RunDirectory
@@ -44,6 +50,9 @@ def ls(
     if is_run(place):
         raise RunError(f"{place} is itself a run; look at it with '{command('show', place)}'")
     runs = list_runs(place)
+    if as_json:
+        typer.echo(json.dumps([_record(run) for run in runs], indent=1))
+        return
     cut_short = [
         path for path in (sorted(place.iterdir()) if place.is_dir() else []) if _half_made(RunDirectory(path))
     ]
@@ -70,44 +79,63 @@ def _half_made(run: RunDirectory) -> bool:
     return name.startswith(".") and name.endswith(".creating") and os.path.lexists(run.config)
 
 
-def _row(run: Run | Damaged) -> list[str]:
-    from rich.markup import escape
-
+def _record(run: Run | Damaged) -> dict[str, Any]:
+    """One run as the list tells it; a damaged one has the reason."""
     from proxyfl.runs.directory import measured
     from proxyfl.runs.run import Damaged
 
-    name = escape(run.path.name)
+    place = {"name": run.path.name, "path": str(run.path)}
     if isinstance(run, Damaged):
-        return [name, "", "", "", "", "", f"[red]damaged: {escape(run.reason)}[/]"]
+        return {**place, "state": "damaged", "reason": run.reason}
     try:
         config, lines = run.config, run.metrics
-        total = config.federation.rounds
-        accuracy = percent(run.summary.mean_last) if measured(lines) else "–"
+        accuracy = run.summary.mean_last if measured(lines) else None
         state = "finished" if run.finished else "stopped"
         if run.directory.is_locked():
             state = "running"
     except (ProxyFLError, KeyError, TypeError) as error:
-        return [name, "", "", "", "", "", f"[red]unreadable: {escape(str(error))}[/]"]
+        return {**place, "state": "unreadable", "reason": str(error)}
+    return {
+        **place,
+        "data": config.data.name,
+        "method": config.method.name,
+        "seed": config.seed,
+        "played": len(lines),
+        "rounds": config.federation.rounds,
+        "accuracy": accuracy,
+        "state": state,
+    }
+
+
+def _row(run: Run | Damaged) -> list[str]:
+    from rich.markup import escape
+
+    record = _record(run)
+    if "reason" in record:
+        told = f"[red]{record['state']}: {escape(record['reason'])}[/]"
+        return [escape(record["name"]), *[""] * 5, told]
     return [
-        name,
-        escape(config.data.name),
-        escape(config.method.name),
-        str(config.seed),
-        f"{len(lines)}/{total}",
-        accuracy,
-        f"[{COLOURS[state]}]{state}[/]",
+        *(escape(record[key]) for key in ("name", "data", "method")),
+        str(record["seed"]),
+        f"{record['played']}/{record['rounds']}",
+        _share(record["accuracy"]),
+        f"[{COLOURS[record['state']]}]{record['state']}[/]",
     ]
 
 
 def show(
     run: RunName,
     rounds: Annotated[int, typer.Option(min=1, help="How many of the last rounds to list.")] = 5,
+    as_json: AsJson = False,
 ) -> None:
     """One run: its settings, result, accuracy curve, last rounds and the clients that failed."""
     from proxyfl.runs.directory import measured
     from proxyfl.runs.run import Run
 
     found = Run(find_run(run))
+    if as_json:
+        typer.echo(json.dumps(_everything(found), indent=1))
+        return
     console = out()
     console.print(settings_tree(found.config, found.path.name, console))
     console.print()
@@ -132,6 +160,17 @@ def show(
     elif not found.finished:
         how = f"continue with: {command('resume', found.path)}"
         console.print(f"\nstopped after round {len(lines)} of {total}; {how}", markup=False, soft_wrap=True)
+
+
+def _everything(run: Run) -> dict[str, Any]:
+    """A run for other programs: settings, result and all rounds."""
+    import dataclasses
+
+    from proxyfl.runs.directory import measured
+
+    lines = run.metrics
+    summary = dataclasses.asdict(run.summary) if measured(lines) else None
+    return {**_record(run), "config": run.config.to_tree(), "summary": summary, "metrics": lines}
 
 
 def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:

@@ -30,10 +30,10 @@ RUN_EXAMPLES = examples(
 )
 SHOW_EXAMPLES = examples(
     "proxyfl paper show table2 --scale mini",
-    "proxyfl paper show table2 --out table2.tex",
-    "proxyfl paper show fig5b --out pictures/convergence",
+    "proxyfl paper show table2 --output table2.tex",
+    "proxyfl paper show fig5b --output pictures/convergence",
 )
-EXPORT_EXAMPLES = examples("proxyfl paper export table2 --scale mini --out results/mini-table2.csv")
+EXPORT_EXAMPLES = examples("proxyfl paper export table2 --scale mini --output results/mini-table2.csv")
 
 RESULTS = Path("results")
 FILE_WIDTH = 100
@@ -191,7 +191,8 @@ def show(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--out",
+            "--output",
+            "-o",
             metavar="FILE",
             help="Where a table is written, or a figure as PNG, SVG and CSV.",
             show_default="figures: in the folder of the runs",
@@ -243,7 +244,7 @@ def export(
     only: Only = "",
     file: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE.csv", help="The file.", show_default="print it"),
+        typer.Option("--output", "-o", metavar="FILE.csv", help="The file.", show_default="print it"),
     ] = None,
     runs: PaperRuns = None,
     results: Recorded = RESULTS,

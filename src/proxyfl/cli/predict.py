@@ -10,8 +10,8 @@ import typer
 
 from proxyfl.cli.common import RunName, err, examples, find_run, out, plain_table
 from proxyfl.cli.evaluate import Model, Which
-from proxyfl.cli.present import percent
 from proxyfl.core.errors import DataError
+from proxyfl.core.text import percent
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from proxyfl.cli.common import plain_table
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.core.text import duration
+from proxyfl.core.text import duration, percent
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 CHANGED, PRESET = "bold yellow", "cyan"
 LEVELS = " ▁▂▃▄▅▆▇█"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
 
 
 def settings_tree(config: Config, title: str, console: Console) -> RenderableType:
@@ -50,10 +46,16 @@ def _references(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """What the settings would be by default, and as the preset has them, with this method and fidelity."""
     from proxyfl.runs.settings import resolve
 
-    bare = {"fidelity": config.fidelity, "method": {"name": config.method.name}}
-    defaults = resolve("", bare).to_tree()
+    bare: dict[str, Any] = {"fidelity": config.fidelity, "method": {"name": config.method.name}}
+    own: dict[str, Any] = {}
     try:
-        return defaults, resolve(config.preset, bare).to_tree()
+        defaults = resolve("", bare).to_tree()
+    except ProxyFLError:  # the code of the method is not at hand: its parameters are shown as they are
+        del bare["method"]
+        own = {"method": config.to_tree()["method"]}
+        defaults = resolve("", bare).to_tree() | own
+    try:
+        return defaults, resolve(config.preset, bare).to_tree() | own
     except ProxyFLError:  # the run is older than a change of the preset
         return defaults, defaults
 

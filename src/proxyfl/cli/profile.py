@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "proxyfl profile",
     "proxyfl profile cifar10 --method sage --width 1",
-    "proxyfl profile cifar10 --dtype fp32 --steps 5 --out pictures/step",
+    "proxyfl profile cifar10 --dtype fp32 --steps 5 --output pictures/step",
 )
 BAR, EIGHTHS = 24, " ▏▎▍▌▋▊▉"
 COLOURS = {"network": "blue", "views": "yellow", "losses": "red", "other": "bright_black"}
@@ -63,7 +63,9 @@ def profile(
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option("--out", metavar="PICTURE", help="Draw it, too: PNG, SVG and CSV.", show_default=False),
+        typer.Option(
+            "--output", "-o", metavar="PICTURE", help="Draw it, too: PNG, SVG and CSV.", show_default=False
+        ),
     ] = None,
     data_root: DataRoot = None,
 ) -> None:

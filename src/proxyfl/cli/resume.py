@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -23,11 +25,18 @@ from proxyfl.core.errors import ConfigError
 EXAMPLES = examples(
     "proxyfl resume runs/digits-proxyfl-seed1-4b2c91",
     "proxyfl resume digits-proxyfl-seed1-4b2c91 --data-root /elsewhere",
+    "proxyfl resume digits-proxyfl-seed1-4b2c91 --rounds 40",
 )
 
 
 def resume(
     run: RunName,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", min=1, help="Give it more rounds, this many altogether.", show_default=False
+        ),
+    ] = None,
     workers: Workers = None,
     data_root: DataRoot = None,
     log: Log = None,
@@ -35,16 +44,30 @@ def resume(
 ) -> None:
     """Continue a run after Ctrl-C, a crash or a power cut: the result is the same to the bit.
 
-    A finished run says so and is left as it is.
+    A finished run says so and is left as it is, unless --rounds gives it more: then it goes on as if it had
+    been begun with them. What depends on the number of rounds, such as a cosine schedule, is told.
     """
+    path = find_run(run, lambda place: is_run(place) or creation_cut_short(place))
+    go_on(path, rounds, workers, data_root, log or (), quiet)
+
+
+def go_on(
+    path: Path,
+    rounds: int | None,
+    workers: int | None,
+    data_root: Path | None,
+    log: Sequence[str],
+    quiet: bool,
+) -> None:
+    """Continue the run at a place and show it."""
     from proxyfl.runs.checkpoint import load_newest
     from proxyfl.runs.directory import RunDirectory
-    from proxyfl.runs.experiment import resume as go_on
+    from proxyfl.runs.experiment import resume as play_on
+    from proxyfl.runs.extend import lengthened
     from proxyfl.runs.repair import is_whole, require_same_config
     from proxyfl.runs.run import Run
     from proxyfl.runs.settings import recorded
 
-    path = find_run(run, lambda place: is_run(place) or _creation_cut_short(place))
     directory = RunDirectory(path)
     before: list[float | None] = []
     if path.exists():
@@ -56,23 +79,25 @@ def resume(
             require_same_config(directory, load_newest(directory)[0])
             raise
         before = [line.get("accuracy") for line in opened.lines]
-        if opened.finished and is_whole(directory, load_newest(directory)[0]):
+        more = rounds is not None and rounds != config.federation.rounds
+        if opened.finished and not more and is_whole(directory, load_newest(directory)[0]):
             _tell_finished(path, quiet)
             return
     else:
         config = recorded(RunDirectory(directory.aside).config)
+    config = lengthened(config, rounds, str(path)) if rounds else config
     require_device(config)
     train(
         path,
         config,
-        lambda observers: go_on(path, observers, data_root, workers),
+        lambda observers: play_on(path, observers, data_root, workers, rounds=rounds),
         before=before,
-        log=log or (),
+        log=log,
         quiet=quiet,
     )
 
 
-def _creation_cut_short(path: Path) -> bool:
+def creation_cut_short(path: Path) -> bool:
     """Whether there is only what was built aside; its config is enough to begin again."""
     from proxyfl.runs.directory import RunDirectory
 

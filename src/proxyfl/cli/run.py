@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,14 +24,18 @@ from proxyfl.cli.common import (
 )
 from proxyfl.cli.present import settings_tree
 from proxyfl.cli.progress import train
+from proxyfl.cli.resume import creation_cut_short, go_on
 from proxyfl.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from proxyfl.core.config import Config
 
 EXAMPLES = examples(
     "proxyfl run",
     "proxyfl run digits --method fedavg --rounds 20 --seed 3",
     "proxyfl run cifar10 --data-root ~/data --label-ratio 0.2 --alpha 0.5 --device cuda",
     "proxyfl run cifar10 --method fixmatch-gpl --set method.tau=0.9 --set train.lr=0.05",
-    "proxyfl run mine.toml --name try-1",
+    "proxyfl run mine.toml --name try-1 --resume",
 )
 PROTOCOL, MACHINE = "Protocol", "Machine and place"
 
@@ -94,6 +98,14 @@ def run(
         typer.Option(help="The run's name; made from its settings otherwise.", rich_help_panel=MACHINE),
     ] = None,
     runs: Runs = Path("runs"),
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run if it is there: one command to start and to go on.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = False,
     data_root: DataRoot = None,
     log: Log = None,
     quiet: Quiet = False,
@@ -126,21 +138,43 @@ def run(
     from proxyfl.runs.settings import default_name
 
     path = runs / (_checked_name(name) if name is not None else default_name(config))
+    experiment = Experiment(config=config, data_root=data_root)
+    if resume and (path.exists() or creation_cut_short(path)):
+        _require_same(path, experiment.config)
+        go_on(path, None, workers, data_root, log or (), quiet)
+        return
     if path.exists():
         raise RunError(
-            f"{path} exists; continue it with '{command('resume', path)}' or choose another --name"
+            f"{path} exists; continue it with '{command('resume', path)}' or --resume, or use another --name"
         )
     require_device(config)
     if not quiet:
         console = out()
         console.print(settings_tree(config, path.name, console))
-    experiment = Experiment(config=config, data_root=data_root)
     train(
         path,
         config,
         lambda observers: experiment.run(path, observers, workers),
         log=log or (),
         quiet=quiet,
+    )
+
+
+def _require_same(path: Path, config: Config) -> None:
+    """Refuse to go on with a run that was begun with other settings."""
+    from proxyfl.core.trees import dotted
+    from proxyfl.runs.directory import RunDirectory
+    from proxyfl.runs.run import Run
+    from proxyfl.runs.settings import identity, recorded
+
+    theirs = Run(path).config if path.exists() else recorded(RunDirectory(RunDirectory(path).aside).config)
+    if identity(theirs) == identity(config):
+        return
+    old, new = dotted(theirs.to_tree()), dotted(config.to_tree())
+    changed = [f"{key} is {old.get(key)!r} there" for key in new if old.get(key) != new[key]]
+    raise RunError(
+        f"{path} was made with other settings ({', '.join(changed[:3])}); choose another --name, or continue "
+        f"it as it is with '{command('resume', path)}'"
     )
 
 

@@ -66,6 +66,11 @@ def compare(
     label_ratio: Annotated[
         str, typer.Option("--label-ratio", metavar="A,B", help="Shares of images with a label.")
     ] = "",
+    clients: Annotated[str, typer.Option("--clients", metavar="A,B", help="Registered clients.")] = "",
+    width: Annotated[str, typer.Option("--width", metavar="A,B", help="Widths of the network.")] = "",
+    subset: Annotated[
+        str, typer.Option("--subset", metavar="A,B", help="Training images: shares up to 1, or counts.")
+    ] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="How many, or which: 11,12,13.")] = "1",
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds.", show_default=False)] = None,
     vary: Annotated[
@@ -85,7 +90,13 @@ def compare(
     from proxyfl.core.trees import dotted, merge, nested, parse_assignment
     from proxyfl.runs.sweep import Grid, read_seeds, require_distinct
 
-    flags = (("partition.alpha", "--alpha", alpha), ("labels.ratio", "--label-ratio", label_ratio))
+    flags = (
+        ("partition.alpha", "--alpha", alpha),
+        ("labels.ratio", "--label-ratio", label_ratio),
+        ("partition.clients", "--clients", clients),
+        ("model.width", "--width", width),
+        ("data.subset", "--subset", subset),
+    )
     said = [(key, f"{flag} {values}") for key, flag, values in flags if values]
     varied = {key: _listed(values) for key, _, values in flags if values}
     for assignment in vary or []:

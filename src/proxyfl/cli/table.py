@@ -21,8 +21,8 @@ EXAMPLES = examples(
     "proxyfl table",
     "proxyfl table runs/demo --against fedavg",
     "proxyfl table --where alpha=0.1 --where method=fedavg --where method=proxyfl",
-    "proxyfl table --out table.tex",
-    "proxyfl table --format csv --each --out runs.csv",
+    "proxyfl table --output table.tex",
+    "proxyfl table --format csv --each --output runs.csv",
 )
 FILE_WIDTH = 80
 """Columns of a table for a terminal that goes to a file."""
@@ -92,7 +92,7 @@ def table(
     each: Annotated[bool, typer.Option("--each", help="CSV with a row per run, not per cell.")] = False,
     file: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write it to this file.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Write it to this file.", show_default=False),
     ] = None,
 ) -> None:
     """Many runs as one table: mean ± std over seeds, rounds to an accuracy, and which differences are noise.

@@ -7,10 +7,11 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, ProxyFLError
 
 VARIABLE = "PROXYFL_PLUGINS"
 
@@ -36,16 +37,32 @@ def load_plugin(name: str) -> None:
         _load_file(path)
         _remember(str(path.absolute()))
         return
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"'{name}' does not name a module; give MODULE or FILE.py")
     try:
         importlib.import_module(name)
         _remember(name)
     except ModuleNotFoundError as error:
-        # A module that is there but imports something that is not keeps its traceback.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
+            raise _in_words(name, error) from error
         raise ConfigError(f"plug-in '{name}' is not installed; a file is named with its .py") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"'{name}' does not name a module; give MODULE or FILE.py") from error
+    except Exception as error:  # whatever code of the user raises
+        raise _in_words(name, error) from error
+
+
+def _in_words(plugin: str, error: Exception) -> ConfigError:
+    """What a plug-in could not do, with the file and line to look at."""
+    if isinstance(error, SyntaxError):
+        return ConfigError(f"plug-in {error.filename or plugin}, line {error.lineno}: {error.msg}")
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [frame for frame in frames if not frame.filename.startswith("<") and frame.filename != __file__]
+    own = [frame for frame in known if frame.filename == plugin] or known
+    place = f"{own[-1].filename}, line {own[-1].lineno}" if own else plugin
+    cure = ""
+    if isinstance(error, ModuleNotFoundError):
+        cure = f"; install '{error.name}', or name its folder in PYTHONPATH if it is a file of yours"
+    kind = "" if isinstance(error, ProxyFLError) else f"{type(error).__name__}: "
+    return ConfigError(f"plug-in {place}: {kind}{error}{cure}")
 
 
 def _remember(name: str) -> None:
@@ -67,6 +84,8 @@ def _load_file(path: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, Exception):
+            raise _in_words(str(path.absolute()), error) from error
         raise

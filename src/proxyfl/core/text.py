@@ -46,5 +46,9 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
 def _escaped(sign: str) -> str:
     return sign.encode("unicode_escape").decode("ascii")

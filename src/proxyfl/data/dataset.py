@@ -51,6 +51,10 @@ class Dataset:
     full_size: int
     partial: str = ""
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.train):,} to train, {len(self.test):,} to test"
+        return f"<Dataset '{self.name}': {counts}, {len(self.classes)} classes>"
+
     @classmethod
     def of(
         cls,

@@ -87,6 +87,10 @@ class Partition:
                 f"{len(self.labelled)} labelled lists do not match {len(self.unlabelled)} unlabelled lists"
             )
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.labelled.values):,} labelled, {len(self.unlabelled.values):,} unlabelled"
+        return f"<Partition: {len(self.labelled)} clients, {counts}>"
+
     @property
     def clients(self) -> int:
         return len(self.labelled)

@@ -91,9 +91,10 @@ def draw_curves(
     legend: str = "method",
     looks: Mapping[str, plot_style.Look] | None = None,
     first: int = 1,
+    y: str = "test accuracy (%)",
 ) -> Figure:
-    """Lines of accuracies; :func:`accuracy_curves` explains the rest. ``first`` is the round they begin with:
-    0 where the common start is among them.
+    """Lines of accuracies, or of what ``y`` says; :func:`accuracy_curves` explains the rest. ``first`` is the
+    round they begin with: 0 where the common start is among them.
     """
     if not curves:
         raise RunError("there is no run to draw; start one with 'proxyfl run'")
@@ -119,7 +120,7 @@ def draw_curves(
         )  # fmt: skip
         if len(values) > 1:
             axes.fill_between(x, values.min(0), values.max(0), color=look.colour, alpha=0.16, linewidth=0)
-    plot_style.dress(axes, title=title, x="communication round", y="test accuracy (%)", grid="y")
+    plot_style.dress(axes, title=title, x="communication round", y=y, grid="y")
     axes.set_xlim(first - 0.5, rounds + 0.5)
     if every > 1 and rounds // every <= MOST_TICKS:
         axes.set_xticks(drawn_rounds(rounds, every))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -135,15 +136,20 @@ def note(figure: Figure, text: str) -> None:
     figure.supxlabel(text, fontsize=SMALL, color=MUTED, x=0.01, ha="left")
 
 
-def save(figure: Figure, path: str | Path) -> list[Path]:
-    """``path`` as PNG and as SVG, the same bits for the same picture; gives both files."""
+def repeatable() -> AbstractContextManager[None]:
+    """The only way to keep random names out of an SVG; the settings are put back at once."""
     import matplotlib
 
+    context: AbstractContextManager[None] = matplotlib.rc_context({"svg.hashsalt": "proxyfl"})
+    return context
+
+
+def save(figure: Figure, path: str | Path) -> list[Path]:
+    """``path`` as PNG and as SVG, the same bits for the same picture; gives both files."""
     files = []
     for kind in ("png", "svg"):
         content = io.BytesIO()
-        # The only way to keep random names and the date out of an SVG; the settings are put back at once.
-        with matplotlib.rc_context({"svg.hashsalt": "proxyfl"}):
+        with repeatable():
             figure.savefig(content, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
         files.append(write(_beside(path, kind), content.getvalue()))
     return files

@@ -85,7 +85,7 @@ def rounds_frame(runs: Sequence[Run]) -> DataFrame:
     return _frame(
         _about(run, own, varying) | row
         for run, own in zip(runs, settings, strict=True)
-        for row in _rounds(run)
+        for row in round_rows(run)
     )
 
 
@@ -120,7 +120,8 @@ def _totals(outcome: Outcome) -> dict[str, Any]:
     return {**totals, "commit": outcome.commit}
 
 
-def _rounds(run: Run) -> Iterable[dict[str, Any]]:
+def round_rows(run: Run) -> Iterable[dict[str, Any]]:
+    """A row of numbers for each round."""
     timing = {line.get("round"): line for line in run.timing}
     for line in run.metrics:
         row = {"round": line["round"], "accuracy": line.get("accuracy", float("nan"))}

@@ -22,7 +22,7 @@ import torch
 
 from proxyfl.core import plugins
 from proxyfl.core.config import Config
-from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.machine import usable_cores
 from proxyfl.engines.pool import TUNABLES, default_workers, tuned_environment
 from proxyfl.runs.directory import RunDirectory
@@ -58,9 +58,12 @@ class Job:
     def finished(self) -> bool:
         """A folder that cannot be read is not finished: who makes the run tells what is wrong with it."""
         try:
-            return self.recorded or (self.path.exists() and Run(self.path).finished)
+            return self.recorded or (self.path.exists() and self._is_its(Run(self.path)))
         except ProxyFLError:
             return False
+
+    def _is_its(self, run: Run) -> bool:
+        return run.finished and run.config.federation.rounds == self.rounds
 
 
 def train_all(
@@ -144,6 +147,10 @@ def make_run(job: Job, workers: int, modules: list[str], answer: Connection) -> 
             plugins.load_plugin(module)
         if job.path.exists():
             RunDirectory(job.path).require("move it away or delete it: a run is to be made there")
+            if (rounds := Run(job.path).config.federation.rounds) != job.rounds:
+                raise RunError(
+                    f"{job.path} was extended to {rounds} rounds; move it away to train one of {job.rounds}"
+                )
             resume(job.path, (), job.data_root, workers)
         else:
             Experiment(config=job.config, data_root=job.data_root).run(job.path, (), workers)

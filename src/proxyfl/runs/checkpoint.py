@@ -61,15 +61,24 @@ def round_of(folder: Path) -> int:
     return int(folder.name.removeprefix("round-"))
 
 
-def save(run: RunDirectory, state: ServerState, metrics: Mark, keep: int, run_files: dict[str, str]) -> Path:
-    """Write a checkpoint aside, rename it, and let go of the oldest ones."""
+def save(
+    run: RunDirectory,
+    state: ServerState,
+    metrics: Mark,
+    keep: int,
+    run_files: dict[str, str],
+    config: bytes | None = None,
+) -> Path:
+    """Write a checkpoint aside, rename it, and let go of the oldest ones. ``config`` is the run's where it is
+    not given.
+    """
     name = f"round-{state.round:08d}"
     aside, place = run.checkpoints / f".{name}.aside", run.checkpoints / name
     if aside.exists():
         shutil.rmtree(aside)
     aside.mkdir()
     write_tensors(aside / "state.safetensors", state.to_tensors())
-    write_bytes(aside / "config.toml", run.config.read_bytes())
+    write_bytes(aside / "config.toml", run.config.read_bytes() if config is None else config)
     files = {file.name: sha256(file) for file in sorted(aside.iterdir())}
     manifest = {
         "format": FORMAT,

@@ -102,6 +102,10 @@ class RunDirectory:
             copies := sorted(self.checkpoints.glob("round-*/config.toml"))
         ):
             raise RunError(f"{self.config} is missing; put it back with 'cp {copies[-1]} {self.config}'")
+        if self.is_rest and not os.path.lexists(self.checkpoints):
+            raise RunError(f"{self.checkpoints} is missing; put it back from a copy, or delete {self.path}")
+        if self.is_rest and not os.path.lexists(self.config):
+            raise RunError(f"{self.config} is missing and no checkpoint has a copy; put it back from a copy")
         if not self.is_run:
             raise RunError(f"{self.path} is not a run; {otherwise}")
         self._require_own_files(deep=False)
@@ -111,6 +115,13 @@ class RunDirectory:
     def is_run(self) -> bool:
         """Whether this is a run, be it damaged."""
         return os.path.lexists(self.config) and os.path.lexists(self.checkpoints)
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether this is a run or what is left of one: the settings or the checkpoints are gone."""
+        return self.is_run or (
+            os.path.lexists(self.metrics) and (os.path.lexists(self.config) or self.checkpoints.is_dir())
+        )
 
     def _require_own_files(self, *, deep: bool) -> None:
         """Refuse a run that has links out of itself, which would read or overwrite what is elsewhere.
@@ -157,7 +168,11 @@ class RunDirectory:
                 raise RunError(f"{entry} cannot be read by this user; make it readable")
 
     def tidy(self) -> None:
-        """Clear away what a process that was killed had not finished: files aside, waiting updates."""
+        """Clear away what a process that was killed had not finished: files aside, waiting updates. Folders
+        that were lost are made again; what belongs in them is written by whoever goes on.
+        """
+        for lost in (self.models, self.snapshots):
+            lost.mkdir(exist_ok=True)
         for folder in (self.path, self.models, self.snapshots, self.checkpoints):
             for stale in folder.glob(".*.aside"):
                 if stale.is_file():

@@ -17,7 +17,9 @@ from proxyfl.runs.build import assemble
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.describe import require_names
 from proxyfl.runs.directory import AT_SITES, RunDirectory
+from proxyfl.runs.extend import extend, lengthened
 from proxyfl.runs.federation import Federation
+from proxyfl.runs.loggers import checked, find_all
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, load_toml, resolve
@@ -54,13 +56,23 @@ class Experiment:
         name = sources.absolute(config.data.name, self.data_root)
         self.config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
 
+    def __repr__(self) -> str:
+        config = self.config
+        what = f"{config.method.name} on '{config.data.name}', {config.federation.rounds} rounds"
+        return f"<Experiment: {what}, seed {config.seed}>"
+
     def run(
         self,
         directory: str | Path | None = None,
         observers: Iterable[Observer] = (),
         workers: int | None = None,
+        *,
+        log: str | Iterable[str] = (),
+        progress: bool = False,
     ) -> Run:
         """Create the run's directory and train to the end.
+
+        ``log`` names tools that are told, too: tensorboard, mlflow, wandb. ``progress`` shows a bar.
 
         ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
         process. The result is the same to the bit.
@@ -70,13 +82,15 @@ class Experiment:
             raise RunError(
                 f"{run.path} exists; continue it with 'proxyfl resume {run.path}' or choose another name"
             )
+        watching = checked(observers)
+        find_all(log)
         federation = self.federation(workers)
         dataset = federation.simulation.dataset
         if dataset.partial:
             labels = f"{federation.simulation.per_class} labels per class"
             print(f"note: {self.config.data.name}: {dataset.partial}; {labels}", file=sys.stderr)
         federation.recording = Recording.create(run, federation, self.data_root)
-        federation.run(observers)
+        federation.run(watching, log=log, progress=progress)
         return Run(run.path)
 
     def federation(self, workers: int | None = None) -> Federation:
@@ -91,25 +105,38 @@ def resume(
     observers: Iterable[Observer] = (),
     data_root: str | Path | None = None,
     workers: int | None = None,
+    *,
+    rounds: int | None = None,
+    log: str | Iterable[str] = (),
+    progress: bool = False,
 ) -> Run:
-    """Go on with a run that was stopped, however it was stopped. A finished run is left as it is.
+    """Go on with a run that was stopped, however it was stopped. A finished run is left as it is, unless it
+    is given more ``rounds`` altogether; ``log`` and ``progress`` as in :meth:`Experiment.run`.
 
     >>> import proxyfl
     >>> run = proxyfl.resume("runs/first")  # doctest: +SKIP
+    >>> run = proxyfl.resume("runs/first", rounds=40)  # doctest: +SKIP
     """
+    watching = checked(observers)
+    find_all(log)
     run = RunDirectory(directory)
     root = Path(data_root) if data_root else None
     aside = RunDirectory(run.aside)
     if not run.path.exists() and aside.config.is_file():
         config = resolve("", load_toml(aside.config))
+        config = lengthened(config, rounds, str(run.path)) if rounds else config
         experiment = Experiment(config=config, data_root=root or aside.data_root())
-        return experiment.run(directory, observers, workers)
+        return experiment.run(directory, watching, workers, log=log, progress=progress)
     with run.require().locked():
         saved, warnings = checkpoint.load_newest(run, states=True)
+        if rounds:
+            repair.require_same_config(run, saved)
+            require_names(load_toml(run.config), str(run.path))
+            saved = extend(run, saved, rounds)
         federation = _restored(run, saved, root or run.data_root(), workers)
         federation.recording = Recording(run, saved, warnings, locked=True)
         federation.state = saved.state
-        federation.run(observers)
+        federation.run(watching, log=log, progress=progress)
     return Run(run.path)
 
 

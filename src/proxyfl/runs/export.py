@@ -50,6 +50,11 @@ class TrainedModel:
     network: nn.Module
     card: ModelCard
 
+    def __repr__(self) -> str:
+        card = self.card
+        taken = f"{card.channels} × {card.image_size} × {card.image_size}"
+        return f"<TrainedModel: {card.network} of {card.method}, {taken} to {len(card.classes)} classes>"
+
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
         device = next(self.network.parameters()).device

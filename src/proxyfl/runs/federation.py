@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from proxyfl.aggregation import Aggregator, Mean
@@ -37,7 +38,9 @@ from proxyfl.methods.base import Method
 from proxyfl.methods.context import OptimiserFactory
 from proxyfl.models import Network
 from proxyfl.runs.describe import describe
-from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.directory import RunDirectory, json_lines
+from proxyfl.runs.loggers import Logger, checked, find_all
+from proxyfl.runs.progress import LiveProgress
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.simulation import Simulation, simulate
 
@@ -179,14 +182,29 @@ class Federation:
     def state(self, state: ServerState) -> None:
         self._state = state
 
-    def rounds(self, count: int | None = None, observers: Iterable[Observer] = ()) -> Iterator[RoundReport]:
-        """Play the next ``count`` rounds, or all that are left, and give a report after each."""
+    def rounds(
+        self,
+        count: int | None = None,
+        observers: Iterable[Observer] = (),
+        *,
+        log: str | Iterable[str] = (),
+        progress: bool = False,
+    ) -> Iterator[RoundReport]:
+        """Play the next ``count`` rounds, or all that are left, and give a report after each.
+
+        ``log`` names tools that are told, too (tensorboard, mlflow, wandb), once the federation is recorded.
+        ``progress`` shows a bar in a terminal, a line per round elsewhere.
+        """
         total = self.config.federation.rounds
+        theirs, ours = checked(observers), self._loggers(log)
         last = total if count is None else min(total, self.state.round + count)
         taken = _Taken()
         with ExitStack() as stack:
             stack.callback(self.server.engine.close)
-            watching = [*observers, taken]
+            watching: list[Observer] = [*theirs, *map(stack.enter_context, ours), taken]
+            if progress:
+                bar = LiveProgress(Console(stderr=True), total, self._accuracies())
+                watching.append(stack.enter_context(bar))
             if self.recording is None:
                 self.settle(self._scratch_folder())
             else:
@@ -198,11 +216,25 @@ class Federation:
                 self._remember(report)
                 yield report
 
-    def run(self, observers: Iterable[Observer] = ()) -> Federation:
-        """Play all rounds that are left."""
-        for _ in self.rounds(observers=observers):
+    def run(
+        self, observers: Iterable[Observer] = (), *, log: str | Iterable[str] = (), progress: bool = False
+    ) -> Federation:
+        """Play all rounds that are left; ``log`` and ``progress`` as in :meth:`rounds`."""
+        for _ in self.rounds(observers=observers, log=log, progress=progress):
             pass
         return self
+
+    def _loggers(self, log: str | Iterable[str]) -> list[Logger]:
+        tools = find_all(log)
+        if tools and self.recording is None:
+            raise ConfigError("log needs a folder for what it tells; call record(PATH) before the rounds")
+        return [tool(self.recording.run.path, self.config) for tool in tools if self.recording]
+
+    def _accuracies(self) -> list[float | None]:
+        """Of the rounds so far, whoever played them; None where accuracy was not measured."""
+        saved = self.recording.saved.metrics if self.recording else b""
+        before = [line.get("accuracy") for line in json_lines(saved)]
+        return [*before, *(report.accuracy for report in self.history if report.number > len(before))]
 
     def evaluate(self) -> Evaluation:
         """The present weights on the test images."""

@@ -13,7 +13,7 @@ import hashlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -23,7 +23,7 @@ from proxyfl.core.errors import ConfigError, missing_extra, nearest
 from proxyfl.core.state import Failure, Update
 from proxyfl.core.text import told
 from proxyfl.core.trees import dotted
-from proxyfl.federation.loop import RoundReport
+from proxyfl.federation.loop import Observer, RoundReport
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.settings import to_toml
 
@@ -183,6 +183,25 @@ def find(name: str) -> type[Logger]:
     if name not in LOGGERS:
         raise ConfigError(f"unknown logger '{name}'; {nearest(name, LOGGERS)}")
     return LOGGERS[name]
+
+
+def find_all(names: str | Iterable[str]) -> list[type[Logger]]:
+    """The tools of these names, or of the one."""
+    return [find(name) for name in ([names] if isinstance(names, str) else names)]
+
+
+def checked(observers: Iterable[Observer]) -> list[Observer]:
+    """Observers, none of which is the name of a tool."""
+    found = [observers] if isinstance(observers, str) else list(observers)
+    for each in found:
+        if isinstance(each, str):
+            cure = f"log='{each}'" if each in LOGGERS else f"log={next(iter(LOGGERS))!r}"
+            raise ConfigError(f"observers takes objects, and '{each}' is text; name a tool with {cure}")
+        if not all(hasattr(each, hook) for hook in ("round_started", "answered", "round_finished")):
+            raise ConfigError(
+                f"{type(each).__name__} is no observer; give it round_started, answered and round_finished"
+            )
+    return found
 
 
 def identity(run: Path) -> str:

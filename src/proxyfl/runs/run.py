@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.config import Config
-from proxyfl.core.errors import DataError, RunError
+from proxyfl.core.errors import DataError, ProxyFLError, RunError
 from proxyfl.core.files import read_bounded
 from proxyfl.core.state import Tensors
 from proxyfl.data.dataset import Dataset
@@ -59,6 +59,14 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.directory = RunDirectory(path).require()
         self.path = self.directory.path
+
+    def __repr__(self) -> str:
+        try:
+            config, played = self.config, len(self.lines)
+        except ProxyFLError as error:
+            return f"<Run {self.path}: {error}>"
+        rounds = f"{played} of {config.federation.rounds} rounds"
+        return f"<Run {self.path}: {config.method.name} on '{config.data.name}', {rounds}>"
 
     @cached_property
     def config(self) -> Config:
@@ -152,6 +160,15 @@ class Run:
 
         return rounds_frame([self])
 
+    def plot(self, path: str | Path = "figure.pdf", metric: str = "accuracy", title: str = "") -> Path:
+        """Draw a column of :meth:`frame` against the rounds, as PDF, PNG or SVG; gives the file.
+
+        >>> run.plot("accuracy.png")  # doctest: +SKIP
+        """
+        from proxyfl.report.plot import plot
+
+        return plot([self], path, metric, title=title)
+
     @property
     def summary(self) -> Summary:
         lines = self.metrics
@@ -210,7 +227,7 @@ def list_runs(folder: Path) -> list[Run | Damaged]:
     if not folder.is_dir():
         return []
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    return [open_run(path) for path in paths if RunDirectory(path).is_run]
+    return [open_run(path) for path in paths if RunDirectory(path).is_rest]
 
 
 DEPTH = 2
@@ -224,7 +241,7 @@ def runs_below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
-        if RunDirectory(path).is_run:
+        if RunDirectory(path).is_rest:
             yield path
         elif depth > 1:
             yield from runs_below(path, depth - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,9 +19,9 @@ import torch
 from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import build_aggregator, require_sound
-from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSettings, read_config
-from proxyfl.core.errors import ConfigError, nearest
-from proxyfl.core.trees import DEEPEST, Tree, merge, nested
+from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSettings, describe, read_config
+from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
+from proxyfl.core.trees import DEEPEST, Tree, dotted, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import SCHEMES
 from proxyfl.methods import registry
@@ -115,6 +116,7 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     suggested = base.pop("method", {})
     if _other_data(base, tree):
         base["labels"] = {key: value for key, value in base["labels"].items() if key != "ten_percent"}
+    _require_places(tree, suggested)
     config = read_config({**merge(base, tree), "preset": preset}, fidelity)
     method = config.method.name
     if not tree.get("method", {}).get("name"):
@@ -127,6 +129,23 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
         compute = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))
         config = dataclasses.replace(config, compute=compute)
     return config
+
+
+def _require_places(tree: Mapping[str, Any], suggested: Mapping[str, Any]) -> None:
+    """Refuse a setting without its section, and say where it belongs: ``tau`` is ``method.tau``."""
+    usual = Config().to_tree()
+    for key in tree:
+        if key in usual:
+            continue
+        section = tree.get("method")
+        name = section.get("name") if isinstance(section, Mapping) else None
+        with contextlib.suppress(ProxyFLError):
+            usual["method"] = registry.resolve(str(name or suggested.get("name", "proxyfl")), {})[1]
+        known = [full for full in dotted(usual) if full.rpartition(".")[2] == key]
+        known = [COMMON[key]] if key in COMMON else sorted(known, key=lambda full: full[:7] != "method.")
+        if known:
+            names = " or ".join(f"'{full}'" for full in known)
+            raise ConfigError(f"unknown setting '{key}'; did you mean {names}?")
 
 
 def recorded(path: Path) -> Config:
@@ -204,20 +223,51 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
 
 def from_short(values: Mapping[str, Any]) -> Tree:
     """Keyword settings: short names, or full ones with dots or double underscores (``method__tau``)."""
-    dotted: Tree = {}
+    flat: Tree = {}
     for key, value in values.items():
         if value is not None:
             full = COMMON.get(key, key.replace("__", "."))
             if "." not in full and full not in ("seed", "fidelity", "preset"):
                 raise ConfigError(f"unknown setting '{key}'; {nearest(key, COMMON)}")
-            dotted[full] = value
-    return nested(dotted)
+            flat[full] = value
+    return nested(flat)
 
 
 def to_toml(config: Config, first_line: str = "") -> str:
     """The config as TOML that :func:`resolve` reads back to the same config."""
     header = f"# {first_line}\n" if first_line else ""
     return header + tomli_w.dumps(config.to_tree())
+
+
+def meanings(method: str) -> dict[str, tuple[Any, str, str]]:
+    """Every setting by its dotted name, in order: default, range and meaning; those of this method, too."""
+    found: dict[str, tuple[Any, str, str]] = {}
+    sections: dict[str, Any] = {"": Config}
+    for spec in dataclasses.fields(Config):
+        if spec.name != "method" and spec.default_factory is not dataclasses.MISSING:
+            sections[f"{spec.name}."] = spec.default_factory
+    created = registry.create(method)
+    for part in created.parts:
+        sections["method." if part is created else f"method.{part.name}."] = type(part).Parameters
+    for prefix, section in sections.items():
+        for name, default, span, meaning in describe(section):
+            found[f"{prefix}{name}"] = (default, span, meaning)
+    found["method.name"] = ("proxyfl", "", "a name from `proxyfl methods`, or parent+addon")
+    return found
+
+
+def explained(config: Config, first_line: str = "") -> str:
+    """:func:`to_toml`, with what each setting means behind its value."""
+    known, section, lines = meanings(config.method.name), "", []
+    for line in to_toml(config, first_line).splitlines():
+        if line.startswith("["):
+            section = f"{line.strip('[]')}."
+        name, equals, _ = line.partition(" = ")
+        if equals and f"{section}{name}" in known:
+            _, span, meaning = known[f"{section}{name}"]
+            line = f"{line}  # {meaning}" + (f" [{span}]" if span else "")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def identity(config: Config) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from typing import Any
 
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.core.trees import Tree, dotted, merge, nested
+from proxyfl.methods import registry
+from proxyfl.methods.base import MethodParameters
 from proxyfl.runs.batch import Job
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import COMMON, default_name, load_toml
@@ -81,22 +84,50 @@ def require_distinct(given: Iterable[tuple[str, str]]) -> None:
 
 def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job]:
     """A job for every point of the grid. A run's folder holds a hash of its settings, so none is made twice;
-    points that come to the same settings are one job.
+    points that come to the same settings are one job. A parameter that a method does not have, but another
+    of the grid, is not varied for it.
     """
     jobs: dict[Path, Job] = {}
+    others_only = _of_others(grid)
     names, choices = list(grid.vary), list(grid.vary.values())
     for data, point, method, seed in itertools.product(
         grid.data, itertools.product(*choices), grid.methods, grid.seeds
     ):
         varied = {COMMON.get(name, name): value for name, value in zip(names, point, strict=True)}
+        for foreign in others_only.get(method, ()):
+            varied.pop(foreign, None)
         overrides = merge(grid.common, nested(varied), {"seed": seed})
         config = load_config(data, overrides, method)
         words = [method, data if len(grid.data) > 1 else ""]
-        words += [f"{name.rpartition('.')[2]} {value}" for name, value in zip(names, point, strict=True)]
+        told = [
+            (name, value)
+            for name, value in zip(names, point, strict=True)
+            if COMMON.get(name, name) in varied
+        ]
+        words += [f"{name.rpartition('.')[2]} {value}" for name, value in told]
         words.append(f"seed {seed}")
         job = Job(" · ".join(filter(None, words)), config, folder / default_name(config), data_root)
         jobs.setdefault(job.path, job)
     return list(jobs.values())
+
+
+def _of_others(grid: Grid) -> dict[str, list[str]]:
+    """By method, the varied parameters that only other methods of the grid have, or make use of."""
+    varied = [name for name in grid.vary if name.startswith("method.")]
+    used = {method: _used(method) for method in grid.methods if varied}
+    return {
+        method: [name for name in varied if name not in own and any(name in each for each in used.values())]
+        for method, own in used.items()
+    }
+
+
+def _used(method: str) -> set[str]:
+    """A method's parameters. One that never looks at an unlabelled image trusts none of its predictions."""
+    created = registry.create(method)
+    own = set(dotted({"method": registry.resolve(method, {})[1]}))
+    if any(view.startswith("u_") for part in created.parts for view in part.wants):
+        return own
+    return own - {f"method.{spec.name}" for spec in dataclasses.fields(MethodParameters)}
 
 
 def read_seeds(text: str) -> tuple[int, ...]:

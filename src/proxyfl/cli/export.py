@@ -1,0 +1,106 @@
+"""``proxyfl export``: a run's model as a file for other programs, with its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxyfl.cli.common import DataRoot, RunName, err, examples, find_run, out
+from proxyfl.cli.evaluate import Model, Which
+from proxyfl.core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from proxyfl.data.dataset import Split
+    from proxyfl.runs.export import ModelCard, TrainedModel
+    from proxyfl.runs.run import Run
+
+EXAMPLES = examples(
+    "proxyfl export try-1 -o model.onnx",
+    "proxyfl export try-1 --to torch-export -o model.pt2 --model best",
+)
+COMPARED = 512
+"""Test images on which the file is compared with the original."""
+
+
+def export(
+    run: RunName,
+    to: Annotated[str, typer.Option("--to", help="onnx, torch-export or torchscript.")] = "onnx",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write.", show_default="model.onnx, .pt2 or .pt"),
+    ] = None,
+    model: Model = Which.last,
+    data_root: DataRoot = None,
+) -> None:
+    """Write a run's model for other programs, and a page about it beside it.
+
+    Normalisation and softmax are inside, class names in the metadata: uint8 images of the model's size go in,
+    probabilities come out. The file is compared with the original on test images.
+    """
+    from proxyfl.core.errors import nearest
+    from proxyfl.report.plot_style import write
+    from proxyfl.runs import portable
+    from proxyfl.runs.model_page import model_page
+    from proxyfl.runs.run import Run
+
+    if to not in portable.SUFFIXES:
+        raise ConfigError(f"--to {to} is no known form; {nearest(to, portable.SUFFIXES)}")
+    path = output or Path(f"model{portable.SUFFIXES[to]}")
+    if path.suffix != portable.SUFFIXES[to]:
+        raise ConfigError(f"--output {path} must end in {portable.SUFFIXES[to]} with --to {to}")
+    found = Run(find_run(run))
+    trained = found.model(model)
+    card = trained.card
+    test = _test_images(found, card, data_root)
+    images = _drawn(card) if test is None else test.images[:COMPARED]
+    result = portable.export(trained, portable.Form(to), path, images)
+    which = "drawn images" if test is None else "test images"
+    compared = (
+        f"Compared with the original on {result.images} {which}: largest difference of a probability "
+        f"{result.difference:.1e}, the same class for {result.same} of {result.images}."
+    )
+    page = model_page(found, card, path.name, _per_class(trained, test), compared)
+    told = write(path.with_suffix(".md"), page.encode())
+    for name, text in (("model", path), ("page", told), ("", compared)):
+        out().print(f"{name:11}{text}".strip(), markup=False, soft_wrap=True)
+
+
+def _test_images(run: Run, card: ModelCard, data_root: Path | None) -> Split | None:
+    """The run's test images; None, with a note, where they are not at hand."""
+    from proxyfl.runs.simulation import load_dataset
+
+    try:
+        if run.at_sites:
+            raise DataError("the images of a real federation stay at its sites")
+        dataset = load_dataset(run.config, data_root or run.directory.data_root())
+        if dataset.classes != card.classes or not len(dataset.test):
+            raise DataError(f"'{run.config.data.name}' has no test images of the model's classes")
+    except (DataError, ConfigError) as error:
+        err().print(f"note: compared on drawn images, since {error}", markup=False, soft_wrap=True)
+        return None
+    return dataset.test
+
+
+def _drawn(card: ModelCard) -> torch.Tensor:
+    import torch
+
+    shape = (16, card.channels, card.image_size, card.image_size)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def _per_class(trained: TrainedModel, test: Split | None) -> list[tuple[int, float | None]]:
+    """Test images of each class, and the share of them that the model knows."""
+    from proxyfl.runs.portable import probabilities
+
+    if test is None:
+        return []
+    right = probabilities(trained, test.images).argmax(1) == test.labels
+    found: list[tuple[int, float | None]] = []
+    for label in range(len(trained.card.classes)):
+        of_class = right[test.labels == label]
+        found.append((len(of_class), float(of_class.float().mean()) if len(of_class) else None))
+    return found

@@ -1,0 +1,101 @@
+"""A model's page in Markdown, with the front matter that model hubs read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from proxyfl.core.trees import dotted
+from proxyfl.runs.export import ModelCard
+from proxyfl.runs.run import Run
+
+BLANK = "*to be filled in*"
+
+
+def model_page(
+    run: Run, card: ModelCard, file: str, per_class: Sequence[tuple[int, float | None]], compared: str
+) -> str:
+    """The page of a run's model. ``per_class`` has the test images of each class and the share that is right;
+    it is empty where there was nothing to test on. ``compared`` says how the file agrees with the original.
+    """
+    config = run.config
+    total = sum(images for images, _ in per_class)
+    right = sum(images * (share or 0) for images, share in per_class)
+    accuracy = right / total if total else card.accuracy
+    parts = [
+        _front_matter(run, accuracy),
+        f"# {run.path.name}",
+        f"{card.network} for {len(card.classes)} classes, trained with {card.method} in a federation of "
+        f"{config.partition.clients} clients, {card.round} rounds.",
+        "## Intended use",
+        f"- Made for: {BLANK}\n- Not made for: {BLANK}\n- Who may be harmed by mistakes, and how: {BLANK}",
+        "## How to use it",
+        f"`{file}` takes uint8 images of shape (N, {card.channels}, {card.image_size}, {card.image_size}), "
+        "values 0 to 255, and gives probabilities (N, classes). Normalisation and softmax are inside; bring "
+        f"images to this size first. The class names are in its metadata. {compared}",
+        "## Data",
+        f"- Data set: {config.data.name}\n- Labels: {_labels(run)}\n- Clients: {config.partition.clients}, "
+        f"dealt by '{config.partition.scheme}', alpha = {config.partition.alpha:g}\n- Where the images come "
+        f"from, and who may use them: {BLANK}",
+        "## Accuracy",
+        _accuracies(card, per_class, accuracy),
+        "## Settings",
+        _settings(run),
+        f"Made with proxyfl, commit {run.directory.hints().get('commit') or 'unknown'}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(run: Run, accuracy: float | None) -> str:
+    """YAML; text is written as JSON has it, which YAML reads."""
+    config, text = run.config, json.dumps
+    lines = [
+        "---",
+        "# license: to be filled in",
+        "library_name: proxyfl",
+        "pipeline_tag: image-classification",
+        "tags:",
+        *(f"- {tag}" for tag in ("federated-learning", "semi-supervised-learning")),
+        f"- {text(config.method.name)}",
+        "metrics:",
+        "- accuracy",
+    ]
+    if accuracy is not None:
+        lines += [
+            "model-index:",
+            f"- name: {text(run.path.name)}",
+            "  results:",
+            "  - task:",
+            "      type: image-classification",
+            "    dataset:",
+            f"      name: {text(config.data.name)}",
+            f"      type: {text(config.data.name.split(':')[0])}",
+            "    metrics:",
+            "    - type: accuracy",
+            f"      value: {accuracy:.6f}",
+        ]
+    return "\n".join([*lines, "---"])
+
+
+def _labels(run: Run) -> str:
+    labels = run.config.labels
+    return f"{labels.per_class} per class" if labels.per_class else f"{100 * labels.ratio:g} % of the images"
+
+
+def _accuracies(
+    card: ModelCard, per_class: Sequence[tuple[int, float | None]], accuracy: float | None
+) -> str:
+    if not per_class:
+        known = "not measured" if accuracy is None else f"{accuracy:.2%}, as the run recorded it"
+        return f"On test images: {known}. Per class: not measured, since the test images were not at hand."
+    rows = ["| class | test images | accuracy |", "|---|---:|---:|"]
+    for name, (images, share) in zip(card.classes, per_class, strict=True):
+        shown = name.replace("|", "\\|")
+        rows.append(f"| {shown} | {images:,} | {'–' if share is None else f'{share:.2%}'} |")
+    rows.append(f"| all | {sum(images for images, _ in per_class):,} | {accuracy or 0:.2%} |")
+    return "\n".join(rows)
+
+
+def _settings(run: Run) -> str:
+    rows = [f"{name} = {json.dumps(value)}" for name, value in dotted(run.config.to_tree()).items()]
+    return "\n".join(["```toml", *rows, "```"])

@@ -1,0 +1,142 @@
+"""A model as a file that runs without this library: normalisation and softmax inside, class names with it.
+
+It takes uint8 images (N, channels, height, width) and gives probabilities (N, classes). Bringing images to
+the model's size is left to whoever calls it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from proxyfl.core.errors import RunError, missing_extra
+from proxyfl.runs.export import ModelCard, TrainedModel
+
+SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "torchscript": ".pt"}
+BATCH = 256
+CLASSES = "classes"
+"""The key of the class names, a JSON list, in a file's metadata."""
+
+
+Runs = Callable[[Tensor], Tensor]
+"""What was exported, to be called with images. Of ONNX the file itself; torch's own forms are not loaded from
+a file here, since such a file could hold any code: it is what was written."""
+
+
+class Form(StrEnum):
+    onnx = "onnx"
+    torch_export = "torch-export"
+    torchscript = "torchscript"
+
+
+class Portable(nn.Module):
+    """The network between what it needs before and after."""
+
+    def __init__(self, network: nn.Module, card: ModelCard) -> None:
+        super().__init__()
+        self.network = network
+        mean, std = torch.tensor(card.mean, dtype=torch.float64), torch.tensor(card.std, dtype=torch.float64)
+        self.scale: Tensor
+        self.shift: Tensor
+        self.register_buffer("scale", (1 / (255 * std)).float().reshape(1, -1, 1, 1))
+        self.register_buffer("shift", (-mean / std).float().reshape(1, -1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images.float() * self.scale + self.shift)
+        return logits.float().softmax(1)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How what was exported compares with the original on the same images."""
+
+    images: int
+    difference: float
+    """The largest difference between two probabilities."""
+    same: int
+    """Images that both put into the same class."""
+
+
+def export(trained: TrainedModel, form: Form, path: Path, images: Tensor) -> Agreement:
+    """Write a model in a form that others read, and compare it with the original on these images."""
+    network = Portable(trained.network, trained.card).eval()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # exporters talk of their own affairs
+            warnings.simplefilter("ignore")
+            exported = _FORMS[form](network, images[:2].contiguous(), path, _metadata(trained.card))
+    except OSError as error:
+        raise RunError(
+            f"writing {path} failed: {error.strerror or error}; choose another --output"
+        ) from error
+    theirs = torch.cat([exported(part) for part in torch.split(images, BATCH)])
+    ours = probabilities(trained, images)
+    same = int((theirs.argmax(1) == ours.argmax(1)).sum())
+    return Agreement(len(images), float((theirs - ours).abs().max()), same)
+
+
+def probabilities(trained: TrainedModel, images: Tensor) -> Tensor:
+    """Of many images, so many at a time."""
+    return torch.cat([trained(part).cpu() for part in torch.split(images, BATCH)])
+
+
+def _metadata(card: ModelCard) -> dict[str, str]:
+    return {CLASSES: json.dumps(card.classes), "proxyfl": json.dumps(asdict(card))}
+
+
+def _write_onnx(network: nn.Module, images: Tensor, path: Path, metadata: dict[str, str]) -> Runs:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise missing_extra("onnx, onnxscript and onnxruntime", "onnx") from error
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    program = torch.onnx.export(
+        network,
+        (images,),
+        dynamo=True,
+        verbose=False,
+        input_names=["images"],
+        output_names=["probabilities"],
+        dynamic_shapes={"images": {0: torch.export.Dim.DYNAMIC}},
+    )
+    if program is None:
+        raise RunError("the network cannot be written as ONNX; try --to torch-export")
+    program.model.metadata_props.update(metadata)
+    program.save(str(path), external_data=False)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda part: torch.from_numpy(session.run(None, {"images": part.numpy()})[0])
+
+
+def _write_program(network: nn.Module, images: Tensor, path: Path, metadata: dict[str, str]) -> Runs:
+    shapes = {"images": {0: torch.export.Dim.DYNAMIC}}
+    program = torch.export.export(network, (images,), dynamic_shapes=shapes)
+    extra = {f"{name}.json": text for name, text in metadata.items()}
+    torch.export.save(program, str(path), extra_files=extra)
+    module = program.module()
+    return lambda part: module(part).detach()
+
+
+def _write_script(network: nn.Module, images: Tensor, path: Path, metadata: dict[str, str]) -> Runs:
+    traced = torch.jit.trace(network, images)  # type: ignore[no-untyped-call]
+    extra = {f"{name}.json": text for name, text in metadata.items()}
+    torch.jit.save(traced, str(path), _extra_files=extra)
+    return lambda part: traced(part).detach()
+
+
+_FORMS: dict[Form, Callable[[nn.Module, Tensor, Path, dict[str, str]], Runs]] = {
+    Form.onnx: _write_onnx,
+    Form.torch_export: _write_program,
+    Form.torchscript: _write_script,
+}
