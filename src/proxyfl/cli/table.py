@@ -28,10 +28,23 @@ FILE_WIDTH = 80
 """Columns of a table for a terminal that goes to a file."""
 
 
-class Metric(StrEnum):
+class Accuracy(StrEnum):
     mean_last = "mean-last"
     last = "last"
     best = "best"
+
+
+class Metric(StrEnum):
+    """Accuracies, and what runs with keep.metrics = "all" measure beside them."""
+
+    mean_last = "mean-last"
+    last = "last"
+    best = "best"
+    macro_f1 = "macro-f1"
+    balanced_accuracy = "balanced-accuracy"
+    auroc = "auroc"
+    ece = "ece"
+    top5 = "top5"
 
 
 class Format(StrEnum):
@@ -64,7 +77,11 @@ def table(
     ] = None,
     metric: Annotated[
         Metric,
-        typer.Option(metavar="METRIC", help="The accuracy to compare by: mean-last, last or best (round)."),
+        typer.Option(
+            metavar="METRIC",
+            help="What to compare by: accuracy as mean-last, last or best (round); macro-f1, "
+            "balanced-accuracy, auroc, ece or top5, each as the mean of the last rounds.",
+        ),
     ] = Metric.mean_last,
     against: Annotated[
         str,

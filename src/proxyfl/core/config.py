@@ -311,6 +311,13 @@ class KeepSettings:
         50, "rounds between snapshots of proxies; the first, the last and these are kept; 0: none", low=0
     )
     last_rounds: int = setting(10, "rounds at the end over which accuracy is averaged", low=1)
+    metrics: str = setting(
+        "accuracy",
+        "what is measured on test images: accuracy, in all and by class; all: also macro-F1, balanced "
+        "accuracy, AUROC, calibration error, top-5 accuracy and precision by class",
+        choices=("accuracy", "all"),
+        later=True,
+    )
 
     def snapshot(self, round: int, rounds: int) -> bool:
         """Whether large tensors of this round are kept."""

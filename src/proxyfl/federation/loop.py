@@ -232,7 +232,10 @@ def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensor
         return {}, {}
     with span(EVALUATE):
         result = server.evaluate(state)
-    return {"accuracy": result.accuracy, "per_class": result.per_class}, {"confusion": result.confusion}
+    found: dict[str, Any] = {"accuracy": result.accuracy, "per_class": result.per_class}
+    if server.keep.metrics == "all":
+        found |= {"precision": result.precision, "measures": result.measures}
+    return found, {"confusion": result.confusion}
 
 
 def _require_quorum(quorum: int, fold: Fold, clients: list[int]) -> None:

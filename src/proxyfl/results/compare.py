@@ -14,7 +14,7 @@ from typing import Any
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.methods import registry
-from proxyfl.results.cells import Spread, difference, median_rounds, ranks, share_of
+from proxyfl.results.cells import Spread, difference, less_is_better, median_rounds, ranks, share_of
 from proxyfl.results.outcome import Outcome, Where, names_of, read_all
 from proxyfl.results.paired import Difference
 from proxyfl.results.settings import BESIDE, FIRST, METHOD, order, plain, short_names, telling
@@ -105,7 +105,8 @@ class Comparison:
 
     def ranked(self, group: Group, metric: str) -> list[Cell]:
         """The rivals of a group, the best first."""
-        return sorted(self.rivals(group), key=lambda cell: cell.spread(metric).mean, reverse=True)
+        upside_down = not less_is_better(metric)
+        return sorted(self.rivals(group), key=lambda cell: cell.spread(metric).mean, reverse=upside_down)
 
     def describe(self, group: Group) -> str:
         pairs = zip(self.settings, group, strict=True)
@@ -147,7 +148,7 @@ class Comparison:
         return share_of(max(cell.spread("mean-last").mean for cell in self.rivals(group)), TARGET_SHARE)
 
     def ranks(self, group: Group, metric: str) -> dict[Contender, int]:
-        return ranks({cell.contender: cell.spread(metric).mean for cell in self.rivals(group)})
+        return ranks({cell.contender: cell.spread(metric).mean for cell in self.rivals(group)}, metric)
 
     @property
     def seed_sets(self) -> set[frozenset[int]]:

@@ -145,7 +145,7 @@ class Federation:
             method,
             simulation.population,
             made(self.trainer, simulation.holdings),
-            _Test(self.trainer, simulation),
+            _Test(self.trainer, simulation, scores=config.keep.metrics == "all"),
             len(simulation.dataset.classes),
             aggregator=aggregator,
             store=stores[1],
@@ -273,8 +273,8 @@ class _Taken:
 class _Test:
     """The global model on the test images."""
 
-    def __init__(self, trainer: ClientTrainer, simulation: Simulation) -> None:
-        self.trainer, self.simulation = trainer, simulation
+    def __init__(self, trainer: ClientTrainer, simulation: Simulation, *, scores: bool) -> None:
+        self.trainer, self.simulation, self.scores = trainer, simulation, scores
 
     @cached_property
     def network(self) -> nn.Module:
@@ -291,6 +291,7 @@ class _Test:
             views.std,
             batch=eval_batch(trainer.compute.eval_batch, dataset.image_size, trainer.device),
             autocast=lambda: autocast(trainer.compute, trainer.device),
+            scores=self.scores,
         )
 
 

@@ -24,7 +24,8 @@ LARGEST = 1e300
 """Numbers beyond it are no measurement; NaN is not below it either."""
 
 KEPT = (
-    "round", "accuracy", "per_class", "failed", "losses", "pseudo", "prior", "traffic",
+    "round", "accuracy", "per_class", "precision", "measures", "validation", "failed", "losses", "pseudo",
+    "prior", "traffic",
 )  # fmt: skip
 PHASES = ("train", "serve", "evaluate", "record")
 TIME_LEFT_FROM = 10
@@ -89,7 +90,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def curves(records: Records) -> dict[str, Numbers]:
-    """Columns by name, one value per drawn round: ``accuracy``, ``pseudo.…``, ``losses.…``, ``seconds.…``."""
+    """Columns, one value per drawn round: ``accuracy``, ``measures.…``, ``losses.…``, ``seconds.…``."""
     seconds = {line["round"]: _durations(line) for line in records.timing}
     rows = []
     measured = [place for place, line in enumerate(records.metrics) if "accuracy" in line]
@@ -97,7 +98,7 @@ def curves(records: Records) -> dict[str, Numbers]:
     for position in sorted(drawn.union(spread(len(records.metrics), MOST_POINTS))):
         line = records.metrics[position]
         row = {"round": line["round"], "accuracy": number(line.get("accuracy"))}
-        for group in ("losses", "pseudo"):
+        for group in ("measures", "validation", "losses", "pseudo"):
             row |= {f"{group}.{name}": number(value) for name, value in _table(line, group).items()}
         row |= {f"seconds.{name}": number(value, 4) for name, value in seconds.get(line["round"], {}).items()}
         rows.append(row)
