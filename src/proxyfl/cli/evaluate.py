@@ -84,7 +84,7 @@ def evaluate(run: RunName, model: Model = Which.last, data: Data = None, data_ro
         return
     if card.accuracy is not None and result.accuracy != card.accuracy:
         console.print(f"[yellow]the run recorded {percent(card.accuracy)} for this model[/]")
-    if model is Which.best:
+    if model is Which.best and found.summary.chosen_on == "test":
         console.print("[yellow]the best round was chosen on these test images, so this is optimistic[/]")
 
 

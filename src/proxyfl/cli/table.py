@@ -21,6 +21,7 @@ EXAMPLES = examples(
     "proxyfl table",
     "proxyfl table runs/demo --against fedavg",
     "proxyfl table --where alpha=0.1 --where method=fedavg --where method=proxyfl",
+    "proxyfl table --select train.lr --metric macro-f1",
     "proxyfl table --out table.tex",
     "proxyfl table --format csv --each --out runs.csv",
 )
@@ -104,6 +105,15 @@ def table(
             show_default=False,
         ),
     ] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Show each method at its best value of this setting, chosen on validation images where runs "
+            "have some (data.validation), else on test data. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Take in runs that are not finished.")] = False,
     form: Form = None,
     each: Annotated[bool, typer.Option("--each", help="CSV with a row per run, not per cell.")] = False,
@@ -123,7 +133,9 @@ def table(
     form = form or SUFFIXES.get(file.suffix if file else "", Format.terminal)
     if each and form is not Format.csv:
         raise ConfigError(f"--each is for CSV, not {form}; add --format csv")
-    comparison = compare(find_runs(places or ()), partial=partial, where=_conditions(where or ()))
+    comparison = compare(
+        find_runs(places or ()), partial=partial, where=_conditions(where or ()), select=select or ()
+    )
     asked = question(comparison, metric, target, against)
     for note in comparison.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
@@ -202,5 +214,6 @@ def _made_by() -> str:
         if given[name] not in (None, "", Metric.mean_last):
             words += [flag, given[name]]
     words += [word for text in given["where"] or () for word in ("--where", text)]
+    words += [word for key in given["select"] or () for word in ("--select", key)]
     words += ["--partial"] if given["partial"] else []
     return command(*words)

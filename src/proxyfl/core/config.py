@@ -68,6 +68,14 @@ class DataSettings:
         choices=("own", "always", "never"),
         code="always",
     )
+    validation: float = setting(
+        0.0,
+        "share of each class's labelled images that nobody trains on, to choose rounds and settings by; "
+        "0: they are chosen on test images",
+        low=0,
+        high=0.9,
+        later=True,
+    )
     norm: str = setting(
         "own",
         "own: one normalisation for training and test; release: CIFAR-10's for all training images",

@@ -6,7 +6,9 @@ class has both images and others, top-5 below 20 classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +36,11 @@ MEASURES = {
     "top5": Measure("top-5 accuracy"),
 }
 """By the key under which metrics hold them."""
+
+
+def choosing(line: Mapping[str, Any]) -> float:
+    """By which a measured round is chosen: its accuracy on validation images, without any that on test."""
+    return float(line.get("validation", line)["accuracy"])
 
 
 def of_confusion(confusion: Tensor) -> dict[str, float]:
@@ -91,10 +98,7 @@ def auroc(probabilities: Tensor, labels: Tensor) -> float | None:
         known[0] = False
     columns = probabilities.T.contiguous()
     areas = [
-        (
-            float(_ranks(columns[k])[labels == k].sum())
-            - float(counts[k]) * (float(counts[k]) + 1) / 2
-        )
+        (float(_ranks(columns[k])[labels == k].sum()) - float(counts[k]) * (float(counts[k]) + 1) / 2)
         / (float(counts[k]) * float(others[k]))
         for k in known.nonzero().flatten().tolist()
     ]

@@ -15,6 +15,7 @@ from typing import Any
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.methods import registry
 from proxyfl.results.cells import Spread, difference, less_is_better, median_rounds, ranks, share_of
+from proxyfl.results.choice import choose
 from proxyfl.results.outcome import Outcome, Where, names_of, read_all
 from proxyfl.results.paired import Difference
 from proxyfl.results.settings import BESIDE, FIRST, METHOD, order, plain, short_names, telling
@@ -161,12 +162,18 @@ class Comparison:
         return sorted({outcome.tail for cell in self.cells.values() for outcome in cell.outcomes})
 
 
-def compare(runs: Iterable[Run], *, partial: bool = False, where: Where = ()) -> Comparison:
-    """Group runs into cells. ``where`` keeps those with some settings.
+def compare(
+    runs: Iterable[Run], *, partial: bool = False, where: Where = (), select: Sequence[str] = ()
+) -> Comparison:
+    """Group runs into cells. ``where`` keeps those with some settings; of the settings in ``select`` each
+    method has its best values.
 
     Unfinished runs are left out with a note; with ``partial`` they are taken in.
     """
     outcomes, notes = read_all(runs, partial=partial, where=where)
+    if select:
+        outcomes, chosen = choose(outcomes, select)
+        notes = [*notes, *chosen]
     settings, follow, own = _varying(outcomes)
     names = short_names(dict.fromkeys([*settings, *(key for keys in own.values() for key in keys)]))
     cells: dict[tuple[Contender, Group], list[Outcome]] = defaultdict(list)

@@ -24,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 @dataclass(frozen=True)
 class Outcome:
     """One run, read: settings, accuracy by measured round (``curve``), over how many last ones it is averaged
-    (``tail``), and ``measures`` beside it, averaged over the same rounds.
+    (``tail``); over the same rounds, ``measures`` beside it and the accuracy on ``validation`` images.
     """
 
     run: Run
@@ -34,6 +34,7 @@ class Outcome:
     curve: tuple[tuple[int, float], ...]
     summary: Summary
     measures: Mapping[str, float] = field(default_factory=dict)
+    validation: float | None = None
 
     @property
     def name(self) -> str:
@@ -82,13 +83,16 @@ def read(run: Run, *, finished: bool = True) -> Outcome:
         tail=tail,
         curve=tuple((line["round"], line["accuracy"]) for line in scored),
         summary=summary,
-        measures=_means([line.get("measures", {}) for line in scored[-tail:]]),
+        measures=_means([line.get("measures", {}) for line in scored[-tail:]], MEASURES),
+        validation=_means([line.get("validation", {}) for line in scored[-tail:]], ["accuracy"]).get(
+            "accuracy"
+        ),
     )
 
 
-def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each measure that every one of the rounds has."""
-    shared = [name for name in MEASURES if all(name in table for table in tables)]
+def _means(tables: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
+    """The mean of each number that every one of the rounds has."""
+    shared = [name for name in names if all(name in table for table in tables)]
     return {name: sum(table[name] for table in tables) / len(tables) for name in shared}
 
 

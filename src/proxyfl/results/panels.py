@@ -187,7 +187,7 @@ def _remarks(comparison: Comparison, *, best: bool) -> list[str]:
     """What a reader has to know before believing the numbers."""
     lines = []
     if best:
-        lines.append("Best round: chosen on the test data, so it is too high.")
+        lines.append(_how_chosen(comparison))
     bounds = [str(each) for each in comparison.contenders if each.oracle]
     if 0 < len(bounds) < len(comparison.contenders):
         lines.append(f"Not ranked, because it knows more labels than a method may: {', '.join(bounds)}.")
@@ -203,6 +203,15 @@ def _remarks(comparison: Comparison, *, best: bool) -> list[str]:
     if unfinished:
         lines.append(f"{unfinished} of the runs {'is' if unfinished == 1 else 'are'} not finished.")
     return lines
+
+
+def _how_chosen(comparison: Comparison) -> str:
+    """On which images the best rounds were chosen, and what that does to their accuracy."""
+    ways = {each.summary.chosen_on for cell in comparison.cells.values() for each in cell.outcomes}
+    if ways == {"validation"}:
+        return "Best round: chosen on validation images."
+    some = " where runs have no validation images" if "validation" in ways else ""
+    return f"Best round: chosen on the test data{some}, so it is too high."
 
 
 def _metric_in_words(comparison: Comparison, metric: str) -> str:

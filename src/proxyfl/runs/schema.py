@@ -76,6 +76,10 @@ def _is_traffic(value: Any) -> bool:
     )
 
 
+def _is_validation(value: Any) -> bool:
+    return _all_in(_is_number)(value) and _is_number(value.get("accuracy"))
+
+
 def _is_privacy(value: Any) -> bool:
     return _all_in(_is_number)(value) and all(_is_number(value.get(name)) for name in ("epsilon", "delta"))
 
@@ -95,7 +99,7 @@ FORM: dict[str, Form] = {
     "traffic": ("a table of sizes", _is_traffic),
     "losses": _NUMBERS,
     "measures": _NUMBERS,
-    "validation": _NUMBERS,
+    "validation": ("a table of numbers with an accuracy", _is_validation),
     "pseudo": _NUMBERS,
     "clients": _CLIENTS,
     "attempt": ("a whole number", _is_count),

@@ -127,7 +127,9 @@ def summary(records: Records, last_rounds: int) -> dict[str, Any]:
     if not scored:
         return {}
     tail = [value for _, value in scored[-last_rounds:]]
-    best_round, best = max(scored, key=lambda each: (each[1], -each[0]))
+    held = {line["round"]: number(_table(line, "validation").get("accuracy"), 12) for line in records.metrics}
+    known = {round: value for round, value in held.items() if value is not None}
+    best_round, best = max(scored, key=lambda each: (known.get(each[0], each[1]), -each[0]))
     sent = traffic(records)
     return {
         "mean_last": number(sum(tail) / len(tail), 6),
@@ -135,6 +137,7 @@ def summary(records: Records, last_rounds: int) -> dict[str, Any]:
         "last": number(scored[-1][1], 6),
         "best": number(best, 6),
         "best_round": best_round,
+        "chosen_on": "validation" if known else "test",
         "seconds": number(sum(phases(records).values())),
         "bytes": sum(sum(sent[way].values()) for way in ("up", "down")) if sent else None,
     }

@@ -48,6 +48,12 @@ function missing(data, part) {
   return [...reasons].map(([reason, names]) => nothing(data.runs.length === 1 ? `Note: ${reason}.` : `${names.join(", ")}: ${reason}.`));
 }
 
+function chosenOn(data) {
+  const ways = distinct(data.runs.map((run) => run.summary.chosen_on).filter(Boolean));
+  if (!ways.includes("validation")) return "The best round is chosen on test data.";
+  return ways.length === 1 ? "The best round is chosen on validation images." : "The best round is chosen on validation images where a run has some, else on test data.";
+}
+
 function overview(data) {
   const live = data.runs.some((run) => run.state === "running");
   const left = (run) => (run.state === "running" ? duration(run.left) : "–");
@@ -61,7 +67,7 @@ function overview(data) {
   ];
   const tails = distinct(data.runs.map((run) => run.summary.tail).filter(Boolean)), words = ["run", "state", "method", "data"];
   const nodes = [table(fields.map(([head]) => head), data.runs.map((run) => fields.map(([, value]) => value(run))), {
-    caption: `Test accuracy; mean of the last ${tails.length === 1 ? `${tails[0]} ` : ""}rounds. The best round is chosen on test data.`,
+    caption: `Test accuracy; mean of the last ${tails.length === 1 ? `${tails[0]} ` : ""}rounds. ${chosenOn(data)}`,
     numeric: (place) => !words.includes(fields[place][0]),
   })];
   if (data.groups.some((group) => group.runs.length > 1)) nodes.push(seedTable(data));
