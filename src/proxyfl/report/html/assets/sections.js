@@ -226,7 +226,7 @@ function pseudo(data) {
   const charts = PSEUDO.map(([key, title, y, share]) => [title, groupSeries(data, key), y, share]).filter(([, series]) => series.length)
     .map(([title, series, y, share]) => lineChart(title, series, { y, share, note: bandNote(data) }));
   const truth = data.runs.some((run) => run.curves["pseudo.selected_share"] && !run.curves["pseudo.accuracy"]);
-  return [...(charts.length ? [columns(charts, true)] : []), ...(truth ? [nothing("Without the true labels pseudo-labels are counted only.")] : []), ...missing(data, "pseudo")];
+  return [...(charts.length ? [columns(charts, true)] : []), ...(truth ? [nothing("The true classes of unlabelled images are unknown, so nobody can tell how many pseudo-labels are right: they are counted only.")] : []), ...missing(data, "pseudo")];
 }
 
 function prior(data) {
