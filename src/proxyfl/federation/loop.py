@@ -243,7 +243,8 @@ def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensor
     if server.keep.metrics == "all":
         found |= {"precision": result.precision, "measures": result.measures}
     if server.validate is not None:
-        held = server.validate(state)
+        with span(EVALUATE):
+            held = server.validate(state)
         found["validation"] = {"accuracy": held.accuracy}
         if server.keep.metrics == "all":
             found["validation"] |= held.measures
