@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from proxyfl.core.errors import DataError
 from proxyfl.runs.run import Run
 
 
@@ -98,7 +102,9 @@ def test_predict_takes_several_images_and_at_most_all_classes(call, tiny, digit)
 def test_predict_tells_which_file_is_missing_or_damaged(call, tiny, digit):
     assert call("predict", tiny, digit, "none.png").stderr == "error: none.png does not exist\n"
     Path("folder").mkdir()
-    assert call("predict", tiny, "folder").stderr == "error: folder is not a file\n"
+    assert call("predict", tiny, "folder").stderr.startswith(
+        "error: there are no images in folder; known are "
+    )
     Path("broken.png").write_bytes(digit.read_bytes()[:60])
     result = call("predict", tiny, digit, "broken.png")
     assert result.exit_code == 2
@@ -130,3 +136,54 @@ def test_predict_needs_an_image_and_a_sensible_top(call, tiny, digit):
     assert call("predict", tiny).exit_code == 2
     assert call("predict", tiny, digit, "--top", "0").exit_code == 2
     assert call("predict", tiny, digit, "--model", "worst").exit_code == 2
+
+
+def test_predict_folders_patterns_and_npz_as_csv_and_json(call, tiny, digit):
+    Path("new/deeper").mkdir(parents=True)
+    for place in ("new/a.png", "new/deeper/b.png"):
+        Path(place).write_bytes(digit.read_bytes())
+    (Path("new") / "notes.txt").write_text("no image")
+    folder = call("predict", tiny, "new", "--csv")
+    assert folder.exit_code == 0, folder.stderr
+    rows = [*csv.DictReader(io.StringIO(folder.stdout))]
+    assert [row["image"] for row in rows] == ["new/a.png", "new/deeper/b.png"]
+    assert sum(float(rows[0][str(label)]) for label in range(10)) == pytest.approx(1, abs=1e-4)
+    pattern = json.loads(call("predict", tiny, "new/*.png", "--json").stdout)
+    assert [row["image"] for row in pattern] == ["new/a.png"]
+    assert pattern[0]["class"] == rows[0]["class"]
+    assert pattern[0]["probabilities"][pattern[0]["class"]] == pattern[0]["probability"]
+
+    with Image.open(digit) as opened:
+        grey = np.array(opened.convert("L").resize((8, 8), Image.Resampling.BILINEAR))
+    np.savez("new.npz", images=grey[None])
+    npz = json.loads(call("predict", tiny, "new.npz", "--json").stdout)
+    assert npz[0]["image"] == "new.npz[0]"
+    assert npz[0]["probabilities"] == pytest.approx(pattern[0]["probabilities"])
+    np.savez("other.npz", pictures=grey[None])
+    assert (
+        call("predict", tiny, "other.npz").stderr == "error: other.npz: it holds pictures, expected images\n"
+    )
+    assert "choose one" in call("predict", tiny, "new", "--csv", "--json").stderr
+
+
+def test_predict_says_that_images_are_resized(call, tiny):
+    for size in (8, 20):
+        Image.fromarray(np.zeros((size, size), np.uint8)).save(f"{size}.png")
+    assert call("predict", tiny, "8.png").stderr == ""
+    said = call("predict", tiny, "20.png").stderr
+    assert said == "note: the image is of another size than the model's 8 × 8 pixels and resized\n"
+    np.savez("large.npz", images=np.zeros((2, 20, 30), np.uint8))
+    assert call("predict", tiny, "large.npz").stderr.startswith("note: 2 of 2 images are of another size")
+
+
+def test_a_model_takes_numpy_and_other_sizes(tiny):
+    model = Run(tiny).model("last")
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8)
+    expected = model(torch.from_numpy(images)[:, None])
+    assert torch.equal(model(images), expected)
+    assert torch.equal(model(images[..., None]), expected)
+    assert torch.equal(model(images / 255.0), expected)
+    with pytest.warns(UserWarning, match="16 × 12 pixels are resized to the model's 8 × 8"):
+        assert model(np.zeros((2, 16, 12), np.uint8)).shape == (2, 10)
+    with pytest.raises(DataError, match=r"3 channel\(s\), those of the model 1"):
+        model(np.zeros((2, 8, 8, 3), np.uint8))

@@ -364,7 +364,8 @@ def test_totals_by_part_and_phase():
     assert recorded.traffic(records)["up"] == {"trunk": 20, "classifier": 0, "heads": 2, "extras": 0}
     assert list(recorded.phases(records).items()) == [("train", 5.0), ("serve", 1.5)]
     assert recorded.summary(records, 2) == {
-        "mean_last": 0.15, "tail": 2, "last": 0.2, "best": 0.2, "best_round": 2, "seconds": 6.5, "bytes": 62,
+        "mean_last": 0.15, "tail": 2, "last": 0.2, "best": 0.2, "best_round": 2, "chosen_on": "test",
+            "seconds": 6.5, "bytes": 62,
     }  # fmt: skip
     assert records.seconds_left(4) == 2 * 3.25
 

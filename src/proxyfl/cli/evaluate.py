@@ -18,6 +18,7 @@ from proxyfl.cli.common import (
     plain_table,
     require_device,
 )
+from proxyfl.cli.present import measures_line
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.text import percent
 
@@ -57,7 +58,7 @@ Model = Annotated[Which, typer.Option("--model", help="The model of the last rou
 
 
 def evaluate(run: RunName, model: Model = Which.last, data: Data = None, data_root: DataRoot = None) -> None:
-    """Accuracy of a run's model on the test images of its data set, class by class.
+    """What a run's model gets right on the test images of its data set, in all and class by class.
 
     For a real federation: on the server's test images, where it has some; else name yours with --data.
     """
@@ -79,11 +80,12 @@ def evaluate(run: RunName, model: Model = Which.last, data: Data = None, data_ro
         f"{int(result.confusion.sum()):,} test images; {which})",
         soft_wrap=True,
     )
+    console.print(measures_line(result.measures), soft_wrap=True)
     if data is not None:
         return
     if card.accuracy is not None and result.accuracy != card.accuracy:
         console.print(f"[yellow]the run recorded {percent(card.accuracy)} for this model[/]")
-    if model is Which.best:
+    if model is Which.best and found.summary.chosen_on == "test":
         console.print("[yellow]the best round was chosen on these test images, so this is optimistic[/]")
 
 
@@ -156,20 +158,21 @@ def _test(trained: TrainedModel, config: Config, images: Split) -> Evaluation:
             trained.card.std,
             batch=eval_batch(config.compute.eval_batch, trained.card.image_size, device),
             autocast=lambda: autocast(config.compute, device),
+            scores=True,
         )
 
 
 def _classes(result: Evaluation, names: tuple[str, ...]) -> Table:
     from rich.markup import escape
 
-    right = ("images", "right", "accuracy")
+    right = ("images", "right", "accuracy", "precision")
     table = plain_table("class", *right, "most often taken for", right=right, keep=("class",))
-    for label, accuracy in enumerate(result.per_class):
+    for label, (accuracy, precise) in enumerate(zip(result.per_class, result.precision, strict=True)):
         row = result.confusion[label].clone()
         images, correct = int(row.sum()), int(row[label])
         row[label] = 0
         worst, times = int(row.argmax()), int(row.max())
         mistaken = f"{escape(names[worst])} ({times})" if times else ""
-        share = "–" if accuracy is None else percent(accuracy)
-        table.add_row(escape(names[label]), f"{images:,}", f"{correct:,}", share, mistaken)
+        shares = ["–" if value is None else percent(value) for value in (accuracy, precise)]
+        table.add_row(escape(names[label]), f"{images:,}", f"{correct:,}", *shares, mistaken)
     return table

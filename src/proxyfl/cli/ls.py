@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxyfl.cli.common import RunName, command, examples, find_run, is_run, out, plain_table, runs_folder
-from proxyfl.cli.present import curve, settings_tree, summary_table
+from proxyfl.cli.present import curve, measures_line, settings_tree, summary_table
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.text import percent
 
@@ -145,6 +145,8 @@ def show(
     else:
         if scored := measured(lines):
             console.print(summary_table(found.summary, found.config.keep.last_rounds))
+            if more := measures_line(scored[-1].get("measures", {})):
+                console.print(f"round {scored[-1]['round']}: {more}", soft_wrap=True)
             console.print()
             _print_curve(scored, console)
         else:

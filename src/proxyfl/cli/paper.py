@@ -12,7 +12,7 @@ import typer
 from proxyfl.cli import table as shown
 from proxyfl.cli.common import DataRoot, command, err, examples, out, plain_table, runs_folder
 from proxyfl.cli.sweep import DryRun, SideBySide, make
-from proxyfl.cli.table import SUFFIXES, Form, Format, Metric
+from proxyfl.cli.table import SUFFIXES, Accuracy, Form, Format
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.text import duration
 
@@ -185,8 +185,8 @@ def show(
     seeds: Seeds = "",
     only: Only = "",
     metric: Annotated[
-        Metric, typer.Option(metavar="METRIC", help="The accuracy that counts: mean-last, last or best.")
-    ] = Metric.mean_last,
+        Accuracy, typer.Option(metavar="METRIC", help="The accuracy that counts: mean-last, last or best.")
+    ] = Accuracy.mean_last,
     form: Form = None,
     file: Annotated[
         Path | None,

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxyfl.cli.common import RunName, err, examples, find_run, out, plain_table
 from proxyfl.cli.evaluate import Model, Which
-from proxyfl.core.errors import DataError
+from proxyfl.core.errors import ConfigError
 from proxyfl.core.text import percent
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from torch import Tensor
 
 EXAMPLES = examples(
-    "proxyfl predict runs/try-1 photo.png", "proxyfl predict try-1 *.jpg --top 5 --model best"
+    "proxyfl predict runs/try-1 photo.png",
+    "proxyfl predict try-1 *.jpg --top 5 --model best",
+    "proxyfl predict try-1 new-images/ --csv > predictions.csv",
+    "proxyfl predict try-1 new.npz --json",
 )
 BATCH = 256
 
@@ -25,43 +31,77 @@ BATCH = 256
 def predict(
     run: RunName,
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="IMAGE|FOLDER|NPZ...",
+            help="Image files of any size, folders or patterns of them, npz files.",
+            show_default=False,
+        ),
     ],
     model: Model = Which.last,
     top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 3,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print the probabilities of all classes as CSV.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
-    """The most probable classes of image files, by a run's model.
+    """The most probable classes of images, by a run's model.
 
     Images are brought to the model's size, and to grey where it was trained on grey ones.
     """
     import torch
-    from rich.markup import escape
 
+    from proxyfl.data.given import read_given
     from proxyfl.runs.run import Run
 
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json are two forms of the same; choose one")
     trained = Run(find_run(run)).model(model)
     card = trained.card
-    batch = _read(images, card.channels, card.image_size)
-    probabilities = torch.cat([trained(part).cpu() for part in torch.split(batch, BATCH)])
-    shares, labels = probabilities.topk(min(top, len(card.classes)), dim=1)
-    table = plain_table("image", "class", "probability", right=("probability",))
-    for path, row, probability in zip(images, labels.tolist(), shares.tolist(), strict=True):
-        for place, (label, share) in enumerate(zip(row, probability, strict=True)):
-            named, value = escape(card.classes[label]), percent(share)
-            cells = (f"[bold]{named}[/]", f"[bold]{value}[/]") if place == 0 else (named, value)
-            table.add_row(escape(str(path)) if place == 0 else "", *cells)
-    out().print(table)
-
-
-def _read(paths: Sequence[Path], channels: int, size: int) -> Tensor:
-    import torch
-
-    from proxyfl.data.images import decode_all, survey
-
-    for path in paths:
-        if not path.is_file():
-            raise DataError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
-    decoded, note = decode_all(survey(paths), channels, size, "reading")
-    if note:
+    given = read_given(images, card.channels, card.image_size)
+    for note in given.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
-    return torch.from_numpy(decoded)
+    probabilities = torch.cat([trained(part).cpu() for part in torch.split(given.images, BATCH)])
+    if as_csv or as_json:
+        write = _csv if as_csv else _json
+        typer.echo(write(given.names, card.classes, probabilities), nl=False)
+    else:
+        out().print(_table(given.names, card.classes, probabilities, top))
+
+
+def _table(names: Sequence[str], classes: Sequence[str], probabilities: Tensor, top: int) -> Table:
+    from rich.markup import escape
+
+    shares, labels = probabilities.topk(min(top, len(classes)), dim=1)
+    table = plain_table("image", "class", "probability", right=("probability",))
+    for name, row, probability in zip(names, labels.tolist(), shares.tolist(), strict=True):
+        for place, (label, share) in enumerate(zip(row, probability, strict=True)):
+            named, value = escape(classes[label]), percent(share)
+            cells = (f"[bold]{named}[/]", f"[bold]{value}[/]") if place == 0 else (named, value)
+            table.add_row(escape(name) if place == 0 else "", *cells)
+    return table
+
+
+def _csv(names: Sequence[str], classes: Sequence[str], probabilities: Tensor) -> str:
+    """A row per image: the most probable class, its probability, and that of every class."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "class", "probability", *classes])
+    for name, row in zip(names, probabilities.tolist(), strict=True):
+        best = row.index(max(row))
+        writer.writerow([name, classes[best], *(f"{value:.6g}" for value in (row[best], *row))])
+    return text.getvalue()
+
+
+def _json(names: Sequence[str], classes: Sequence[str], probabilities: Tensor) -> str:
+    """A list with an object per image."""
+    rows = [
+        {
+            "image": name,
+            "class": classes[row.index(max(row))],
+            "probability": max(row),
+            "probabilities": dict(zip(classes, row, strict=True)),
+        }
+        for name, row in zip(names, probabilities.tolist(), strict=True)
+    ]
+    return json.dumps(rows, indent=1) + "\n"

@@ -21,6 +21,13 @@ CHANGED, PRESET = "bold yellow", "cyan"
 LEVELS = " ▁▂▃▄▅▆▇█"
 
 
+def measures_line(found: Mapping[str, float]) -> str:
+    """What was measured beside accuracy, in a line."""
+    from proxyfl.federation.measures import MEASURES
+
+    return ", ".join(f"{MEASURES[name].name} {percent(found[name])}" for name in MEASURES if name in found)
+
+
 def settings_tree(config: Config, title: str, console: Console) -> RenderableType:
     """Every setting by section. What differs from preset or default has a colour; without colours, a sign."""
     from rich.console import Group

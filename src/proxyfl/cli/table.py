@@ -21,6 +21,7 @@ EXAMPLES = examples(
     "proxyfl table",
     "proxyfl table runs/demo --against fedavg",
     "proxyfl table --where alpha=0.1 --where method=fedavg --where method=proxyfl",
+    "proxyfl table --select train.lr --metric macro-f1",
     "proxyfl table --output table.tex",
     "proxyfl table --format csv --each --output runs.csv",
 )
@@ -28,10 +29,23 @@ FILE_WIDTH = 80
 """Columns of a table for a terminal that goes to a file."""
 
 
-class Metric(StrEnum):
+class Accuracy(StrEnum):
     mean_last = "mean-last"
     last = "last"
     best = "best"
+
+
+class Metric(StrEnum):
+    """Accuracies, and what runs with keep.metrics = "all" measure beside them."""
+
+    mean_last = "mean-last"
+    last = "last"
+    best = "best"
+    macro_f1 = "macro-f1"
+    balanced_accuracy = "balanced-accuracy"
+    auroc = "auroc"
+    ece = "ece"
+    top5 = "top5"
 
 
 class Format(StrEnum):
@@ -64,7 +78,11 @@ def table(
     ] = None,
     metric: Annotated[
         Metric,
-        typer.Option(metavar="METRIC", help="The accuracy to compare by: mean-last, last or best (round)."),
+        typer.Option(
+            metavar="METRIC",
+            help="What to compare by: accuracy as mean-last, last or best (round); macro-f1, "
+            "balanced-accuracy, auroc, ece or top5, each as the mean of the last rounds.",
+        ),
     ] = Metric.mean_last,
     against: Annotated[
         str,
@@ -87,6 +105,15 @@ def table(
             show_default=False,
         ),
     ] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Show each method at its best value of this setting, chosen on validation images where runs "
+            "have some (data.validation), else on test data. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Take in runs that are not finished.")] = False,
     form: Form = None,
     each: Annotated[bool, typer.Option("--each", help="CSV with a row per run, not per cell.")] = False,
@@ -106,7 +133,9 @@ def table(
     form = form or SUFFIXES.get(file.suffix if file else "", Format.terminal)
     if each and form is not Format.csv:
         raise ConfigError(f"--each is for CSV, not {form}; add --format csv")
-    comparison = compare(find_runs(places or ()), partial=partial, where=_conditions(where or ()))
+    comparison = compare(
+        find_runs(places or ()), partial=partial, where=_conditions(where or ()), select=select or ()
+    )
     asked = question(comparison, metric, target, against)
     for note in comparison.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
@@ -185,5 +214,6 @@ def _made_by() -> str:
         if given[name] not in (None, "", Metric.mean_last):
             words += [flag, given[name]]
     words += [word for text in given["where"] or () for word in ("--where", text)]
+    words += [word for key in given["select"] or () for word in ("--select", key)]
     words += ["--partial"] if given["partial"] else []
     return command(*words)

@@ -68,6 +68,14 @@ class DataSettings:
         choices=("own", "always", "never"),
         code="always",
     )
+    validation: float = setting(
+        0.0,
+        "share of each class's labelled images that nobody trains on, to choose rounds and settings by; "
+        "0: they are chosen on test images",
+        low=0,
+        high=0.9,
+        later=True,
+    )
     norm: str = setting(
         "own",
         "own: one normalisation for training and test; release: CIFAR-10's for all training images",
@@ -311,6 +319,13 @@ class KeepSettings:
         50, "rounds between snapshots of proxies; the first, the last and these are kept; 0: none", low=0
     )
     last_rounds: int = setting(10, "rounds at the end over which accuracy is averaged", low=1)
+    metrics: str = setting(
+        "accuracy",
+        "what is measured on test images: accuracy, in all and by class; all: also macro-F1, balanced "
+        "accuracy, AUROC, calibration error, top-5 accuracy and precision by class",
+        choices=("accuracy", "all"),
+        later=True,
+    )
 
     def snapshot(self, round: int, rounds: int) -> bool:
         """Whether large tensors of this round are kept."""

@@ -94,6 +94,7 @@ class Survey:
 
     files: Sequence[Path]
     modes: dict[Path, str] = field(default_factory=dict)
+    sizes: dict[Path, tuple[int, int]] = field(default_factory=dict)
     faults: dict[Path, str] = field(default_factory=dict)
 
     @property
@@ -128,7 +129,7 @@ def survey(files: Sequence[Path]) -> Survey:
     found = Survey(files)
     for file in files:
         with found.trying(file), _opened(file) as image:
-            found.modes[file] = image.mode
+            found.modes[file], found.sizes[file] = image.mode, image.size
     return found
 
 

@@ -96,6 +96,13 @@ def _labels(labels: Any, what: str) -> Tensor:
 
 
 def _pixels(images: Any, what: str) -> Tensor:
+    found = pixels(images, what)
+    if found.shape[2] != found.shape[3]:
+        raise DataError(f"{what} images are {found.shape[2]}×{found.shape[3]}; make them square")
+    return found
+
+
+def pixels(images: Any, what: str = "the") -> Tensor:
     """uint8 (N, channels, height, width) from whatever order and scale they come in."""
     array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
     if array.ndim == 3:
@@ -104,8 +111,6 @@ def _pixels(images: Any, what: str) -> Tensor:
         array = array.transpose(0, 3, 1, 2)
     if array.ndim != 4 or array.shape[1] not in (1, 3):
         raise DataError(f"{what} images have shape {array.shape}; give (N, 1 or 3, height, width)")
-    if array.shape[2] != array.shape[3]:
-        raise DataError(f"{what} images are {array.shape[2]}×{array.shape[3]}; make them square")
     if array.dtype.kind == "f":
         low, high = float(array.min(initial=0)), float(array.max(initial=0))
         if not (low >= 0 and high <= 1):

@@ -70,7 +70,7 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The images of every client, as indices into the training split.
+    """The images of every client, as indices into the training split. Nobody trains on ``validation``.
 
     >>> import proxyfl
     >>> split = proxyfl.partition([0, 1] * 20, clients=2, per_class=5, scheme="iid")
@@ -80,11 +80,16 @@ class Partition:
 
     labelled: Ragged
     unlabelled: Ragged
+    validation: Ragged | None = None
 
     def __post_init__(self) -> None:
         if len(self.labelled) != len(self.unlabelled):
             raise ConfigError(
                 f"{len(self.labelled)} labelled lists do not match {len(self.unlabelled)} unlabelled lists"
+            )
+        if self.validation is not None and len(self.validation) != len(self.labelled):
+            raise ConfigError(
+                f"{len(self.labelled)} labelled lists do not match {len(self.validation)} validation lists"
             )
 
     def __repr__(self) -> str:
@@ -104,7 +109,8 @@ class Partition:
         """Named tensors for a safetensors file; none shares memory with another."""
         return {
             f"{name}.{field}": torch.tensor(getattr(part, field))
-            for name, part in (("labelled", self.labelled), ("unlabelled", self.unlabelled))
+            for name in ("labelled", "unlabelled", "validation")
+            if (part := getattr(self, name)) is not None
             for field in ("values", "starts", "stops")
         }
 
@@ -114,7 +120,8 @@ class Partition:
         try:
             parts = [
                 Ragged(*(tensors[f"{name}.{field}"].cpu().numpy() for field in ("values", "starts", "stops")))
-                for name in ("labelled", "unlabelled")
+                for name in ("labelled", "unlabelled", "validation")
+                if name != "validation" or "validation.values" in tensors
             ]
             partition = cls(*parts)
         except KeyError as missing:

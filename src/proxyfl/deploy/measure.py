@@ -35,10 +35,10 @@ PAUSE = 5.0
 class ServerTest:
     """Accuracy on the server's own test images."""
 
-    def __init__(self, trainer: ClientTrainer, split: Split, image_size: int) -> None:
+    def __init__(self, trainer: ClientTrainer, split: Split, image_size: int, *, scores: bool) -> None:
         if not len(split):
             raise DataError("the server's test images have no labels; give labelled ones or test = ''")
-        self.trainer, self.split = trainer, split
+        self.trainer, self.split, self.scores = trainer, split, scores
         self.network = trainer.placed(trainer.new_network())
         self.batch = eval_batch(trainer.compute.eval_batch, image_size, trainer.device)
         self.source: dict[str, Any] = {"where": "server", "images": len(split)}
@@ -53,6 +53,7 @@ class ServerTest:
             views.std,
             batch=self.batch,
             autocast=lambda: autocast(self.trainer.compute, self.trainer.device),
+            scores=self.scores,
         )
 
 

@@ -258,7 +258,8 @@ class DeployedServer:
         engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out)
         measure: ServerTest | SiteTest
         if self.test is not None:
-            measure = ServerTest(trainer, self.test(), form.image_size)
+            every = config.keep.metrics == "all"
+            measure = ServerTest(trainer, self.test(), form.image_size, scores=every)
         else:
             measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say)
         population = enrolment.population()

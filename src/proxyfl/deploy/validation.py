@@ -62,6 +62,10 @@ def check_experiment(config: Config) -> None:
             "privacy.draw = 'seed': every site is told the seed and could take the noise away; "
             "set it to 'system'"
         )
+    if config.data.validation:
+        raise ConfigError(
+            "data.validation is for simulations; sites keep images back with holdout in federation.toml"
+        )
     if config.data.norm == "release":
         raise ConfigError(
             "data.norm = 'release' normalises training and test images differently; set it to 'own': "

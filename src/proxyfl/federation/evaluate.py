@@ -1,10 +1,10 @@
-"""Accuracy of a network on a test split."""
+"""What a network gets right on a test split."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from proxyfl.core.errors import DataError
 from proxyfl.data.augment import normalise
 from proxyfl.data.dataset import Split
+from proxyfl.federation import measures
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts of (true class, predicted class) and what follows from them."""
+    """Counts of (true class, predicted class), ``scores`` that need probabilities, and what follows."""
 
     confusion: Tensor
+    scores: dict[str, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -32,6 +34,16 @@ class Evaluation:
         right = self.confusion.diagonal()
         return [int(r) / int(n) if n else None for r, n in zip(right, totals, strict=True)]
 
+    @property
+    def precision(self) -> list[float | None]:
+        """Share of right ones by predicted class; None for a class that was never predicted."""
+        return measures.precision(self.confusion)
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """Beside accuracy, by the keys of :data:`~proxyfl.federation.measures.MEASURES`."""
+        return measures.of_confusion(self.confusion) | self.scores
+
 
 def evaluate(
     network: nn.Module,
@@ -41,13 +53,16 @@ def evaluate(
     *,
     batch: int,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    scores: bool = False,
 ) -> Evaluation:
-    """Top-1 predictions of the network in eval mode over the whole split."""
+    """Top-1 predictions of the network in eval mode over the whole split; with ``scores`` its probabilities
+    are measured as well.
+    """
     if not len(split):
         raise DataError("there are no test images to measure accuracy on")
     device = next(network.parameters()).device
     network.eval()
-    confusion = torch.zeros(0, dtype=torch.int64)
+    confusion, kept = torch.zeros(0, dtype=torch.int64), list[Tensor]()
     with torch.inference_mode():
         batches = zip(torch.split(split.images, batch), torch.split(split.labels, batch), strict=True)
         for images, labels in batches:
@@ -57,8 +72,11 @@ def evaluate(
                 confusion = torch.zeros(logits.shape[1] ** 2, dtype=torch.int64)
             cells = labels * logits.shape[1] + logits.argmax(1).cpu()
             confusion += torch.bincount(cells, minlength=len(confusion))
+            if scores:
+                kept.append(logits.float().softmax(1).cpu())
     classes = int(len(confusion) ** 0.5 + 0.5)
-    return Evaluation(confusion.reshape(classes, classes))
+    found = measures.of_scores(torch.cat(kept), split.labels) if scores else {}
+    return Evaluation(confusion.reshape(classes, classes), found)
 
 
 def eval_batch(setting: int, image_size: int, device: torch.device) -> int:

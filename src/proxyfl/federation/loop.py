@@ -60,6 +60,12 @@ class RoundReport:
         return self.metrics.get("accuracy")
 
     @property
+    def validation(self) -> float | None:
+        """Accuracy on the validation images; None where there are none or it was not measured."""
+        found: dict[str, float] = self.metrics.get("validation", {})
+        return found.get("accuracy")
+
+    @property
     def losses(self) -> dict[str, float]:
         """Mean losses per step over all clients."""
         found: dict[str, float] = self.metrics["losses"]
@@ -109,6 +115,7 @@ class Server:
     device: str = "cpu"
     store: PerClientStore | None = None
     spool: Path | None = None
+    validate: Callable[[ServerState], Evaluation] | None = None
 
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
@@ -232,7 +239,16 @@ def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensor
         return {}, {}
     with span(EVALUATE):
         result = server.evaluate(state)
-    return {"accuracy": result.accuracy, "per_class": result.per_class}, {"confusion": result.confusion}
+    found: dict[str, Any] = {"accuracy": result.accuracy, "per_class": result.per_class}
+    if server.keep.metrics == "all":
+        found |= {"precision": result.precision, "measures": result.measures}
+    if server.validate is not None:
+        with span(EVALUATE):
+            held = server.validate(state)
+        found["validation"] = {"accuracy": held.accuracy}
+        if server.keep.metrics == "all":
+            found["validation"] |= held.measures
+    return found, {"confusion": result.confusion}
 
 
 def _require_quorum(quorum: int, fold: Fold, clients: list[int]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from proxyfl.federation.measures import MEASURES
 from proxyfl.results.paired import Difference, paired_difference
 
 METRICS = ("mean-last", "last", "best")
@@ -27,7 +29,7 @@ class Measured(Protocol):
         """Of the weights it started from; empty where those are the seed's."""
 
     def value(self, metric: str) -> float:
-        """The accuracy by one of :data:`METRICS`."""
+        """The accuracy by one of :data:`METRICS`, or a measure beside it."""
 
     def rounds_to(self, target: float) -> int | None:
         """The first round that reaches an accuracy."""
@@ -60,15 +62,22 @@ def median_rounds(cell: Sequence[Measured], target: float) -> float | None:
 def difference(ours: Sequence[Measured], theirs: Sequence[Measured], metric: str) -> Difference | None:
     """Ours minus theirs over the seeds that both have. Only runs that started from the same weights pair."""
     by_seed = [{(run.seed, run.start_hash): run.value(metric) for run in cell} for cell in (ours, theirs)]
-    return paired_difference(*by_seed)
+    found = paired_difference(*by_seed)
+    return found and dataclasses.replace(found, less_is_better=less_is_better(metric))
 
 
-def ranks(means: Mapping[K, float]) -> dict[K, int]:
+def less_is_better(metric: str) -> bool:
+    """Whether the best has the smallest value."""
+    measure = MEASURES.get(metric.replace("-", "_"))
+    return measure is not None and not measure.higher_is_better
+
+
+def ranks(means: Mapping[K, float], metric: str = "") -> dict[K, int]:
     """1 and 2 for the best and second best of a group, as printed: equal numbers are equally good."""
     if len(means) < RANKS:
         return {}
     shown = {who: round(100 * mean, 2) for who, mean in means.items()}
-    steps = sorted(set(shown.values()), reverse=True)[:RANKS]
+    steps = sorted(set(shown.values()), reverse=not less_is_better(metric))[:RANKS]
     return {who: steps.index(value) + 1 for who, value in shown.items() if value in steps}
 
 

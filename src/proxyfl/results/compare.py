@@ -14,7 +14,8 @@ from typing import Any
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.methods import registry
-from proxyfl.results.cells import Spread, difference, median_rounds, ranks, share_of
+from proxyfl.results.cells import Spread, difference, less_is_better, median_rounds, ranks, share_of
+from proxyfl.results.choice import choose
 from proxyfl.results.outcome import Outcome, Where, names_of, read_all
 from proxyfl.results.paired import Difference
 from proxyfl.results.settings import BESIDE, FIRST, METHOD, order, plain, short_names, telling
@@ -105,7 +106,8 @@ class Comparison:
 
     def ranked(self, group: Group, metric: str) -> list[Cell]:
         """The rivals of a group, the best first."""
-        return sorted(self.rivals(group), key=lambda cell: cell.spread(metric).mean, reverse=True)
+        upside_down = not less_is_better(metric)
+        return sorted(self.rivals(group), key=lambda cell: cell.spread(metric).mean, reverse=upside_down)
 
     def describe(self, group: Group) -> str:
         pairs = zip(self.settings, group, strict=True)
@@ -147,7 +149,7 @@ class Comparison:
         return share_of(max(cell.spread("mean-last").mean for cell in self.rivals(group)), TARGET_SHARE)
 
     def ranks(self, group: Group, metric: str) -> dict[Contender, int]:
-        return ranks({cell.contender: cell.spread(metric).mean for cell in self.rivals(group)})
+        return ranks({cell.contender: cell.spread(metric).mean for cell in self.rivals(group)}, metric)
 
     @property
     def seed_sets(self) -> set[frozenset[int]]:
@@ -160,12 +162,18 @@ class Comparison:
         return sorted({outcome.tail for cell in self.cells.values() for outcome in cell.outcomes})
 
 
-def compare(runs: Iterable[Run], *, partial: bool = False, where: Where = ()) -> Comparison:
-    """Group runs into cells. ``where`` keeps those with some settings.
+def compare(
+    runs: Iterable[Run], *, partial: bool = False, where: Where = (), select: Sequence[str] = ()
+) -> Comparison:
+    """Group runs into cells. ``where`` keeps those with some settings; of the settings in ``select`` each
+    method has its best values.
 
     Unfinished runs are left out with a note; with ``partial`` they are taken in.
     """
     outcomes, notes = read_all(runs, partial=partial, where=where)
+    if select:
+        outcomes, chosen = choose(outcomes, select)
+        notes = [*notes, *chosen]
     settings, follow, own = _varying(outcomes)
     names = short_names(dict.fromkeys([*settings, *(key for keys in own.values() for key in keys)]))
     cells: dict[tuple[Contender, Group], list[Outcome]] = defaultdict(list)

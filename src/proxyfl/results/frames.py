@@ -28,7 +28,7 @@ NAMED = {
 }
 """Settings that every frame has, by the name of their column. Others that vary are called by their key."""
 
-GROUPS = {"losses": "loss", "pseudo": "pseudo"}
+GROUPS = {"validation": "validation", "losses": "loss", "pseudo": "pseudo"}
 """Tables of numbers in a round's metrics, and what the names of their columns begin with."""
 
 
@@ -117,7 +117,7 @@ def _about(run: Run, settings: Settings, varying: Iterable[str]) -> dict[str, An
 
 def _totals(outcome: Outcome) -> dict[str, Any]:
     totals = {"finished": outcome.finished, **asdict(outcome.summary), "last_rounds": outcome.tail}
-    return {**totals, "commit": outcome.commit}
+    return {**totals, **outcome.measures, "commit": outcome.commit}
 
 
 def round_rows(run: Run) -> Iterable[dict[str, Any]]:
@@ -125,6 +125,7 @@ def round_rows(run: Run) -> Iterable[dict[str, Any]]:
     timing = {line.get("round"): line for line in run.timing}
     for line in run.metrics:
         row = {"round": line["round"], "accuracy": line.get("accuracy", float("nan"))}
+        row |= {name: float(value) for name, value in line.get("measures", {}).items()}
         for group, prefix in GROUPS.items():
             row |= {f"{prefix}_{name}": float(value) for name, value in dotted(line.get(group, {})).items()}
         row |= {name: len(line.get(name, ())) for name in ("clients", "failed")}

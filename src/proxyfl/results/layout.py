@@ -103,7 +103,7 @@ def _difference_caption(metric: str, found: Sequence[Difference]) -> list[str]:
     fewest = min((each.pairs for each in found if warning(each.pairs)), default=0)
     family = max((each.family for each in found), default=1)
     lines = [
-        f"{metric.capitalize()}, paired by seed; interval: percentile bootstrap over seeds at "
+        f"{metric[0].upper()}{metric[1:]}, paired by seed; interval: percentile bootstrap over seeds at "
         f"{100 * LEVEL:.0f} %, for each row by itself; noise: it contains 0, or signs turned at random give "
         f"as much in over {100 - 100 * LEVEL:.0f} % of cases."
     ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
+from proxyfl.federation.measures import MEASURES
 from proxyfl.methods import registry
 from proxyfl.results.settings import METHOD, Settings, hashable, order, plain, settings_of, told_by
 from proxyfl.runs.directory import measured
@@ -23,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 @dataclass(frozen=True)
 class Outcome:
     """One run, read: settings, accuracy by measured round (``curve``), over how many last ones it is averaged
-    (``tail``).
+    (``tail``); over the same rounds, ``measures`` beside it and the accuracy on ``validation`` images.
     """
 
     run: Run
@@ -32,6 +33,8 @@ class Outcome:
     tail: int
     curve: tuple[tuple[int, float], ...]
     summary: Summary
+    measures: Mapping[str, float] = field(default_factory=dict)
+    validation: float | None = None
 
     @property
     def name(self) -> str:
@@ -55,7 +58,15 @@ class Outcome:
         return str(self.run.directory.hints().get("commit", ""))
 
     def value(self, metric: str) -> float:
-        return float(getattr(self.summary, metric.replace("-", "_")))
+        name = metric.replace("-", "_")
+        if name not in MEASURES:
+            return float(getattr(self.summary, name))
+        if name not in self.measures:
+            raise RunError(
+                f"{self.name} has no {MEASURES[name].name} in its metrics; runs measure it with "
+                "--set keep.metrics=all, where the data allows it"
+            )
+        return self.measures[name]
 
     def rounds_to(self, target: float) -> int | None:
         return next((number for number, value in self.curve if value >= target), None)
@@ -63,15 +74,26 @@ class Outcome:
 
 def read(run: Run, *, finished: bool = True) -> Outcome:
     """A run with at least one measured round."""
-    summary = run.summary
+    summary, scored = run.summary, measured(run.metrics)
+    tail = min(run.config.keep.last_rounds, summary.measured)
     return Outcome(
         run=run,
         finished=finished,
         settings=settings_of(run.config),
-        tail=min(run.config.keep.last_rounds, summary.measured),
-        curve=tuple((line["round"], line["accuracy"]) for line in measured(run.metrics)),
+        tail=tail,
+        curve=tuple((line["round"], line["accuracy"]) for line in scored),
         summary=summary,
+        measures=_means([line.get("measures", {}) for line in scored[-tail:]], MEASURES),
+        validation=_means([line.get("validation", {}) for line in scored[-tail:]], ["accuracy"]).get(
+            "accuracy"
+        ),
     )
+
+
+def _means(tables: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
+    """The mean of each number that every one of the rounds has."""
+    shared = [name for name in names if all(name in table for table in tables)]
+    return {name: sum(table[name] for table in tables) / len(tables) for name in shared}
 
 
 def read_all(

@@ -43,6 +43,7 @@ class Difference:
     chance: float = 1.0
     family: int = 1
     """Comparisons that were named and tested together; ``chance`` is then corrected for them."""
+    less_is_better: bool = False
 
     @property
     def verdict(self) -> str:
@@ -54,7 +55,7 @@ class Difference:
             return "too few seeds"
         if self.low <= 0 <= self.high or (self.pairs >= ENOUGH and self.chance > 1 - LEVEL):
             return "noise"
-        word = "better" if self.mean > 0 else "worse"
+        word = "better" if (self.mean > 0) is not self.less_is_better else "worse"
         return word if self.pairs >= ENOUGH else f"{word}, few seeds"
 
 

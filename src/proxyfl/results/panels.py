@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from proxyfl.core.errors import RunError
 from proxyfl.core.text import duration
+from proxyfl.federation.measures import MEASURES
 from proxyfl.results.cells import METRICS, Spread, span
 from proxyfl.results.compare import TARGET_SHARE, Cell, Comparison, Contender, Group
 from proxyfl.results.layout import NONE, Column, Compared, Field, Panel, difference_panel, stacked
@@ -74,7 +75,7 @@ def _accuracy_grid(comparison: Comparison, asked: Question) -> Panel:
     return _grid(
         comparison,
         "accuracy",
-        "Test accuracy (%)",
+        _title(asked.metric),
         show,
         [*caption, *_remarks(comparison, best=asked.metric == "best")],
     )
@@ -108,7 +109,7 @@ def _grid(
 
 def _listing(comparison: Comparison, asked: Question) -> Panel:
     """Every cell with all that is known of it, group by group."""
-    metrics = sorted(METRICS, key=lambda metric: metric != asked.metric)
+    metrics = list(dict.fromkeys([asked.metric, *METRICS]))
     headings = [_heading(comparison, metric) for metric in metrics]
     one = asked.target is not None
     aims = [f"rounds to {_percent(asked.target)}"] if asked.target is not None else ["target", "rounds to it"]
@@ -134,7 +135,8 @@ def _listing(comparison: Comparison, asked: Question) -> Panel:
         [(*map(Field, _about(cell)), *show(cell)) for cell in comparison.in_group(group)]
         for group in comparison.groups
     ]
-    return stacked("accuracy", "Test accuracy (%)", columns, 1 + len(comparison.settings), blocks, caption)
+    title = _title("mean-last")
+    return stacked("accuracy", title, columns, 1 + len(comparison.settings), blocks, caption)
 
 
 def _differences(comparison: Comparison, asked: Question, other: Contender) -> Panel:
@@ -178,14 +180,14 @@ def _key_columns(comparison: Comparison) -> list[Column]:
 def _accuracy_caption(comparison: Comparison, metric: str) -> str:
     counts = {len(cell.seeds) for cell in comparison.cells.values()}
     spread = "one seed" if counts == {1} else f"mean ± standard deviation over {span(counts)} seeds"
-    return f"{metric.capitalize()}; {spread}." if metric else f"{spread.capitalize()}."
+    return f"{metric[0].upper()}{metric[1:]}; {spread}." if metric else f"{spread.capitalize()}."
 
 
 def _remarks(comparison: Comparison, *, best: bool) -> list[str]:
     """What a reader has to know before believing the numbers."""
     lines = []
     if best:
-        lines.append("Best round: chosen on the test data, so it is too high.")
+        lines.append(_how_chosen(comparison))
     bounds = [str(each) for each in comparison.contenders if each.oracle]
     if 0 < len(bounds) < len(comparison.contenders):
         lines.append(f"Not ranked, because it knows more labels than a method may: {', '.join(bounds)}.")
@@ -203,14 +205,35 @@ def _remarks(comparison: Comparison, *, best: bool) -> list[str]:
     return lines
 
 
+def _how_chosen(comparison: Comparison) -> str:
+    """On which images the best rounds were chosen, and what that does to their accuracy."""
+    ways = {each.summary.chosen_on for cell in comparison.cells.values() for each in cell.outcomes}
+    if ways == {"validation"}:
+        return "Best round: chosen on validation images."
+    some = " where runs have no validation images" if "validation" in ways else ""
+    return f"Best round: chosen on the test data{some}, so it is too high."
+
+
 def _metric_in_words(comparison: Comparison, metric: str) -> str:
-    if metric != "mean-last":
+    if metric in ("last", "best"):
         return f"{metric} round"
-    return f"mean of the {_tail(comparison)} rounds"
+    measure = _measure(metric)
+    return f"{f'{measure}, ' if measure else ''}mean of the {_tail(comparison)} rounds"
+
+
+def _measure(metric: str) -> str:
+    """The name of what is measured beside accuracy; empty for accuracies."""
+    found = MEASURES.get(metric.replace("-", "_"))
+    return found.name if found else ""
+
+
+def _title(metric: str) -> str:
+    measure = _measure(metric)
+    return f"{measure[0].upper()}{measure[1:]} on test images (%)" if measure else "Test accuracy (%)"
 
 
 def _heading(comparison: Comparison, metric: str) -> str:
-    return f"mean {_tail(comparison)}" if metric == "mean-last" else metric
+    return f"mean {_tail(comparison)}" if metric == "mean-last" else _measure(metric) or metric
 
 
 def _tail(comparison: Comparison) -> str:

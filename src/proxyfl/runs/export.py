@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 
 from proxyfl.core.checksum import read_verified, write_verified
 from proxyfl.core.config import Config
-from proxyfl.core.errors import RunError
+from proxyfl.core.errors import DataError, RunError
 from proxyfl.core.state import Tensors
 from proxyfl.data.augment import normalise
+from proxyfl.data.dataset import Split, resize
+from proxyfl.data.own import pixels
 from proxyfl.methods.base import Method
 from proxyfl.methods.registry import OBJECT
 from proxyfl.models import Network
@@ -45,7 +48,9 @@ class ModelCard:
 
 @dataclass
 class TrainedModel:
-    """A network with its card. Call it with uint8 images (N, channels, height, width) for probabilities."""
+    """A network with its card. Call it with images for probabilities: a tensor or a numpy array, uint8 or
+    between 0 and 1, channels first or last. Images of another size are resized, with a warning.
+    """
 
     network: nn.Module
     card: ModelCard
@@ -56,11 +61,27 @@ class TrainedModel:
         return f"<TrainedModel: {card.network} of {card.method}, {taken} to {len(card.classes)} classes>"
 
     @torch.inference_mode()
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Any) -> Tensor:
         device = next(self.network.parameters()).device
-        logits = self.network(normalise(images.to(device), self.card.mean, self.card.std))
+        fitting = self._fitting(images)
+        logits = self.network(normalise(fitting.to(device), self.card.mean, self.card.std))
         probabilities: Tensor = logits.float().softmax(1)
         return probabilities
+
+    def _fitting(self, images: Any) -> Tensor:
+        """uint8 (N, channels, size, size)."""
+        size, channels = self.card.image_size, self.card.channels
+        if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4:
+            given = images
+        else:
+            given = pixels(images)
+        if given.shape[1] != channels:
+            raise DataError(f"the images have {given.shape[1]} channel(s), those of the model {channels}")
+        if given.shape[-2:] == (size, size):
+            return given
+        theirs = " × ".join(map(str, given.shape[-2:]))
+        warnings.warn(f"images of {theirs} pixels are resized to the model's {size} × {size}", stacklevel=4)
+        return resize(Split(given.cpu(), torch.zeros(len(given), dtype=torch.int64)), size).images
 
 
 def model_card(

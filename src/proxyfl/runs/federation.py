@@ -22,7 +22,7 @@ from proxyfl.aggregation import Aggregator, Mean
 from proxyfl.core.config import Config, KeepSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.state import ServerState, Tensors
-from proxyfl.data.dataset import Dataset
+from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.holdings import Holdings
 from proxyfl.data.partition import Partition
 from proxyfl.engines.handover import CannotHandOver
@@ -33,6 +33,7 @@ from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
 from proxyfl.federation.loop import Engine, Observer, RoundReport, play_round
+from proxyfl.federation.measures import choosing
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import OptimiserFactory
@@ -142,17 +143,20 @@ class Federation:
         self.trainer = trainer_of(
             config, method, network, simulation.train_views, stores[0], start, optimiser
         )
+        every = config.keep.metrics == "all"
         made = engine or (lambda trainer, holdings: _engine(trainer, holdings, workers, config))
         self.server = server_of(
             config,
             method,
             simulation.population,
             made(self.trainer, simulation.holdings),
-            _Test(self.trainer, simulation),
+            _Test(self.trainer, simulation, simulation.dataset.test, scores=every),
             len(simulation.dataset.classes),
             aggregator=aggregator,
             store=stores[1],
         )
+        if (held := simulation.validation) is not None:
+            self.server.validate = _Test(self.trainer, simulation, held, scores=every)
         self.recording: Recording | None = None
         self.history: list[RoundReport] = []
         self.best: RoundReport | None = None
@@ -283,7 +287,8 @@ class Federation:
 
     def _remember(self, report: RoundReport) -> None:
         """Keep the report without its weights; of those, only the best round's."""
-        if report.accuracy is not None and report.accuracy > (self.best.accuracy if self.best else -1.0):  # type: ignore[operator]
+        before = choosing(self.best.metrics) if self.best else -1.0
+        if report.accuracy is not None and choosing(report.metrics) > before:
             self.best = report
         self.history.append(dataclasses.replace(report, state=ServerState(report.number, {})))
 
@@ -303,10 +308,10 @@ class _Taken:
 
 
 class _Test:
-    """The global model on the test images."""
+    """The global model on images that nobody trains on."""
 
-    def __init__(self, trainer: ClientTrainer, simulation: Simulation) -> None:
-        self.trainer, self.simulation = trainer, simulation
+    def __init__(self, trainer: ClientTrainer, simulation: Simulation, split: Split, *, scores: bool) -> None:
+        self.trainer, self.simulation, self.split, self.scores = trainer, simulation, split, scores
 
     @cached_property
     def network(self) -> nn.Module:
@@ -318,11 +323,12 @@ class _Test:
         self.network.load_state_dict(weights, strict=strict)
         return evaluate(
             self.network,
-            dataset.test,
+            self.split,
             views.mean,
             views.std,
             batch=eval_batch(trainer.compute.eval_batch, dataset.image_size, trainer.device),
             autocast=lambda: autocast(trainer.compute, trainer.device),
+            scores=self.scores,
         )
 
 

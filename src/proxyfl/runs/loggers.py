@@ -210,10 +210,10 @@ def identity(run: Path) -> str:
 
 
 def scalars(report: RoundReport) -> dict[str, float]:
-    """A round in numbers: accuracy if measured, losses, quality of pseudo-labels, megabytes, seconds."""
+    """A round in numbers: what was measured, losses, quality of pseudo-labels, megabytes, seconds."""
     metrics = report.metrics
     values = {"accuracy": float(metrics["accuracy"])} if "accuracy" in metrics else {}
-    for part in ("losses", "pseudo", "counts"):
+    for part in ("measures", "validation", "losses", "pseudo", "counts"):
         for name, value in metrics.get(part, {}).items():
             if isinstance(value, (int, float)):
                 values[f"{part}/{name}"] = float(value)

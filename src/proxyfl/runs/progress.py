@@ -36,6 +36,7 @@ class LiveProgress:
         scored = [accuracy for accuracy in before if accuracy is not None]
         self.last = scored[-1] if scored else None
         self.best = max(scored, default=None)
+        self.validation: float | None = None
         self.round, self.answers, self.expected = len(before), 0, 0
         self.started = self.updated = time.monotonic()
         self.bars: Progress | None = None
@@ -70,6 +71,7 @@ class LiveProgress:
         if accuracy is not None:
             self.last = accuracy
             self.best = max(self.best if self.best is not None else 0.0, accuracy)
+            self.validation = report.validation
         self._show(self.round)
         if not self.live and not self.quiet:
             took = duration(time.monotonic() - self.round_began)
@@ -87,6 +89,8 @@ class LiveProgress:
     def _accuracy(self) -> str:
         if self.last is None or self.best is None:
             return ""
+        if self.validation is not None:  # a round is chosen by it: the best on test data means little
+            return f"accuracy {percent(self.last)}  validation {percent(self.validation)}"
         return f"accuracy {percent(self.last)}  best {percent(self.best)}"
 
     def _show(self, completed: float) -> None:

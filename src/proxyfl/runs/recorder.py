@@ -12,6 +12,7 @@ from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.state import Failure, Tensors, Update
 from proxyfl.federation.loop import RoundReport
+from proxyfl.federation.measures import choosing
 from proxyfl.methods.base import Method
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
@@ -34,7 +35,7 @@ class Recorder:
         self.run, self.config, self.method, self.card = run, config, method, card
         self.log, self.run_files = MetricsLog(run, saved.metrics), saved.run_files
         lines = [json.loads(line) for line in saved.metrics.splitlines()]
-        self.best = max((line["accuracy"] for line in measured(lines)), default=-1.0)
+        self.best = max(map(choosing, measured(lines)), default=-1.0)
         self._better: tuple[Tensors, ModelCard] | None = None
         kept = [line for line in read_json_lines(run.timing) if _until(len(lines), line)]
         write_bytes(run.timing, "".join(json.dumps(line) + "\n" for line in kept).encode())
@@ -68,8 +69,8 @@ class Recorder:
         card = ModelCard(**self.card, round=report.state.round, accuracy=accuracy)
         weights = self.method.model(report.state.weights)
         save_model(self.run.models / "last.safetensors", weights, card)
-        if accuracy is not None and accuracy > self.best:
-            self.best, self._better = accuracy, (weights, card)
+        if accuracy is not None and choosing(report.metrics) > self.best:
+            self.best, self._better = choosing(report.metrics), (weights, card)
 
     def _commit(self, report: RoundReport) -> None:
         better, self._better = self._better, None

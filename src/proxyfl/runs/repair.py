@@ -14,6 +14,7 @@ from proxyfl.core.checksum import is_intact, read_verified
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import begins_with, has_hash, read_bounded, write_bytes, write_tensors
 from proxyfl.data.partition import Partition
+from proxyfl.federation.measures import choosing
 from proxyfl.methods.base import Method
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, json_lines, measured
@@ -102,7 +103,7 @@ def repair_models(run: RunDirectory, saved: Checkpoint, method: Method, card: di
 def _best_round(saved: Checkpoint) -> tuple[int, float] | None:
     """The first of the best rounds that count, and its accuracy."""
     lines = measured(json_lines(saved.metrics))
-    best = max(lines, key=lambda line: float(line["accuracy"]), default=None)
+    best = max(lines, key=choosing, default=None)
     return None if best is None else (best["round"], best["accuracy"])
 
 

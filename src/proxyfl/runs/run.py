@@ -21,6 +21,7 @@ from proxyfl.core.state import Tensors
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
 from proxyfl.federation.loop import CPU
+from proxyfl.federation.measures import choosing
 from proxyfl.runs import checkpoint, metrics_log
 from proxyfl.runs.directory import AT_SITES, MODELS, RunDirectory, json_lines, measured, read_json_lines
 from proxyfl.runs.export import TrainedModel, load_model
@@ -31,7 +32,8 @@ from proxyfl.runs.simulation import load_dataset
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in a line. Accuracy leads with the mean of the last rounds; the best is chosen on test data.
+    """A run in a line. Accuracy leads with the mean of the last rounds; the best round is ``chosen_on``
+    validation images where there are some, else on test data, which makes it optimistic.
 
     Where not every round was measured, these are the last and the best of the ``measured`` ones.
     """
@@ -45,6 +47,7 @@ class Summary:
     seconds: float
     cpu_seconds: float
     megabytes: float
+    chosen_on: str = "test"
 
 
 class Run:
@@ -178,7 +181,7 @@ class Run:
         if not scored:
             raise RunError(f"{self.path} has not measured accuracy yet (federation.evaluate_every)")
         tail = [line["accuracy"] for line in scored[-self.config.keep.last_rounds :]]
-        best = max(scored, key=lambda line: float(line["accuracy"]))
+        best = max(scored, key=choosing)
         sent = sum(line["traffic"]["bytes_up"] + line["traffic"]["bytes_down"] for line in lines)
         seconds = [seconds_of(line) for line in self.timing]
         return Summary(
@@ -191,6 +194,7 @@ class Run:
             seconds=sum(clock for clock, _ in seconds),
             cpu_seconds=sum(cpu for _, cpu in seconds),
             megabytes=sent / 1e6,
+            chosen_on="validation" if "validation" in best else "test",
         )
 
 

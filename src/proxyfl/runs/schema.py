@@ -76,6 +76,10 @@ def _is_traffic(value: Any) -> bool:
     )
 
 
+def _is_validation(value: Any) -> bool:
+    return _all_in(_is_number)(value) and _is_number(value.get("accuracy"))
+
+
 def _is_privacy(value: Any) -> bool:
     return _all_in(_is_number)(value) and all(_is_number(value.get(name)) for name in ("epsilon", "delta"))
 
@@ -85,11 +89,17 @@ REQUIRED = ("round", "traffic")
 _NUMBERS: Form = ("a table of numbers", _all_in(_is_number))
 _TOLD: Form = ("made of numbers", _is_finite)
 _CLIENTS: Form = ("a list of clients", lambda value: isinstance(value, list) and all(map(_is_count, value)))
+_SHARES: Form = (
+    "a list of shares",
+    lambda value: isinstance(value, list) and all(v is None or _is_number(v) for v in value),
+)
 FORM: dict[str, Form] = {
     "round": ("a whole number", lambda value: _is_count(value) and 0 < value < MOST_ROUNDS),
     "accuracy": ("a share", lambda value: _is_number(value) and 0 <= value <= 1),
     "traffic": ("a table of sizes", _is_traffic),
     "losses": _NUMBERS,
+    "measures": _NUMBERS,
+    "validation": ("a table of numbers with an accuracy", _is_validation),
     "pseudo": _NUMBERS,
     "clients": _CLIENTS,
     "attempt": ("a whole number", _is_count),
@@ -99,8 +109,6 @@ FORM: dict[str, Form] = {
     "privacy": ("a table with epsilon and delta", _is_privacy),
     **dict.fromkeys(("counts", "prior", "class_counts", "client_weights", "proxy_loss"), _TOLD),
     "failed": ("a table of reasons", _all_in(lambda value: isinstance(value, str))),
-    "per_class": (
-        "a list of shares",
-        lambda value: isinstance(value, list) and all(v is None or _is_number(v) for v in value),
-    ),
+    "per_class": _SHARES,
+    "precision": _SHARES,
 }

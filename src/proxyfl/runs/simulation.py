@@ -6,15 +6,19 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.data import sources
-from proxyfl.data.dataset import Dataset
+from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.holdings import Holdings
 from proxyfl.data.partition import Partition, make_partition
 from proxyfl.data.release import release_views
 from proxyfl.data.stream import ViewSettings
+from proxyfl.data.validation import hold_out
 from proxyfl.federation.sampling import Population
 
 
@@ -35,6 +39,12 @@ class Simulation:
         return Population(self.partition.labelled.sizes, self.partition.unlabelled.sizes)
 
     @property
+    def validation(self) -> Split | None:
+        """The labelled images that nobody trains on, each once."""
+        held = self.partition.validation
+        return None if held is None else self.dataset.train.take(torch.from_numpy(np.unique(held.flat()[1])))
+
+    @property
     def holdings(self) -> Holdings:
         return Holdings(self.dataset.train.images, self.dataset.train.labels, self.partition)
 
@@ -51,13 +61,16 @@ class Simulation:
 
 def simulate(dataset: Dataset, partition: Partition) -> Simulation:
     """With the data set's own views. Every index must name an image, every labelled one have a label."""
-    for part, name in ((partition.labelled, "labelled"), (partition.unlabelled, "unlabelled")):
+    held = partition.validation
+    parts = {"labelled": partition.labelled, "unlabelled": partition.unlabelled}
+    for name, part in (parts | ({"validation": held} if held else {})).items():
         if len(part.values) and int(part.values.max()) >= len(dataset.train):
             raise DataError(
                 f"the partition names {name} image {int(part.values.max())}, but '{dataset.name}' has "
                 f"{len(dataset.train)} training images; make it from the same data"
             )
-    if bool((dataset.train.labels[partition.labelled.values] < 0).any()):
+    told = [part.values for part in (partition.labelled, held) if part is not None]
+    if any(bool((dataset.train.labels[values] < 0).any()) for values in told):
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
         raise DataError(f"'{dataset.name}' has no training images to share out")
@@ -98,6 +111,8 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
             split_seed=config.labels.seed,
             partition_seed=config.partition.seed,
         )
+        if config.data.validation:
+            partition = hold_out(partition, dataset, config.data.validation, config.labels.seed)
     if not partition.sizes.any():
         raise DataError(f"'{config.data.name}' has no training images to share out")
     train, test = _views(config, dataset)

@@ -115,8 +115,16 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[st
         classes, shares = ["all classes"], None
     else:
         counts = list(held.class_counts(known[0], len(known[1])))
-        total = np.bincount(np.asarray(known[0]), minlength=len(known[1]))
-        classes, shares = [str(name) for name in known[1]], numbers((total / total.sum()).tolist())
+        true = np.asarray(known[0])
+        classes, total = (
+            [str(name) for name in known[1]],
+            np.bincount(true[true >= 0], minlength=len(known[1])),
+        )
+        shares = numbers((total / total.sum()).tolist()) if bool((true >= 0).all()) else None
+        if shares is None:
+            notes["partition"] = (
+                f"the classes of {int((true < 0).sum()):,} unlabelled images are unknown; those are not drawn"
+            )
     first = [part[:MOST_CLIENTS, :MOST_CLASSES] for part in counts]
     return {
         "classes": classes[:MOST_CLASSES],

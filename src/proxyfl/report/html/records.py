@@ -24,7 +24,8 @@ LARGEST = 1e300
 """Numbers beyond it are no measurement; NaN is not below it either."""
 
 KEPT = (
-    "round", "accuracy", "per_class", "failed", "losses", "pseudo", "prior", "traffic",
+    "round", "accuracy", "per_class", "precision", "measures", "validation", "failed", "losses", "pseudo",
+    "prior", "traffic",
 )  # fmt: skip
 PHASES = ("train", "serve", "evaluate", "record")
 TIME_LEFT_FROM = 10
@@ -89,7 +90,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def curves(records: Records) -> dict[str, Numbers]:
-    """Columns by name, one value per drawn round: ``accuracy``, ``pseudo.…``, ``losses.…``, ``seconds.…``."""
+    """Columns, one value per drawn round: ``accuracy``, ``measures.…``, ``losses.…``, ``seconds.…``."""
     seconds = {line["round"]: _durations(line) for line in records.timing}
     rows = []
     measured = [place for place, line in enumerate(records.metrics) if "accuracy" in line]
@@ -97,7 +98,7 @@ def curves(records: Records) -> dict[str, Numbers]:
     for position in sorted(drawn.union(spread(len(records.metrics), MOST_POINTS))):
         line = records.metrics[position]
         row = {"round": line["round"], "accuracy": number(line.get("accuracy"))}
-        for group in ("losses", "pseudo"):
+        for group in ("measures", "validation", "losses", "pseudo"):
             row |= {f"{group}.{name}": number(value) for name, value in _table(line, group).items()}
         row |= {f"seconds.{name}": number(value, 4) for name, value in seconds.get(line["round"], {}).items()}
         rows.append(row)
@@ -126,7 +127,9 @@ def summary(records: Records, last_rounds: int) -> dict[str, Any]:
     if not scored:
         return {}
     tail = [value for _, value in scored[-last_rounds:]]
-    best_round, best = max(scored, key=lambda each: (each[1], -each[0]))
+    held = {line["round"]: number(_table(line, "validation").get("accuracy"), 12) for line in records.metrics}
+    known = {round: value for round, value in held.items() if value is not None}
+    best_round, best = max(scored, key=lambda each: (known.get(each[0], each[1]), -each[0]))
     sent = traffic(records)
     return {
         "mean_last": number(sum(tail) / len(tail), 6),
@@ -134,6 +137,7 @@ def summary(records: Records, last_rounds: int) -> dict[str, Any]:
         "last": number(scored[-1][1], 6),
         "best": number(best, 6),
         "best_round": best_round,
+        "chosen_on": "validation" if known else "test",
         "seconds": number(sum(phases(records).values())),
         "bytes": sum(sum(sent[way].values()) for way in ("up", "down")) if sent else None,
     }

@@ -6,6 +6,10 @@ const PSEUDO = [
   ["pseudo.set_recall", "Category sets: recall", "sets with the true class", true],
   ["pseudo.set_size", "Category sets: size", "classes in a set", false],
 ];
+const MEASURES = [
+  ["macro_f1", "Macro-F1"], ["balanced_accuracy", "Balanced accuracy"], ["auroc", "AUROC, one class against the others"],
+  ["ece", "Calibration error (less is better)"], ["top5", "Top-5 accuracy"],
+];
 const PART_COLOURS = { trunk: "blue", classifier: "orange", heads: "green", extras: "purple" };
 const PHASE_COLOURS = { train: "blue", serve: "orange", evaluate: "green", record: "purple" };
 const SPARE = ["sky", "vermillion", "black"];
@@ -44,6 +48,12 @@ function missing(data, part) {
   return [...reasons].map(([reason, names]) => nothing(data.runs.length === 1 ? `Note: ${reason}.` : `${names.join(", ")}: ${reason}.`));
 }
 
+function chosenOn(data) {
+  const ways = distinct(data.runs.map((run) => run.summary.chosen_on).filter(Boolean));
+  if (!ways.includes("validation")) return "The best round is chosen on test data.";
+  return ways.length === 1 ? "The best round is chosen on validation images." : "The best round is chosen on validation images where a run has some, else on test data.";
+}
+
 function overview(data) {
   const live = data.runs.some((run) => run.state === "running");
   const left = (run) => (run.state === "running" ? duration(run.left) : "–");
@@ -57,7 +67,7 @@ function overview(data) {
   ];
   const tails = distinct(data.runs.map((run) => run.summary.tail).filter(Boolean)), words = ["run", "state", "method", "data"];
   const nodes = [table(fields.map(([head]) => head), data.runs.map((run) => fields.map(([, value]) => value(run))), {
-    caption: `Test accuracy; mean of the last ${tails.length === 1 ? `${tails[0]} ` : ""}rounds. The best round is chosen on test data.`,
+    caption: `Test accuracy; mean of the last ${tails.length === 1 ? `${tails[0]} ` : ""}rounds. ${chosenOn(data)}`,
     numeric: (place) => !words.includes(fields[place][0]),
   })];
   if (data.groups.some((group) => group.runs.length > 1)) nodes.push(seedTable(data));
@@ -122,6 +132,13 @@ function accuracy(data) {
   return [...nodes, details];
 }
 
+function measures(data) {
+  const charts = [["validation.accuracy", "Accuracy on validation images"], ...MEASURES.map(([name, title]) => [`measures.${name}`, title])]
+    .map(([key, title]) => [title, groupSeries(data, key).map(measured)]).filter(([, series]) => series.length)
+    .map(([title, series]) => lineChart(title, series, { y: title.replace(/ \(.*/, "").toLowerCase().replace("auroc", "AUROC").replace("-f1", "-F1"), share: true, note: bandNote(data) }));
+  return charts.length ? [columns(charts, true)] : null;
+}
+
 function losses(data) {
   const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves)))].filter((name) => name.startsWith("losses."));
   const charts = names.map((name) => lineChart(name.slice(7), groupSeries(data, name), { y: "mean loss of a step", note: bandNote(data) }));
@@ -135,21 +152,23 @@ function perClass(data) {
   const maps = held.map((run) => classMap(run, run.per_class, {
     title: `${run.name}: accuracy by class over rounds`, low: 0, high: most(run), note: `Faint: 0 %. Strong: ${percent(most(run))}.`, word: (value) => percent(value),
   }));
-  return [...classBars(data, held), columns(maps)];
+  const precise = data.runs.filter((run) => run.precision);
+  return [...classBars(data, held, "per_class", "test accuracy", "A class without a bar is never recognised."),
+    ...classBars(data, precise, "precision", "precision", "Share of right ones among the images taken for a class."), columns(maps)];
 }
 
 // A chart for each list of classes. The runs of a group share a bar each: their mean over seeds.
-function classBars(data, held) {
-  const names = (run) => classNames(run, run.per_class.last.length), list = (run) => JSON.stringify([run.data, names(run)]);
+function classBars(data, held, part, what, note) {
+  const names = (run) => classNames(run, run[part].last.length), list = (run) => JSON.stringify([run.data, names(run)]);
   return distinct(held.map(list)).map((key) => {
     const chosen = held.filter((run) => list(run) === key), classes = names(chosen[0]);
     const sets = data.groups.map(({ label, look, runs }) => {
-      const rows = runs.map((k) => data.runs[k]).filter((run) => chosen.includes(run)).map((run) => run.per_class.last);
+      const rows = runs.map((k) => data.runs[k]).filter((run) => chosen.includes(run)).map((run) => run[part].last);
       const values = classes.map((_, k) => rows.map((row) => row[k]).filter((value) => value !== null));
       return rows.length ? { label, look, seeds: rows.length, values: values.map((column) => (column.length ? mean(column) : null)) } : null;
     }).filter(Boolean);
     const seeds = sets.some((set) => set.seeds > 1) ? " Means over seeds." : "";
-    return barChart(`${chosen[0].data}: test accuracy by class, last round`, classes, sets, { y: "test accuracy", note: `A class without a bar is never recognised.${seeds}` });
+    return barChart(`${chosen[0].data}: ${what} by class, last round`, classes, sets, { y: what, note: note + seeds });
   });
 }
 
@@ -207,7 +226,7 @@ function pseudo(data) {
   const charts = PSEUDO.map(([key, title, y, share]) => [title, groupSeries(data, key), y, share]).filter(([, series]) => series.length)
     .map(([title, series, y, share]) => lineChart(title, series, { y, share, note: bandNote(data) }));
   const truth = data.runs.some((run) => run.curves["pseudo.selected_share"] && !run.curves["pseudo.accuracy"]);
-  return [...(charts.length ? [columns(charts, true)] : []), ...(truth ? [nothing("Without the true labels pseudo-labels are counted only.")] : []), ...missing(data, "pseudo")];
+  return [...(charts.length ? [columns(charts, true)] : []), ...(truth ? [nothing("The true classes of unlabelled images are unknown, so nobody can tell how many pseudo-labels are right: they are counted only.")] : []), ...missing(data, "pseudo")];
 }
 
 function prior(data) {
@@ -269,7 +288,7 @@ function failed(data) {
 }
 
 const SECTIONS = [
-  ["overview", "Result", overview], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["classes", "By class", perClass],
+  ["overview", "Result", overview], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["measures", "More measures", measures], ["classes", "By class", perClass],
   ["confusion", "Confusion", confusion], ["pseudo", "Pseudo-labels", pseudo], ["losses", "Losses", losses], ["prior", "Class prior", prior],
   ["proxies", "Proxies", proxies], ["partition", "Partition", partition], ["communication", "Communication", communication],
   ["time", "Time", time], ["failures", "Clients that failed", failed],

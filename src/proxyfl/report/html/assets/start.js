@@ -51,7 +51,7 @@ function renew(old, made) {
 
 function sectionKey(id, data) {
   const needs = {
-    settings: ["settings"], accuracy: ["curves", "done"], classes: ["per_class", "classes", "data"], confusion: ["confusion", "classes", "data", "notes"], pseudo: ["curves", "notes"],
+    settings: ["settings"], accuracy: ["curves", "done"], measures: ["curves"], classes: ["per_class", "precision", "classes", "data"], confusion: ["confusion", "classes", "data", "notes"], pseudo: ["curves", "notes"],
     losses: ["curves"], prior: ["prior", "partition", "classes", "notes"], proxies: ["proxies", "classes", "notes"], partition: ["partition", "notes"],
     communication: ["traffic"], time: ["seconds"], failures: ["failures", "failures_in_all"],
   }[id];
