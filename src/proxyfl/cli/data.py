@@ -140,7 +140,8 @@ def _describe(dataset: Dataset, console: Console) -> None:
     console.print(f"{len(dataset.train):,} training and {len(dataset.test):,} test images, {size}")
     console.print(f"[yellow]partial: {dataset.partial}[/]" if dataset.partial else "complete")
     splits = (dataset.train, dataset.test)
-    train, test = (torch.bincount(split.labels, minlength=len(dataset.classes)) for split in splits)
+    known = [split.labels[split.labels >= 0] for split in splits]
+    train, test = (torch.bincount(labels, minlength=len(dataset.classes)) for labels in known)
     if len(dataset.classes) > MANY_CLASSES:
         low, high = int(train.min()), int(train.max())
         console.print(f"{len(dataset.classes)} classes with {low:,} to {high:,} training images each")

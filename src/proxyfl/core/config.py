@@ -59,7 +59,7 @@ def setting(
 class DataSettings:
     """Which images."""
 
-    name: str = setting("digits", "data source, or folder:PATH, npz:FILE, idx:PATH for your own")
+    name: str = setting("digits", "data source, or folder:PATH, npz:FILE, table:FILE, idx:PATH for your own")
     image_size: int = setting(0, "side in pixels after resizing; 0 keeps the native size", low=0, high=1024)
     subset: float = setting(1.0, "training images kept: a share up to 1, or a count above 1", low=0)
     flip: str = setting(
@@ -73,6 +73,12 @@ class DataSettings:
         "own: one normalisation for training and test; release: CIFAR-10's for all training images",
         choices=("own", "release"),
         code="release",
+    )
+    keys: str = setting(
+        "",
+        "names of arrays (npz:) or columns (table:) that are called otherwise, as in "
+        "images=pixels,labels=diagnosis or file=path,label=diagnosis",
+        later=True,
     )
 
 

@@ -67,7 +67,8 @@ def simulate(dataset: Dataset, partition: Partition) -> Simulation:
 
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
     """The data set at the size and with the images the settings ask for."""
-    dataset = sources.load(config.data.name, root, image_size=config.data.image_size or None)
+    size = config.data.image_size or None
+    dataset = sources.load(config.data.name, root, image_size=size, keys=config.data.keys)
     kept = config.data.subset
     count = round(kept * len(dataset.train)) if kept <= 1 else int(kept)
     return dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
