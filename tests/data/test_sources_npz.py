@@ -88,7 +88,7 @@ def test_arrays_that_do_not_fit_each_other(tmp_path, changes, fault):
 
 def test_missing_arrays_and_files(tmp_path):
     np.savez(tmp_path / "a.npz", pixels=pixels(2, 8, 8), diagnosis=np.zeros(2, int))
-    with pytest.raises(DataError, match="it holds diagnosis, pixels, expected images and labels.*data.keys"):
+    with pytest.raises(DataError, match=r"it holds diagnosis, pixels, expected images and labels.*data.keys"):
         load("npz:a.npz", tmp_path)
     np.savez(tmp_path / "a.npz", x_train=pixels(2, 8, 8))
     with pytest.raises(DataError, match="too few images with a label"):

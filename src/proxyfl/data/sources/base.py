@@ -42,8 +42,8 @@ class Source(ABC):
 
     ``files`` are what ``fetch`` downloads, ``alternatives`` archives that do as well where people already
     have them, ``checksums`` those of the files that are read, by file name. ``path`` is where a person's own
-    data lies, for the sources that take one (``folder:PATH``); ``keys`` are the names of the arrays or columns
-    in it where they are not the usual ones.
+    data lies, for the sources that take one (``folder:PATH``); ``keys`` are the names of the arrays or
+    columns in it where they are not the usual ones.
     """
 
     name: str

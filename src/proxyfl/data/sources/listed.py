@@ -8,6 +8,7 @@ are left out and named in one line.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -93,7 +94,7 @@ class Listed(Source):
         sound = np.array([entry.file not in looked.faults for entry in dealt.entries], bool)
         ends = np.cumsum([0, len(dealt.train), len(dealt.val), len(dealt.test)])
         parts = []
-        for start, end in zip(ends[:-1], ends[1:], strict=True):
+        for start, end in itertools.pairwise(ends.tolist()):
             keep = sound[start:end]
             part = images[start:end], labels[start:end]
             parts.append(part if keep.all() else (part[0][keep], part[1][keep]))
@@ -150,7 +151,7 @@ def deal(name: str, listing: Listing) -> Dealt:
 
 
 def in_order_of(listing: Listing, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """The classes of these entries: folders by their letters, as they are listed; numbers in tables by size."""
+    """The classes of these entries: folders by their letters, numbers in tables by their size."""
     names = {entry.label for entry in entries if entry.label is not None}
     return tuple(sorted(names)) if listing.form == "folder" else in_order(names)
 

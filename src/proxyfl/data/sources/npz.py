@@ -52,10 +52,9 @@ class Npz(Source):
         except FAULTS as error:
             raise self.damaged(root, file, f"it cannot be read ({error})") from None
         except DataError as error:
-            hint = "; name them with data.keys, as in data.keys=images=KEY,labels=KEY"
-            raise DataError(
-                f"npz: {error}{hint if ', expected images and labels' in str(error) else ''}"
-            ) from None
+            unnamed = ", expected images and labels" in str(error)
+            hint = "; name them with data.keys, as in data.keys=images=KEY,labels=KEY" if unnamed else ""
+            raise DataError(f"npz: {error}{hint}") from None
         return self._dress(file, arrays)
 
     def _dress(self, file: Path, arrays: Arrays) -> Dataset:
