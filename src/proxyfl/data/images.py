@@ -100,6 +100,15 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise DataError(f"{path} cannot be read as an image ({reason}); replace it or take it away") from None
 
 
+def side_of(file: Path) -> int:
+    """The shorter side of an image in pixels, from its header; 0 where it cannot be read."""
+    try:
+        with _opened(file) as image:
+            return min(image.size)
+    except DataError:
+        return 0
+
+
 @dataclass
 class Survey:
     """What the headers of many images say, and what is wrong with those that cannot be read."""

@@ -90,7 +90,7 @@ def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job
     ):
         varied = {COMMON.get(name, name): value for name, value in zip(names, point, strict=True)}
         overrides = merge(grid.common, nested(varied), {"seed": seed})
-        config = load_config(data, overrides, method)
+        config = load_config(data, overrides, method, data_root)
         words = [method, data if len(grid.data) > 1 else ""]
         words += [f"{name.rpartition('.')[2]} {value}" for name, value in zip(names, point, strict=True)]
         words.append(f"seed {seed}")
