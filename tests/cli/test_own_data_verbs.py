@@ -39,7 +39,7 @@ def test_check_explains_what_was_found_and_how_to_go_on(clinic: Path, tmp_path: 
         "128 training images: 48 labelled in 2 classes, 80 unlabelled (62 %)",
         "12 test images",
         "2 clients: north, south",
-        "shorter side in pixels: 16 to 39, median",
+        "shorter side in pixels: 16 to 38, median",
         f"go on with: proxyfl run folder:{clinic}",
         "chosen from the data: images of",
     ):

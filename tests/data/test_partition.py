@@ -123,7 +123,7 @@ class TestSplit:
 
     @pytest.mark.parametrize(
         ("labels", "message"),
-        [([0.5, 1.0], "whole numbers"), ([-1, 0], "count from 0"), ([[0, 1]], "flat list")],
+        [([0.5, 1.0], "whole numbers"), ([-2, 0], "count from 0"), ([[0, 1]], "flat list")],
     )
     def test_labels_that_are_none(self, labels, message):
         with pytest.raises(DataError, match=message):
