@@ -65,7 +65,7 @@ class StopAfterOne:
 
 def cases(drawn: Path) -> Iterable[tuple[str, str, dict[str, Any]]]:
     """(name, method, settings) of each."""
-    sources = {"digits": {"subset": 160}, "drawn": {"data__name": f"npz:{drawn}"}}
+    sources = {"digits": {"subset": 160}, "drawn": {"data__name": f"npz:{drawn}", "labels__rule": "release"}}
     for source, data in sources.items():
         for name in (recipe.name for recipe in registry.recipes()):
             yield f"{name} on {source}", name, {**TINY, **data}

@@ -78,13 +78,13 @@ def test_check_of_what_has_no_official_checksum(run):
     assert "complete" in result.output
 
 
-def test_check_counts_many_files_in_one_line(run, tmp_path):
+def test_check_counts_the_images_of_own_folders(run, tmp_path):
     for label in ("[a]", "b"):
         (tmp_path / "mine" / label).mkdir(parents=True)
         for number in range(12):
             Image.new("RGB", (8, 8)).save(tmp_path / "mine" / label / f"{number}.png")
     output = run("check", "folder:mine").output
-    assert "24 files, no official checksums are known" in output
+    assert "20 training images: 20 labelled in 2 classes" in output
     assert "[a]" in output
 
 

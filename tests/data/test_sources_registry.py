@@ -16,7 +16,7 @@ from proxyfl.data.sources.base import channel_statistics, hold_out
 def test_the_names():
     assert list(SOURCES) == [
         *("digits", "cifar10", "cifar100", "svhn", "cinic10"),
-        *("fashion-mnist", "mnist", "idx", "folder", "npz"),
+        *("fashion-mnist", "mnist", "idx", "folder", "npz", "table"),
     ]
     assert all(source.name == name for name, source in SOURCES.items())
 

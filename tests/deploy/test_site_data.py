@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.deploy import site_data, site_forms
+from proxyfl.data.reader import arrays as npz_files
+from proxyfl.data.reader import known, tables
+from proxyfl.deploy import site_data
 from proxyfl.deploy.site_data import client_arrays, held_out, open_site, open_test, write_npz
 from toybox import make_simulation
 
@@ -114,7 +116,7 @@ def test_an_empty_folder_and_a_missing_one_are_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_pixels_for_the_machine_are_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_forms, "memory_limit", lambda: 100)
+    monkeypatch.setattr(known, "memory_limit", lambda: 100)
     assert "too much for this machine" in refusal(folders)
 
 
@@ -169,7 +171,7 @@ def test_a_table_may_begin_with_a_byte_order_mark(tabled: Path) -> None:
 
 
 def test_a_table_of_no_sensible_size_is_refused(tabled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_forms, "MAX_CSV", 10)
+    monkeypatch.setattr(tables, "MAX_CSV", 10)
     assert "is larger than 10 bytes" in refusal(tabled)
 
 
@@ -185,7 +187,7 @@ def test_links_below_a_table_go_nowhere_else(tabled: Path) -> None:
 def test_a_name_in_a_table_never_leads_out(name: str) -> None:
     root = Path("/data/site")
     try:
-        safe = site_forms._safe_relative(name, "table, line 2")
+        safe = tables.safe_relative(name, "table, line 2")
     except DataError:
         return
     assert Path(os.path.normpath(root / safe)).is_relative_to(root)
@@ -230,7 +232,7 @@ GREY = np.zeros((3, 8, 8), np.uint8)
     [
         ({"images": GREY, "labels": np.array([0, 1, 3])}, "image 2 has class 3; use 0 to 2, or -1 for none"),
         ({"images": GREY, "labels": np.array([0, -2, 1])}, "image 1 has class -2"),
-        ({"images": GREY, "labels": np.array([0, 1])}, "3 images but 2 labels"),
+        ({"images": GREY, "labels": np.array([0, 1])}, "3 images in images but 2 labels"),
         ({"images": GREY, "labels": np.array([0.0, 1, 2])}, "labels is float64, expected whole numbers"),
         (
             {"images": GREY, "labels": np.array([2**64 - 1, 0, 0], np.uint64)},
@@ -259,7 +261,7 @@ def test_an_npz_file_that_lies_about_its_size_is_refused(
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("images.npy", head.getvalue())
     assert "does not hold what its header promises" in refusal(tmp_path / "d.npz")
-    monkeypatch.setattr(site_forms, "memory_limit", lambda: 100)
+    monkeypatch.setattr(npz_files, "memory_limit", lambda: 100)
     assert "too much for this machine" in refusal(arrays(tmp_path / "e.npz", images=GREY))
     (tmp_path / "f.npz").write_bytes(b"no archive")
     assert "cannot be read" in refusal(tmp_path / "f.npz")
@@ -320,6 +322,25 @@ def test_every_class_keeps_an_image_and_none_is_in_both_parts(labels: torch.Tens
     assert int(held.sum()) <= max(1, wanted + 0.5)
 
 
+def test_a_test_folder_of_its_own_is_kept_back_instead_of_a_share(folders: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for number in range(4):
+            picture(tmp_path / "split" / split / "cat" / f"{number}.png", 10 if split == "train" else 20)
+    picture(tmp_path / "split" / "test" / "unlabelled" / "x.png", 30)
+    picture(tmp_path / "split" / "unlabelled" / "y.png", 40)
+    found = opened(tmp_path / "split", holdout=0.5)
+    assert (levels(found, found.labelled), levels(found, found.held)) == ([10] * 4, [20] * 4)
+    assert levels(found, found.unlabelled) == [40]
+    (tmp_path / "split" / "test" / "unlabelled" / "x.png").unlink()
+    assert len(open_test(tmp_path / "split", CLASSES, 1, 8)) == 4
+
+
+def test_a_site_is_one_client(tmp_path: Path) -> None:
+    picture(tmp_path / "client=north" / "cat" / "a.png")
+    assert "holds the images of 1 clients; a site is one client" in refusal(tmp_path)
+    assert len(opened(tmp_path / "client=north").data) == 1
+
+
 def test_held_out_images_are_not_trained_on(folders: Path) -> None:
     for number in range(8):
         picture(folders / "cat" / f"{number}.png", 100 + number)
@@ -337,7 +358,7 @@ def test_decoded_images_are_kept_until_a_file_changes(
 ) -> None:
     first = opened(folders, cache=tmp_path / "cache")
     with monkeypatch.context() as patched:
-        patched.setattr(site_forms, "decode_all", None)
+        patched.setattr(known, "decode_all", None)
         again = opened(folders, cache=tmp_path / "cache")
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.labels, again.labels)

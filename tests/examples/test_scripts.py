@@ -40,6 +40,16 @@ def test_own_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (tmp_path / "scans" / "config.toml").is_file()
 
 
+def test_medmnist_like(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("medmnist_like")(tmp_path, rounds=1, workers=0)
+    assert "12 clients, images of 8 pixels, chosen from the data" in capsys.readouterr().out
+
+
+def test_natural_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("natural_clients")(tmp_path, rounds=1, workers=0)
+    assert "north trains on " in capsys.readouterr().out
+
+
 def test_each_example_is_short_and_says_how_it_is_run() -> None:
     for file in EXAMPLES.glob("*.py"):
         lines = file.read_text(encoding="utf-8").splitlines()

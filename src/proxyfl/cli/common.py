@@ -200,15 +200,23 @@ def _close_runs(place: Path) -> list[Path]:
 
 
 def load_settings(
-    preset: str, method: str | None, flags: Mapping[str, Any], assignments: Sequence[str] | None
+    preset: str,
+    method: str | None,
+    flags: Mapping[str, Any],
+    assignments: Sequence[str] | None,
+    root: Path | None = None,
 ) -> Config:
-    """The config that a preset or TOML file, flags and ``--set`` ask for together."""
+    """The config that a preset, own data or a TOML file, flags and ``--set`` ask for together."""
+    from proxyfl.runs import own
     from proxyfl.runs.experiment import load_config
 
     asked = overrides(method, flags, assignments or ())
     if preset.endswith(".toml"):
         _note_other_method(Path(preset), method)
-    return load_config(preset, asked, method)
+    config = load_config(preset, asked, method, root)
+    if config.preset == own.PRESET and not preset.endswith(".toml"):
+        typer.echo(f"note: {own.told(config)}", err=True)
+    return config
 
 
 def overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequence[str]) -> Tree:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proxyfl.cli.own_data import draw_sheet, explain, require_png
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -84,21 +86,37 @@ def _row(source: Source, root: Path) -> tuple[str, str, str, str]:
 
 
 @app.command()
-def check(name: Name, root: Root = None) -> None:
+def check(
+    name: Name,
+    root: Root = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="For your own data: a PNG file with samples of each class."),
+    ] = None,
+    keys: Annotated[
+        str, typer.Option(help="Names of arrays or columns, as in images=pixels,labels=diagnosis.")
+    ] = "",
+) -> None:
     """Compare files with their checksums, read everything, count the classes.
+
+    Your own data (folder:PATH, npz:FILE, table:FILE) is explained instead: classes, what is unlabelled,
+    sizes, clients, what is wrong with it, and how to go on.
 
     official: the authors publish this checksum. customary: they publish none, this is the one in general use.
     recorded: as it was when downloaded. unknown: no checksum is known. differs: not the original file.
     Exit code 1 where a file differs.
 
-    Example: proxyfl data check cifar10
+    Examples: proxyfl data check cifar10, proxyfl data check folder:clinic -o clinic.png
     """
     from proxyfl.data.files import data_root
-    from proxyfl.data.sources import find, load
+    from proxyfl.data.sources import find, is_own, load
 
     folder = data_root(root)
     source = find(name)
     console = _console()
+    if is_own(name):
+        explain(name, folder, keys, output, console)
+        return
     console.print(source.title)
     differing = _check_files(source, folder, console)
     _describe(load(name, folder), console)
@@ -140,7 +158,8 @@ def _describe(dataset: Dataset, console: Console) -> None:
     console.print(f"{len(dataset.train):,} training and {len(dataset.test):,} test images, {size}")
     console.print(f"[yellow]partial: {dataset.partial}[/]" if dataset.partial else "complete")
     splits = (dataset.train, dataset.test)
-    train, test = (torch.bincount(split.labels, minlength=len(dataset.classes)) for split in splits)
+    known = [split.labels[split.labels >= 0] for split in splits]
+    train, test = (torch.bincount(labels, minlength=len(dataset.classes)) for labels in known)
     if len(dataset.classes) > MANY_CLASSES:
         low, high = int(train.min()), int(train.max())
         console.print(f"{len(dataset.classes)} classes with {low:,} to {high:,} training images each")
@@ -186,17 +205,7 @@ def preview(
 
     Example: proxyfl data preview cifar10 -o cifar10.png
     """
-    from proxyfl.core.errors import ConfigError, DataError
-    from proxyfl.core.rng import SERVER, rng
-    from proxyfl.data.preview import contact_sheet
     from proxyfl.data.sources import load
 
-    if output.suffix.lower() != ".png":
-        raise ConfigError(f"--output {output} must end in .png")
-    dataset = load(name, root, image_size=image_size)
-    sheet = contact_sheet(dataset, rng(seed, 0, SERVER, "preview"), count=count)
-    try:
-        sheet.save(output)
-    except OSError as error:
-        raise DataError(f"{output} cannot be written ({error.strerror or error})") from None
-    _console().print(f"{output}: {sheet.width}×{sheet.height} pixels", markup=False)
+    require_png(output)
+    draw_sheet(load(name, root, image_size=image_size), output, _console(), count=count, seed=seed)

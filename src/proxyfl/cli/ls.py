@@ -12,7 +12,7 @@ import typer
 from proxyfl.cli.common import RunName, command, examples, find_run, is_run, out, plain_table, runs_folder
 from proxyfl.cli.present import curve, measures_line, settings_tree, summary_table
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.text import percent
+from proxyfl.core.text import percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LS_EXAMPLES = examples("proxyfl ls", "proxyfl ls results/runs --json")
 SHOW_EXAMPLES = examples("proxyfl show runs/digits-proxyfl-seed1-4b2c91", "proxyfl show try-1 --rounds 20")
 COLOURS = {"finished": "green", "running": "cyan", "stopped": "yellow"}
+MOST_CLIENTS = 50
+"""Clients listed by name."""
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
@@ -157,6 +159,7 @@ def show(
         console.print(_last_traffic(lines[-1]))
         _print_failures(lines, console)
         _print_privacy(lines[-1], console)
+    _print_clients(found, console)
     if found.directory.is_locked():
         console.print(f"\nrunning: {len(lines)} of {total} rounds done")
     elif not found.finished:
@@ -173,6 +176,24 @@ def _everything(run: Run) -> dict[str, Any]:
     lines = run.metrics
     summary = dataclasses.asdict(run.summary) if measured(lines) else None
     return {**_record(run), "config": run.config.to_tree(), "summary": summary, "metrics": lines}
+
+
+def _print_clients(run: Run, console: Console) -> None:
+    """The clients of a natural federation by name, with what each holds."""
+    names = run.directory.hints().get("clients")
+    held = run.partition if isinstance(names, list) else None
+    if held is None or not isinstance(names, list) or len(names) != held.clients:
+        return
+    from rich.markup import escape
+
+    table = plain_table("client", "labelled", "unlabelled", right=("labelled", "unlabelled"))
+    for place, name in enumerate(names[:MOST_CLIENTS]):
+        counts = (int(part.sizes[place]) for part in (held.labelled, held.unlabelled))
+        table.add_row(escape(printable(str(name))), *(f"{count:,}" for count in counts))
+    console.print()
+    console.print(table)
+    if len(names) > MOST_CLIENTS:
+        console.print(f"and {len(names) - MOST_CLIENTS:,} more clients")
 
 
 def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:

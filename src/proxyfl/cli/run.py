@@ -35,6 +35,7 @@ EXAMPLES = examples(
     "proxyfl run digits --method fedavg --rounds 20 --seed 3",
     "proxyfl run cifar10 --data-root ~/data --label-ratio 0.2 --alpha 0.5 --device cuda",
     "proxyfl run cifar10 --method fixmatch-gpl --set method.tau=0.9 --set train.lr=0.05",
+    "proxyfl run folder:clinic --rounds 50",
     "proxyfl run mine.toml --name try-1 --resume",
 )
 PROTOCOL, MACHINE = "Protocol", "Machine and place"
@@ -42,7 +43,12 @@ PROTOCOL, MACHINE = "Protocol", "Machine and place"
 
 def run(
     preset: Annotated[
-        str, typer.Argument(metavar="[PRESET|FILE.toml]", help="A name from `proxyfl config ls`, or a file.")
+        str,
+        typer.Argument(
+            metavar="[PRESET|folder:PATH|FILE.toml]",
+            help="A name from `proxyfl config ls`, your own data as folder:PATH, npz:FILE or table:FILE, or "
+            "a file of settings.",
+        ),
     ] = "digits",
     method: Method = None,
     set_: Settings = None,
@@ -59,7 +65,10 @@ def run(
         typer.Option(help="Share of the images that keep their label.", rich_help_panel=PROTOCOL),
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="Dirichlet concentration; small is uneven.", rich_help_panel=PROTOCOL)
+        float | None,
+        typer.Option(
+            help="Dirichlet concentration; small is uneven, but 0 means even (IID).", rich_help_panel=PROTOCOL
+        ),
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Registered clients.", rich_help_panel=PROTOCOL)] = None,
     per_round: Annotated[
@@ -132,7 +141,7 @@ def run(
         "dtype": dtype,
         "fidelity": fidelity,
     }
-    config = load_settings(preset, method, flags, set_)
+    config = load_settings(preset, method, flags, set_, data_root)
 
     from proxyfl.runs.experiment import Experiment
     from proxyfl.runs.settings import default_name

@@ -59,7 +59,7 @@ def setting(
 class DataSettings:
     """Which images."""
 
-    name: str = setting("digits", "data source, or folder:PATH, npz:FILE, idx:PATH for your own")
+    name: str = setting("digits", "data source, or folder:PATH, npz:FILE, table:FILE, idx:PATH for your own")
     image_size: int = setting(0, "side in pixels after resizing; 0 keeps the native size", low=0, high=1024)
     subset: float = setting(1.0, "training images kept: a share up to 1, or a count above 1", low=0)
     flip: str = setting(
@@ -82,6 +82,12 @@ class DataSettings:
         choices=("own", "release"),
         code="release",
     )
+    keys: str = setting(
+        "",
+        "names of arrays (npz:) or columns (table:) that are called otherwise, as in "
+        "images=pixels,labels=diagnosis or file=path,label=diagnosis",
+        later=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,9 @@ class LabelSettings:
     per_class: int = setting(0, "labelled images per class; 0 derives it from ratio and rule", low=0)
     rule: str = setting(
         "release",
-        "release: the released per-class counts; share: exactly ratio of the images",
-        choices=("release", "share"),
+        "release: the released per-class counts; share: ratio of all images, the same number of each class; "
+        "stratified: ratio of every class, at least one each (the default for your own data)",
+        choices=("release", "share", "stratified"),
         paper="share",
     )
     ten_percent: int = setting(0, "the released per-class count at ratio 0.1; 0 where there is none", low=0)
@@ -104,9 +111,20 @@ class LabelSettings:
 class PartitionSettings:
     """Who holds what."""
 
-    scheme: str = setting("paired", "paired (the released scheme), dirichlet, iid, shards", paper="dirichlet")
+    scheme: str = setting(
+        "paired",
+        "paired (the released scheme), dirichlet, iid, shards, quantity (uneven sizes), natural (the clients "
+        "that your data names)",
+        paper="dirichlet",
+    )
     alpha: float = setting(
         0.1, "Dirichlet concentration; smaller is more heterogeneous, but 0 means IID", low=0
+    )
+    alpha_labelled: float = setting(
+        0.0, "alpha of the labelled images, where it is another; 0: alpha", low=0, later=True
+    )
+    alpha_unlabelled: float = setting(
+        0.0, "alpha of the unlabelled images, where it is another; 0: alpha", low=0, later=True
     )
     clients: int = setting(20, "registered clients (K)", low=1, high=10_000_000)
     seed: int = setting(0, "seed of the partition", low=0)

@@ -50,6 +50,12 @@ class Dataset:
     flip: bool
     full_size: int
     partial: str = ""
+    validation: Split | None = None
+    """Images that people have set apart for choosing."""
+    holders: Tensor | None = None
+    """The number of the client that each training image belongs to, where the data says so."""
+    clients: tuple[str, ...] = ()
+    """The names of these clients."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.train):,} to train, {len(self.test):,} to test"
@@ -112,7 +118,8 @@ class Dataset:
             raise ConfigError(
                 f"data.image_size = {size} needs {in_words(needed)} of memory; set a smaller one"
             )
-        return replace(self, train=resize(self.train, size), test=resize(self.test, size))
+        chosen = None if self.validation is None else resize(self.validation, size)
+        return replace(self, train=resize(self.train, size), test=resize(self.test, size), validation=chosen)
 
     def subset(self, count: int, generator: torch.Generator) -> Dataset:
         """``count`` training images drawn without replacement, kept in their order; the test split stays."""
@@ -121,7 +128,8 @@ class Dataset:
         if count == len(self.train):
             return self
         chosen = torch.randperm(len(self.train), generator=generator)[:count].sort().values
-        return replace(self, train=self.train.take(chosen))
+        holders = None if self.holders is None else self.holders[chosen]
+        return replace(self, train=self.train.take(chosen), holders=holders)
 
 
 def resize(split: Split, size: int, chunk: int = 4096) -> Split:

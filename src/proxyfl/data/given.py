@@ -16,7 +16,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import in_words, memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
-from proxyfl.data.sources.npz import channels_first, check_images, read_headers
+from proxyfl.data.reader.arrays import channels_first, check_images, read_headers
 
 KEYS = ("images", "test_images", "x_test")
 """Arrays of an npz file that are looked for, in this order."""
@@ -82,7 +82,7 @@ def _npz(file: Path, channels: int, size: int) -> Given:
         if key is None:
             raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected {KEYS[0]}")
         shape, dtype = headers[key]
-        check_images(key, shape, dtype)
+        check_images(file, key, shape, dtype)
         bytes_ = int(np.prod(shape, dtype=object))
         if bytes_ > memory_limit():
             raise ValueError(f"it holds {in_words(bytes_)}, too much for this machine's memory")

@@ -72,6 +72,18 @@ def list_folder(folder: Path, within: Path) -> tuple[list[Path], list[Path], int
     return sorted(folders, key=lambda path: path.name), sorted(files, key=lambda path: path.name), others
 
 
+def every_image(folder: Path, root: Path) -> tuple[list[Path], int]:
+    """Every image below a folder, sorted; linked folders are refused, since they may turn in circles."""
+    folders, images, ignored = list_folder(folder, root)
+    for inner in folders:
+        if inner.is_symlink():
+            raise DataError(f"{inner} is a linked folder; copy its images there instead")
+        deeper, others = every_image(inner, root)
+        images += deeper
+        ignored += others
+    return images, ignored
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     try:
@@ -86,6 +98,15 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except FAULTS as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{path} cannot be read as an image ({reason}); replace it or take it away") from None
+
+
+def side_of(file: Path) -> int:
+    """The shorter side of an image in pixels, from its header; 0 where it cannot be read."""
+    try:
+        with _opened(file) as image:
+            return min(image.size)
+    except DataError:
+        return 0
 
 
 @dataclass
@@ -115,13 +136,17 @@ class Survey:
         if len(self.faults) == 1:
             raise DataError(*self.faults.values())
         if self.faults:
-            names = ", ".join(str(file)[-LONGEST_NAME:] for file in list(self.faults)[:MOST_NAMED])
-            more = len(self.faults) - MOST_NAMED
-            rest = f" and {more:,} more" if more > 0 else ""
             raise DataError(
                 f"{len(self.faults):,} of {len(self.files):,} images are damaged; replace them or take them "
-                f"away: {names}{rest}. The first: {next(iter(self.faults.values()))[:300]}"
+                f"away: {self.named}. The first: {next(iter(self.faults.values()))[:300]}"
             )
+
+    @property
+    def named(self) -> str:
+        """The damaged images in one list, up to a bound."""
+        names = ", ".join(str(file)[-LONGEST_NAME:] for file in list(self.faults)[:MOST_NAMED])
+        more = len(self.faults) - MOST_NAMED
+        return names + (f" and {more:,} more" if more > 0 else "")
 
 
 def survey(files: Sequence[Path]) -> Survey:
@@ -133,8 +158,12 @@ def survey(files: Sequence[Path]) -> Survey:
     return found
 
 
-def decode_all(found: Survey, channels: int, size: int, title: str) -> tuple[np.ndarray[Any, Any], str]:
+def decode_all(
+    found: Survey, channels: int, size: int, title: str, *, strict: bool = True
+) -> tuple[np.ndarray[Any, Any], str]:
     """The images of a survey as uint8 (N, channels, size, size), and a line about those of 16 bits, if any.
+
+    Damaged images are refused; unless ``strict``, they are black, and named in the survey's ``faults``.
 
     Sixteen-bit files often hold fewer bits: how many, their largest grey level says. It is that of all of
     them, so that grey levels stay comparable.
@@ -145,14 +174,15 @@ def decode_all(found: Survey, channels: int, size: int, title: str) -> tuple[np.
         with found.trying(file), _opened(file) as image:
             highest = max(highest, int(_levels(image).max()))
     bits = next(bits for bits in BITS if highest < 1 << bits)
-    images = np.empty((len(found.files), channels, size, size), np.uint8)
+    images = np.zeros((len(found.files), channels, size, size), np.uint8)
     with progress(title, len(found.files)) as advance:
         for place, file in enumerate(found.files):
             if file not in found.faults:
                 with found.trying(file):
                     images[place] = decode(file, channels, size, bits)
             advance(1)
-    found.require_sound()
+    if strict:
+        found.require_sound()
     note = f"{len(deep):,} 16-bit images with grey levels up to {highest:,} are read as {bits} bits"
     return images, note if deep else ""
 

@@ -50,6 +50,17 @@ def split_labels(labels: Any, per_class: int | Sequence[int], seed: int) -> tupl
     return labelled, unlabelled
 
 
+def stratified(labels: Any, ratio: float, classes: int) -> list[int]:
+    """How many images of each class keep their label: that share of those whose class is known, at least one.
+
+    >>> stratified([0] * 50 + [1] * 10 + [2] + [-1] * 99, 0.1, 3)
+    [5, 1, 1]
+    """
+    given = label_array(labels, unknown=True)
+    counts = np.bincount(given[given >= 0], minlength=classes).tolist()
+    return [min(count, max(1, round(ratio * count))) for count in counts]
+
+
 def label_array(labels: Any, *, unknown: bool = False) -> Indices:
     """Labels of any kind (list, array, tensor) as a flat int64 array of classes from 0; ``unknown`` admits -1
     for images whose class nobody knows.

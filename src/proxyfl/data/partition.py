@@ -148,14 +148,18 @@ def make_partition(
     per_class: int | Sequence[int],
     scheme: str = "paired",
     alpha: float = 0.1,
+    alpha_labelled: float = 0.0,
+    alpha_unlabelled: float = 0.0,
     split_seed: int = 7,
     partition_seed: int = 0,
 ) -> Partition:
     """Give ``per_class`` images of each class their labels and deal everything to ``clients``.
 
-    ``data`` is a data set or the labels of its training images. ``alpha`` sets how uneven ``paired`` and
-    ``dirichlet`` are; 0 means even, as in ``iid``. Images whose class nobody knows (label -1) stay unlabelled
-    and are dealt evenly, in an order that ``partition_seed`` draws.
+    ``data`` is a data set or the labels of its training images. ``alpha`` sets how uneven ``paired``,
+    ``dirichlet`` and ``quantity`` are; 0 means even, as in ``iid``. ``alpha_labelled`` and
+    ``alpha_unlabelled`` stand for it where they are not 0. Images whose class nobody knows (label -1) stay
+    unlabelled and are dealt evenly, in an order that ``partition_seed`` draws. ``natural`` gives every
+    image to the client that the data set names.
 
     >>> import proxyfl
     >>> split = proxyfl.partition([0, 1] * 50, clients=4, per_class=10, scheme="iid")
@@ -163,12 +167,13 @@ def make_partition(
     ([4, 6, 4, 6], [20, 20, 20, 20])
     """
     labels = data.train.labels if isinstance(data, Dataset) else data
-    if scheme not in SCHEMES:
-        raise ConfigError(f"unknown partition scheme '{scheme}'; {nearest(scheme, SCHEMES)}")
+    require_scheme(scheme)
     if clients < 1:
         raise ConfigError(f"clients = {clients} is too few; use 1 or more")
-    if not (alpha >= 0 and math.isfinite(alpha)):
-        raise ConfigError(f"alpha = {alpha} is out of range; use 0 (even) or a positive number")
+    alphas = (alpha_labelled or alpha, alpha_unlabelled or alpha)
+    for value in (alpha, *alphas):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ConfigError(f"alpha = {value} is out of range; use 0 (even) or a positive number")
     legacy_generator(partition_seed, "partition_seed")
     given = label_array(labels, unknown=True)
     known, unknown = np.flatnonzero(given >= 0), np.flatnonzero(given < 0)
@@ -176,7 +181,12 @@ def make_partition(
         Pairs(known[part.index], part.label, part.classes)
         for part in split_labels(given[known], per_class, split_seed)
     ]
-    labelled, unlabelled = SCHEMES[scheme](parts, clients, alpha, partition_seed)
+    if scheme == NATURAL:
+        whose = _holders(data, clients)
+        everything = np.concatenate([parts[1].index, unknown])
+        labelled = _deal(parts[0].index, whose[parts[0].index], clients)
+        return Partition(labelled, _deal(everything, whose[everything], clients))
+    labelled, unlabelled = SCHEMES[scheme](parts, clients, alphas, partition_seed)
     if len(unknown):
         order = np.random.RandomState(partition_seed).permutation(unknown)
         owner = np.arange(len(order)) * clients // len(order)
@@ -185,39 +195,78 @@ def make_partition(
     return Partition(labelled, unlabelled)
 
 
-Scheme = Callable[[Sequence[Pairs], int, float, int], list[Ragged]]
-"""(labelled and unlabelled list, clients, alpha, seed) → the lists of the clients, one ``Ragged`` each."""
+def require_scheme(name: str) -> None:
+    known = (*SCHEMES, NATURAL)
+    if name not in known:
+        raise ConfigError(f"unknown partition scheme '{name}'; {nearest(name, known)}")
 
 
-def paired(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> list[Ragged]:
+def _holders(data: Any, clients: int) -> Indices:
+    """The client of each training image, as the data set names it."""
+    if not isinstance(data, Dataset) or data.holders is None:
+        raise ConfigError(
+            "partition.scheme = 'natural' needs data that names its clients: folders client=NAME, a column "
+            "'client', or an array 'clients'"
+        )
+    if len(data.clients) != clients:
+        raise ConfigError(
+            f"'{data.name}' names {len(data.clients)} clients, but partition.clients = {clients}; set it to "
+            f"{len(data.clients)}, or choose another partition.scheme"
+        )
+    return np.asarray(data.holders.numpy(), np.int64)
+
+
+Scheme = Callable[[Sequence[Pairs], int, Sequence[float], int], list[Ragged]]
+"""(labelled and unlabelled list, clients, the alpha of each, seed) → the lists of the clients, one ``Ragged``
+each.
+"""
+
+
+def paired(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed: int) -> list[Ragged]:
     """Two clients share a random group of images, class by class at Dirichlet(alpha, alpha).
 
     The lists are laid end to end and cut again, so that all clients have equal sizes up to one.
     """
-    if alpha == 0:
-        return iid(parts, clients, alpha, seed)
-    return [_paired(pairs, clients, alpha, np.random.RandomState(seed)) for pairs in parts]
+    return [
+        _paired(pairs, clients, alpha, np.random.RandomState(seed)) if alpha else _evenly(pairs, clients)
+        for pairs, alpha in zip(parts, alphas, strict=True)
+    ]
 
 
-def dirichlet(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> list[Ragged]:
+def dirichlet(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed: int) -> list[Ragged]:
     """Each class is dealt at its own Dirichlet(alpha) shares over all clients; some may go empty-handed."""
-    if alpha == 0:
-        return iid(parts, clients, alpha, seed)
     generator = np.random.RandomState(seed)
-    return [_dirichlet(pairs, clients, alpha, generator) for pairs in parts]
+    return [
+        _dirichlet(pairs, clients, alpha, generator) if alpha else _evenly(pairs, clients)
+        for pairs, alpha in zip(parts, alphas, strict=True)
+    ]
 
 
-def iid(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> list[Ragged]:
-    """Client j holds [⌊j n/K⌋, ⌊(j+1) n/K⌋) of every class: equal up to one image per class."""
+def quantity(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed: int) -> list[Ragged]:
+    """Clients differ in size, at Dirichlet(alpha) shares of all images, and not in classes but by chance.
+
+    Both lists use the same shares where their alphas are the same.
+    """
     dealt = []
-    for pairs in parts:
-        counts = np.bincount(pairs.label, minlength=pairs.classes)
-        owner = ((_rank_in_class(pairs) + 1) * clients - 1) // counts[pairs.label]
-        dealt.append(_deal(pairs.index, owner, clients))
+    for pairs, alpha in zip(parts, alphas, strict=True):
+        if alpha == 0:
+            dealt.append(_evenly(pairs, clients))
+            continue
+        generator = np.random.RandomState(seed)
+        ends = np.cumsum(_shares(clients, alpha, generator))
+        order = generator.permutation(len(pairs))
+        cuts = (ends[:-1] * len(pairs)).astype(np.int64)
+        owner = np.searchsorted(cuts, np.arange(len(pairs)), side="right").astype(np.int64)
+        dealt.append(_deal(pairs.index[order], owner, clients))
     return dealt
 
 
-def shards(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> list[Ragged]:
+def iid(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed: int) -> list[Ragged]:
+    """Client j holds [⌊j n/K⌋, ⌊(j+1) n/K⌋) of every class: equal up to one image per class."""
+    return [_evenly(pairs, clients) for pairs in parts]
+
+
+def shards(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed: int) -> list[Ragged]:
     """The images sorted by class are cut into two shards per client, which are drawn without replacement.
 
     Both lists use the same draw, so a client's labelled and unlabelled images are of the same few classes.
@@ -232,7 +281,21 @@ def shards(parts: Sequence[Pairs], clients: int, alpha: float, seed: int) -> lis
     return dealt
 
 
-SCHEMES: dict[str, Scheme] = {"paired": paired, "dirichlet": dirichlet, "iid": iid, "shards": shards}
+SCHEMES: dict[str, Scheme] = {
+    "paired": paired,
+    "dirichlet": dirichlet,
+    "iid": iid,
+    "shards": shards,
+    "quantity": quantity,
+}
+NATURAL = "natural"
+"""The scheme that leaves every image with the client that the data names."""
+
+
+def _evenly(pairs: Pairs, clients: int) -> Ragged:
+    counts = np.bincount(pairs.label, minlength=pairs.classes)
+    owner = ((_rank_in_class(pairs) + 1) * clients - 1) // counts[pairs.label]
+    return _deal(pairs.index, owner, clients)
 
 
 def _paired(pairs: Pairs, clients: int, alpha: float, generator: np.random.RandomState) -> Ragged:

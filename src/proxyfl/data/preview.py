@@ -20,10 +20,11 @@ INK, MUTED, PAPER = (32, 33, 36), (110, 114, 120), (255, 255, 255)
 
 
 def choose(labels: Tensor, classes: int, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` samples, from as many classes as possible, ordered by class."""
+    """``count`` labelled samples, from as many classes as possible, ordered by class."""
     order = torch.randperm(len(labels), generator=generator)
+    order = order[labels[order] >= 0]
     shuffled = labels[order]
-    places = torch.empty(len(labels), dtype=torch.int64)
+    places = torch.empty(len(order), dtype=torch.int64)
     for label in range(classes):
         members = (shuffled == label).nonzero().flatten()
         places[members] = torch.arange(len(members))

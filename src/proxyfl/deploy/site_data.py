@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 from collections.abc import Sequence
@@ -12,24 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.core.files import write_tensors
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.data.dataset import Split
+from proxyfl.data.reader.known import Form, Known, read_known
+from proxyfl.data.reader.listing import NO_LABEL
 from proxyfl.data.stream import ClientData
-from proxyfl.deploy.site_forms import (
-    LABELS_FILE,
-    NO_LABEL,
-    find_form,
-    list_by_csv,
-    list_class_folders,
-    read_npz,
-)
 
-CACHE_FORMAT = 2
 log = logging.getLogger(__name__)
 
 
@@ -111,27 +100,32 @@ def open_site(
 ) -> SiteData:
     """Read a site's data: class folders, a CSV of labels beside images, or an npz file.
 
-    ``holdout`` is the share of labelled images kept back, drawn by class, the same for the same ``seed``.
+    ``holdout`` is the share of labelled images kept back, drawn by class, the same for the same ``seed``;
+    where the data has a test or validation split of its own, that is kept back instead.
     ``cache`` is a folder for the decoded images: the next process then reads them in a moment.
     """
     if not 0 <= holdout < 1:
         raise ConfigError(f"holdout = {holdout} must be a share from 0 to below 1")
-    place = Path(path).expanduser()
-    split, form, ignored, depth = _read(place, tuple(classes), channels, image_size, cache)
-    if not len(split):
-        raise DataError(f"there are no images in {place}")
-    held = held_out(split.labels, len(classes), holdout, seed)
-    labelled = (split.labels != NO_LABEL) & ~held
+    found = read_known(Path(path).expanduser(), Form(tuple(classes), channels, image_size), cache)
+    set_apart = found.of("val", "test")
+    labels = found.data.labels
+    if bool((set_apart & (labels == NO_LABEL)).any()):
+        found = found.take(~(set_apart & (labels == NO_LABEL)))
+        set_apart, labels = found.of("val", "test"), found.data.labels
+    if not len(found.data):
+        raise DataError(f"there are no images in {path}")
+    trained = torch.where(set_apart, NO_LABEL, labels)
+    held = set_apart | held_out(trained, len(classes), 0.0 if set_apart.any() else holdout, seed)
     return SiteData(
         tuple(classes),
-        split.images,
-        split.labels,
-        labelled.nonzero()[:, 0],
-        (split.labels == NO_LABEL).nonzero()[:, 0],
+        found.data.images,
+        labels,
+        ((labels != NO_LABEL) & ~held).nonzero()[:, 0],
+        (labels == NO_LABEL).nonzero()[:, 0],
         held.nonzero()[:, 0],
-        form,
-        ignored,
-        depth,
+        found.form,
+        found.ignored,
+        found.depth,
     )
 
 
@@ -142,18 +136,22 @@ def open_test(
     number its classes in an order of its own.
     """
     place = Path(path).expanduser()
-    if by_name and find_form(place) == "npz":
-        split, depth = read_npz(place, classes, channels, image_size, by_name=True), ""
-    else:
-        split, _, _, depth = _read(place, tuple(classes), channels, image_size, None)
+    found = _tests(read_known(place, Form(tuple(classes), channels, image_size), by_name=by_name))
+    split = found.data
     without = int((split.labels == NO_LABEL).sum())
     if not len(split):
         raise DataError(f"there are no images in {place}")
     if without:
         raise DataError(f"{place}: {without:,} of {len(split):,} test images have no label; take them out")
-    if depth:
-        log.warning("%s: %s", place, depth)
+    if found.depth:
+        log.warning("%s: %s", place, found.depth)
     return split
+
+
+def _tests(found: Known) -> Known:
+    """The images of the test split, where there is one."""
+    tests = found.of("test")
+    return found.take(tests) if bool(tests.any()) and not bool(tests.all()) else found
 
 
 def write_npz(file: Path, images: Tensor, labels: Tensor, classes: Sequence[str]) -> None:
@@ -194,51 +192,3 @@ def _by_largest_remainder(counts: Sequence[int], share: float) -> list[int]:
         if sum(parts) < wanted and parts[place] + 1 < counts[place]:
             parts[place] += 1
     return parts
-
-
-def _read(
-    place: Path, classes: tuple[str, ...], channels: int, size: int, cache: Path | None
-) -> tuple[Split, str, int, str]:
-    """The images in reading order, the form they were found in, how many entries were passed over, and what
-    there is to tell about images of 16 bits.
-    """
-    form = find_form(place)
-    if form == "npz":
-        return read_npz(place, classes, channels, size), form, 0, ""
-    if form == "csv":
-        listing = list_by_csv(place / LABELS_FILE if place.is_dir() else place, classes)
-    else:
-        listing = list_class_folders(place, classes)
-    labels = torch.tensor(listing.labels, dtype=torch.int64)
-    kept = None if cache is None else _kept(cache, listing.files, channels, size)
-    if kept is not None and (found := _cached(kept, (len(labels), channels, size, size))) is not None:
-        return Split(found[0], labels), form, listing.ignored, found[1]
-    split, depth = listing.read(channels, size)
-    if kept is not None:
-        _write_cache(kept, split.images, depth)
-    return split, form, listing.ignored, depth
-
-
-def _kept(cache: Path, files: Sequence[Path], channels: int, size: int) -> Path:
-    """Where the decoded images of these very files belong."""
-    states = [(str(file), state.st_size, state.st_mtime_ns) for file in files for state in (file.stat(),)]
-    key = hashlib.sha256(json.dumps([CACHE_FORMAT, channels, size, states]).encode()).hexdigest()
-    return cache / f"images-{key[:32]}.safetensors"
-
-
-def _cached(file: Path, shape: tuple[int, ...]) -> tuple[Tensor, str] | None:
-    """The decoded images and what there was to tell about them, where they are there."""
-    try:
-        with safe_open(file, framework="pt") as content:
-            images, depth = content.get_tensor("images"), (content.metadata() or {}).get("depth", "")
-    except (OSError, SafetensorError):
-        return None
-    return (images, depth) if (images.dtype, *images.shape) == (torch.uint8, *shape) else None
-
-
-def _write_cache(file: Path, images: Tensor, depth: str) -> None:
-    """Keep the decoded images, and those of no earlier state of the data."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for old in file.parent.glob("images-*.safetensors"):
-        old.unlink(missing_ok=True)
-    write_tensors(file, {"images": images}, {"depth": depth})

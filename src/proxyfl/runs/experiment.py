@@ -12,7 +12,7 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.data import sources
 from proxyfl.federation.loop import Observer
-from proxyfl.runs import checkpoint, repair
+from proxyfl.runs import checkpoint, own, repair
 from proxyfl.runs.build import assemble
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.describe import require_names
@@ -23,14 +23,15 @@ from proxyfl.runs.loggers import checked, find_all
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, load_toml, resolve
-from proxyfl.runs.simulation import prepare
+from proxyfl.runs.simulation import prepare, remarks
 from proxyfl.runs.start import load_start, read_start, settle_start
 
 
 class Experiment:
     """What to train. ``Experiment("proxyfl", "digits", rounds=20, seed=3).run()`` gives a :class:`Run`.
 
-    ``preset`` is a data set's protocol (default: digits) or a TOML file. Further settings by short name
+    ``preset`` is a data set's protocol (default: digits), your own data (``folder:PATH``, ``npz:FILE``,
+    ``table:FILE``: settings are chosen from it) or a TOML file. Further settings by short name
     (``rounds``, ``alpha``, ``seed`` …) or in full with double underscores (``method__tau=0.9``).
 
     >>> import proxyfl
@@ -51,8 +52,10 @@ class Experiment:
     ) -> None:
         if config is not None and (method is not None or preset is not None or settings):
             raise ConfigError("give either a config or a method, a preset and settings, not both")
-        config = settle_start(config or load_config(preset or "digits", from_short(settings), method))
         self.data_root = Path(data_root) if data_root else None
+        if config is None:
+            config = load_config(preset or "digits", from_short(settings), method, self.data_root)
+        config = settle_start(config)
         name = sources.absolute(config.data.name, self.data_root)
         self.config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
 
@@ -89,6 +92,8 @@ class Experiment:
         if dataset.partial:
             labels = f"{federation.simulation.per_class} labels per class"
             print(f"note: {self.config.data.name}: {dataset.partial}; {labels}", file=sys.stderr)
+        for line in remarks(self.config, federation.simulation):
+            print(line, file=sys.stderr)
         federation.recording = Recording.create(run, federation, self.data_root)
         federation.run(watching, log=log, progress=progress)
         return Run(run.path)
@@ -158,13 +163,22 @@ def _restored(run: RunDirectory, saved: Checkpoint, root: Path | None, workers: 
     return assemble(config, simulation, start=read_start(run, config), workers=workers)
 
 
-def load_config(preset: str | Path, overrides: dict[str, Any], method: str | None = None) -> Config:
-    """A config from a preset's name or a TOML file, overrides, and a method's name."""
-    return settle_start(_load_config(preset, overrides, method))
+def load_config(
+    preset: str | Path, overrides: dict[str, Any], method: str | None = None, root: Path | None = None
+) -> Config:
+    """A config from a preset's name, a person's own data or a TOML file, overrides, and a method's name.
+
+    ``root`` is the data folder, below which own data may lie.
+    """
+    return settle_start(_load_config(preset, overrides, method, root))
 
 
-def _load_config(preset: str | Path, overrides: dict[str, Any], method: str | None) -> Config:
+def _load_config(
+    preset: str | Path, overrides: dict[str, Any], method: str | None, root: Path | None
+) -> Config:
     layers = [overrides, {"method": {"name": method}} if method else {}]
+    if isinstance(preset, str) and sources.is_own(preset):
+        return resolve(own.PRESET, own.chosen(preset, overrides, root), *layers)
     if isinstance(preset, Path) or str(preset).endswith(".toml"):
         table = load_toml(Path(preset))
         written, asked = table.get("fidelity"), overrides.get("fidelity")

@@ -19,6 +19,7 @@ from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import content_hash
 from proxyfl.core.trees import dotted
 from proxyfl.data.files import data_root
+from proxyfl.data.partition import NATURAL
 from proxyfl.federation.client import numerics
 from proxyfl.runs import checkpoint, repair
 from proxyfl.runs.checkpoint import Checkpoint
@@ -121,6 +122,8 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
         "data_partial": simulation.dataset.partial,
         "labels_per_class": simulation.per_class,
     }
+    if config.partition.scheme == NATURAL:
+        noted["clients"] = list(simulation.dataset.clients)
     write_bytes(run.environment, json.dumps(noted, indent=1).encode())
     write_bytes(run.config, to_toml(config, "proxyfl run config.toml").encode())
     write_tensors(run.partition, simulation.partition.to_tensors())

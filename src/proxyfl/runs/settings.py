@@ -23,7 +23,7 @@ from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSetting
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.core.trees import DEEPEST, Tree, dotted, merge, nested
 from proxyfl.data import sources
-from proxyfl.data.partition import SCHEMES
+from proxyfl.data.partition import require_scheme
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 
@@ -117,7 +117,10 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     if _other_data(base, tree):
         base["labels"] = {key: value for key, value in base["labels"].items() if key != "ten_percent"}
     _require_places(tree, suggested)
-    config = read_config({**merge(base, tree), "preset": preset}, fidelity)
+    merged = merge(base, tree)
+    if _is_own(merged) and "rule" not in _section(tree, "labels"):
+        merged = merge(merged, {"labels": {"rule": "stratified"}})
+    config = read_config({**merged, "preset": preset}, fidelity)
     method = config.method.name
     if not tree.get("method", {}).get("name"):
         method = suggested.get("name", method)
@@ -173,13 +176,22 @@ def _other_data(base: Tree, tree: Tree) -> bool:
     return "labels" in base and named is not None and named != base.get("data", {}).get("name")
 
 
+def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = tree.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_own(tree: Tree) -> bool:
+    """Whether the data is a person's own."""
+    name = _section(tree, "data").get("name")
+    return isinstance(name, str) and sources.is_own(name)
+
+
 def check(config: Config) -> None:
     """Settings that are well-formed but cannot be meant."""
     models.require(config.model.name)
     sources.find(config.data.name)
-    if config.partition.scheme not in SCHEMES:
-        scheme = config.partition.scheme
-        raise ConfigError(f"unknown partition scheme '{scheme}'; {nearest(scheme, SCHEMES)}")
+    require_scheme(config.partition.scheme)
     if not (config.labels.ratio or config.labels.per_class):
         raise ConfigError("labels.ratio = 0 leaves no image its label; give a share or labels.per_class")
     if config.data.subset == 0:

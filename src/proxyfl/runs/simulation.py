@@ -15,11 +15,17 @@ from proxyfl.core.rng import SERVER, rng
 from proxyfl.data import sources
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.holdings import Holdings
+from proxyfl.data.labels import stratified
 from proxyfl.data.partition import Partition, make_partition
 from proxyfl.data.release import release_views
 from proxyfl.data.stream import ViewSettings
 from proxyfl.data.validation import hold_out
 from proxyfl.federation.sampling import Population
+
+MOST_NAMED = 20
+"""Classes or clients named in a line."""
+MEANINGFUL = 2
+"""Training images of a class below which nothing can be learnt."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,13 @@ class Simulation:
 
     @property
     def validation(self) -> Split | None:
-        """The labelled images that nobody trains on, each once."""
+        """The labelled images that nobody trains on, each once: those kept back of the training images, or the
+        data set's own.
+        """
         held = self.partition.validation
-        return None if held is None else self.dataset.train.take(torch.from_numpy(np.unique(held.flat()[1])))
+        if held is None:
+            return self.dataset.validation
+        return self.dataset.train.take(torch.from_numpy(np.unique(held.flat()[1])))
 
     @property
     def holdings(self) -> Holdings:
@@ -80,17 +90,20 @@ def simulate(dataset: Dataset, partition: Partition) -> Simulation:
 
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
     """The data set at the size and with the images the settings ask for."""
-    dataset = sources.load(config.data.name, root, image_size=config.data.image_size or None)
+    size = config.data.image_size or None
+    dataset = sources.load(config.data.name, root, image_size=size, keys=config.data.keys)
     kept = config.data.subset
     count = round(kept * len(dataset.train)) if kept <= 1 else int(kept)
     return dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
 
 
-def labels_per_class(config: Config, dataset: Dataset) -> int:
+def labels_per_class(config: Config, dataset: Dataset) -> int | list[int]:
     """How many images of each class keep their label, scaled to the share of the data at hand."""
     labels, classes = config.labels, len(dataset.classes)
     if labels.per_class:
         return labels.per_class
+    if labels.rule == "stratified":
+        return stratified(dataset.train.labels, labels.ratio, classes)
     if labels.rule == "release" and labels.ten_percent:
         share = len(dataset.train) / dataset.full_size
         return max(1, round(labels.ten_percent * labels.ratio / 0.1 * share))
@@ -108,6 +121,8 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
             per_class=per_class,
             scheme=config.partition.scheme,
             alpha=config.partition.alpha,
+            alpha_labelled=config.partition.alpha_labelled,
+            alpha_unlabelled=config.partition.alpha_unlabelled,
             split_seed=config.labels.seed,
             partition_seed=config.partition.seed,
         )
@@ -116,7 +131,40 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
     if not partition.sizes.any():
         raise DataError(f"'{config.data.name}' has no training images to share out")
     train, test = _views(config, dataset)
-    return Simulation(dataset, partition, per_class, train, test)
+    return Simulation(dataset, partition, per_class if isinstance(per_class, int) else 0, train, test)
+
+
+def remarks(config: Config, simulation: Simulation) -> list[str]:
+    """Lines to read before the first round: what own data comes to, and why a run may mean nothing."""
+    dataset, partition = simulation.dataset, simulation.partition
+    labels = dataset.train.labels[torch.from_numpy(partition.labelled.values)]
+    counts = torch.bincount(labels, minlength=len(dataset.classes)).tolist()
+    lines = []
+    if config.labels.rule == "stratified":
+        shown = [f"{name} {count:,}" for name, count in zip(dataset.classes, counts, strict=True)]
+        more = f" and {len(shown) - MOST_NAMED:,} more classes" if len(shown) > MOST_NAMED else ""
+        unlabelled = f"{len(partition.unlabelled.values):,} images are unlabelled"
+        lines.append(f"note: labelled images: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}")
+    return lines + [f"warning: {line}" for line in doubts(dataset, partition)]
+
+
+def doubts(dataset: Dataset, partition: Partition) -> list[str]:
+    """Why a run on this data cannot mean much, a line each."""
+    lines = []
+    if len(dataset.classes) == 1:
+        lines.append(f"there is only one class, '{dataset.classes[0]}': every accuracy is 100 %")
+    count = len(dataset.train)
+    if count < partition.clients:
+        lines.append(f"{count:,} training images are fewer than {partition.clients:,} clients")
+    elif count < MEANINGFUL * len(dataset.classes):
+        lines.append(f"{count:,} training images of {len(dataset.classes)} classes are too few to learn from")
+    empty = (partition.sizes == 0).nonzero()[0].tolist()
+    if empty:
+        natural = len(dataset.clients) == partition.clients
+        names = [dataset.clients[place] if natural else str(place) for place in empty[:MOST_NAMED]]
+        more = f" and {len(empty) - MOST_NAMED:,} more" if len(empty) > MOST_NAMED else ""
+        lines.append(f"{len(empty):,} clients have no images: {', '.join(names)}{more}")
+    return lines
 
 
 def _views(config: Config, dataset: Dataset) -> tuple[ViewSettings, ViewSettings]:

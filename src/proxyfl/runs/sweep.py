@@ -97,7 +97,7 @@ def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job
         for foreign in others_only.get(method, ()):
             varied.pop(foreign, None)
         overrides = merge(grid.common, nested(varied), {"seed": seed})
-        config = load_config(data, overrides, method)
+        config = load_config(data, overrides, method, data_root)
         words = [method, data if len(grid.data) > 1 else ""]
         told = [
             (name, value)

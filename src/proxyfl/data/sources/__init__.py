@@ -19,12 +19,13 @@ from proxyfl.data.sources.idx import FASHION_MNIST, IDX, MNIST
 from proxyfl.data.sources.npz import NPZ
 from proxyfl.data.sources.registered import Reader, registered
 from proxyfl.data.sources.svhn import SVHN
+from proxyfl.data.sources.table import TABLE
 
 __all__ = ["SOURCES", "Found", "Source", "find", "load", "register"]
 
 R = TypeVar("R", bound=Reader)
 
-_KNOWN = (DIGITS, CIFAR10, CIFAR100, SVHN, CINIC10, FASHION_MNIST, MNIST, IDX, FOLDER, NPZ)
+_KNOWN = (DIGITS, CIFAR10, CIFAR100, SVHN, CINIC10, FASHION_MNIST, MNIST, IDX, FOLDER, NPZ, TABLE)
 SOURCES: dict[str, Source] = {source.name: source for source in _KNOWN}
 
 
@@ -72,7 +73,7 @@ def register(
 
 
 def find(name: str) -> Source:
-    """The source with this name; ``folder:PATH``, ``npz:FILE`` and ``idx:FOLDER`` carry a path."""
+    """The source with this name; ``folder:``, ``npz:``, ``table:`` and ``idx:`` carry a path."""
     word, colon, path = name.partition(":")
     source = SOURCES.get(word)
     if source is None:
@@ -81,6 +82,15 @@ def find(name: str) -> Source:
             "with --plugin)"
         )
     return source.at(path) if colon else source
+
+
+OWN = ("folder", "npz", "table")
+"""The sources of people's own data."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a name means people's own data: ``folder:PATH``, ``npz:FILE``, ``table:FILE``."""
+    return name.partition(":")[0] in OWN and ":" in name
 
 
 def absolute(name: str, root: Path | str | None = None) -> str:
@@ -96,7 +106,12 @@ def absolute(name: str, root: Path | str | None = None) -> str:
 
 
 def load(
-    name: str, root: Path | str | None = None, *, image_size: int | None = None, flip: bool | None = None
+    name: str,
+    root: Path | str | None = None,
+    *,
+    image_size: int | None = None,
+    flip: bool | None = None,
+    keys: str = "",
 ) -> Dataset:
     """Read a data set from the data folder ``root`` (else PROXYFL_DATA, else the user's cache folder).
 
@@ -104,9 +119,10 @@ def load(
     >>> proxyfl.load_dataset("digits", image_size=16).image_size
     16
 
-    ``image_size`` brings the images to that size, ``flip`` says whether mirrored images keep their class.
+    ``image_size`` brings the images to that size, ``flip`` says whether mirrored images keep their class,
+    ``keys`` how arrays or columns are called (``images=pixels,labels=diagnosis``).
     """
-    source = find(name)
+    source = find(name).reading(keys)
     dataset = source.load(data_root(root), image_size=image_size)
     height, width = dataset.train.images.shape[-2:]
     if image_size is not None:

@@ -42,7 +42,8 @@ class Source(ABC):
 
     ``files`` are what ``fetch`` downloads, ``alternatives`` archives that do as well where people already
     have them, ``checksums`` those of the files that are read, by file name. ``path`` is where a person's own
-    data lies, for the sources that take one (``folder:PATH``).
+    data lies, for the sources that take one (``folder:PATH``); ``keys`` are the names of the arrays or
+    columns in it where they are not the usual ones.
     """
 
     name: str
@@ -58,6 +59,8 @@ class Source(ABC):
     checksums: Mapping[str, tuple[Checksum, ...]] = field(default_factory=dict)
     takes_path: bool = False
     path: str | None = None
+    takes_keys: bool = False
+    keys: str = ""
 
     @abstractmethod
     def locate(self, root: Path) -> Found:
@@ -74,6 +77,14 @@ class Source(ABC):
         if not path:
             raise ConfigError(f"'{self.name}:' needs a path, as in {self.name}:PATH")
         return replace(self, path=path)
+
+    def reading(self, keys: str) -> Self:
+        """This source with other names of arrays or columns (``data.keys``)."""
+        if keys and not self.takes_keys:
+            raise ConfigError(
+                f"data.keys names arrays of npz: or columns of table:; '{self.name}' has neither"
+            )
+        return replace(self, keys=keys)
 
     def places(self, root: Path) -> tuple[Path, ...]:
         """Where ``path`` may be: as it stands when absolute, else under the data root, else under the cwd."""
@@ -110,14 +121,22 @@ class Source(ABC):
         *,
         classes: tuple[str, ...] | None = None,
         note: str = "",
+        validation: tuple[Array, Array] | None = None,
+        clients: tuple[Array, tuple[str, ...]] | None = None,
     ) -> Dataset:
-        """Check what was read and dress it as a Dataset. Images are (N, C, H, W), labels (N,)."""
+        """Check what was read and dress it as a Dataset. Images are (N, C, H, W), labels (N,).
+
+        People's own training images may be without a label (-1), and belong to ``clients``: the number of
+        each one's, and their names.
+        """
         names = classes or self.classes or count_classes(self.name, train[1], test[1])
-        splits = (
-            _split(self.name, "train", *train, len(names)),
+        splits = [
+            _split(self.name, "train", *train, len(names), unknown=self.takes_path),
             _split(self.name, "test", *test, len(names)),
-        )
-        if splits[0].images.shape[1:] != splits[1].images.shape[1:]:
+        ]
+        if validation is not None and len(validation[1]):
+            splits.append(_split(self.name, "validation", *validation, len(names)))
+        if len({split.images.shape[1:] for split in splits}) > 1:
             raise DataError(f"{self.name}: training and test images differ in shape")
         mean, std = self.mean, self.std
         if mean is None or std is None:
@@ -132,6 +151,9 @@ class Source(ABC):
             flip=self.flip,
             full_size=self.full_size or len(splits[0]),
             partial=self.shortfall(len(splits[0]), len(splits[1]), note),
+            validation=splits[2] if len(splits) > 2 else None,
+            holders=None if clients is None else torch.from_numpy(clients[0]),
+            clients=() if clients is None else clients[1],
         )
 
     def shortfall(self, train: int, test: int, note: str = "") -> str:
@@ -145,7 +167,9 @@ class Source(ABC):
         return f"{words} ({note})" if words and note else words
 
 
-def _split(name: str, word: str, images: Array, labels: Array, classes: int) -> Split:
+def _split(
+    name: str, word: str, images: Array, labels: Array, classes: int, *, unknown: bool = False
+) -> Split:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
         facts = f"{images.dtype} of shape {images.shape}"
         raise DataError(f"{name}: {word} images are {facts}, expected uint8 (N, 1 or 3, H, W)")
@@ -153,9 +177,12 @@ def _split(name: str, word: str, images: Array, labels: Array, classes: int) -> 
         raise DataError(f"{name}: there are no {word} images")
     if labels.ndim != 1 or len(labels) != len(images):
         raise DataError(f"{name}: {len(images)} {word} images but labels of shape {labels.shape}")
-    if labels.min() < 0 or labels.max() >= classes:
-        worst = labels.min() if labels.min() < 0 else labels.max()
+    lowest = -int(unknown)
+    if labels.min() < lowest or labels.max() >= classes:
+        worst = labels.min() if labels.min() < lowest else labels.max()
         raise DataError(f"{name}: a {word} label is {worst}, expected 0 to {classes - 1}")
+    if labels.max() < 0:
+        raise DataError(f"{name}: no {word} image has a label; label a few images of every class")
     owned = np.require(images, requirements=["C", "W"])  # torch wants memory that may be written
     return Split(torch.from_numpy(owned), torch.from_numpy(labels.astype(np.int64)))
 

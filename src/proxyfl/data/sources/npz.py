@@ -1,30 +1,26 @@
-"""People's own data in one .npz file: ``x_train, y_train, x_test, y_test``, or MedMNIST's names.
+"""People's own data in one .npz file: ``npz:FILE``. ``data/reader/arrays.py`` says what the arrays mean.
 
-Images are uint8, N×H×W or N×H×W×3; labels are whole numbers, one for each image. MedMNIST's validation
-split is left alone. No file is trusted: pickled members are refused, and sizes are read from the headers
-before any memory is given. Images are not mirrored, since a mirrored digit or organ may be another class.
+Images are uint8, N×H×W or N×H×W×3; labels are whole numbers, one for each image, -1 where nobody knows it.
+Without test images, a fixed fifth of each class is held out. Images are not mirrored, since a mirrored digit
+or organ may be another class.
 """
 
 from __future__ import annotations
 
-import math
-import zipfile
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from proxyfl.core.errors import DataError
 from proxyfl.data.archives import FAULTS
-from proxyfl.data.arrays import read_header
 from proxyfl.data.dataset import Dataset
-from proxyfl.data.files import in_words, memory_limit
-from proxyfl.data.sources.base import Array, Found, Source
+from proxyfl.data.reader.arrays import Arrays, naming, read_arrays, read_headers
+from proxyfl.data.sources.base import Array, Found, Source, count_classes, hold_out
+from proxyfl.data.sources.listed import held_counts, holders
 
-NAMINGS = (
-    ("x_train", "y_train", "x_test", "y_test"),
-    ("train_images", "train_labels", "test_images", "test_labels"),
-)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +34,9 @@ class Npz(Source):
             return Found(places)
         try:
             headers = read_headers(file)
-            names = _naming(headers)
-            counts = headers[names[0]][0][0], headers[names[2]][0][0]
-        except FAULTS:
+            names = naming(file, headers, self.keys)
+            counts = headers[names["train"][0]][0][0], headers[names["test"][0]][0][0]
+        except (*FAULTS, DataError, LookupError):
             return Found(places, file.parent, (file,))
         return Found(places, file.parent, (file,), counts)
 
@@ -50,80 +46,61 @@ class Npz(Source):
             raise self.missing(root, found, "the .npz file")
         file = found.files[0]
         try:
-            parts = _read(file)
+            arrays = read_arrays(file, self.keys)
         except ValueError as error:
             raise self.damaged(root, file, str(error)) from None
         except FAULTS as error:
             raise self.damaged(root, file, f"it cannot be read ({error})") from None
-        return self.deliver(parts[0], parts[1])
+        except DataError as error:
+            unnamed = ", expected images and labels" in str(error)
+            hint = "; name them with data.keys, as in data.keys=images=KEY,labels=KEY" if unnamed else ""
+            raise DataError(f"npz: {error}{hint}") from None
+        return self._dress(file, arrays)
+
+    def _dress(self, file: Path, arrays: Arrays) -> Dataset:
+        if "train" not in arrays.parts:
+            raise DataError(f"npz: {file} has no training images; add x_train or train_images")
+        train, owners = arrays.parts["train"], arrays.clients
+        classes = arrays.classes or count_classes(self.name, *(labels for _, labels in arrays.parts.values()))
+        parts = {split: _labelled(part) for split, part in arrays.parts.items() if split != "train"}
+        if "test" not in parts:
+            held = _held(file, train[1], len(classes))
+            log.warning("npz: no test images: %d of %d held out as the test split", held.sum(), len(held))
+            parts["test"] = train[0][held], train[1][held]
+            train, owners = (train[0][~held], train[1][~held]), None if owners is None else owners[~held]
+        return self.deliver(
+            train,
+            parts["test"],
+            classes=classes,
+            validation=parts.get("val"),
+            clients=None if owners is None else holders(self.name, owners.tolist()),
+        )
 
 
-def read_headers(file: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and type of every array in the file, from the headers alone, checked against the real sizes."""
-    headers = {}
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            if not member.filename.endswith(".npy"):
-                continue
-            with archive.open(member) as stream:
-                shape, dtype = read_header(stream, member.filename)
-                header = stream.tell()
-            if math.prod(shape) * dtype.itemsize + header != member.file_size:
-                raise ValueError(f"{member.filename} does not hold what its header promises, {dtype} {shape}")
-            headers[member.filename.removesuffix(".npy")] = (shape, dtype)
-    return headers
+def _held(file: Path, labels: Array, classes: int) -> Array:
+    if labels.max() >= classes or labels.min() < -1:
+        raise DataError(
+            f"npz: {file}: labels go from {labels.min()} to {labels.max()}; use -1 to {classes - 1}"
+        )
+    held = hold_out(labels, held_counts(labels, classes))
+    if not held.any():
+        raise DataError(f"npz: {file} has too few images with a label; give two or more of a class")
+    return held
 
 
-def _naming(headers: dict[str, Any]) -> tuple[str, str, str, str]:
-    for names in NAMINGS:
-        if all(name in headers for name in names):
-            return names
-    wanted = " or ".join(", ".join(names) for names in NAMINGS)
-    raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected {wanted}")
+def _labelled(part: tuple[Array, Array]) -> tuple[Array, Array]:
+    """A test or validation split without the images that have no label."""
+    known = part[1] != -1
+    if known.all():
+        return part
+    log.warning("npz: %d test or validation images without a label are left out", np.sum(~known))
+    return part[0][known], part[1][known]
 
 
-def _read(file: Path) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    headers = read_headers(file)
-    names = _naming(headers)
-    size = sum(math.prod(headers[name][0]) * headers[name][1].itemsize for name in names)
-    if size > memory_limit():
-        raise ValueError(f"it holds {in_words(size)}, too much for this machine's memory")
-    for name in names[::2]:
-        check_images(name, *headers[name])
-    for name in names[1::2]:
-        check_labels(name, *headers[name])
-    with np.load(file, allow_pickle=False) as content:
-        # by their full names: a member without ".npy" would be preferred, and its header was not looked at
-        images, labels, test_images, test_labels = (content[f"{name}.npy"] for name in names)
-    return (
-        (channels_first(images), labels.reshape(-1)),
-        (channels_first(test_images), test_labels.reshape(-1)),
-    )
-
-
-def check_images(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Raise :class:`ValueError` where an array cannot be images."""
-    if dtype != np.uint8:
-        raise ValueError(f"{name} is {dtype}, expected uint8 from 0 to 255")
-    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)) or 0 in shape:
-        raise ValueError(f"{name} has shape {shape}, expected (N, H, W) or (N, H, W, 3)")
-
-
-def check_labels(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Raise :class:`ValueError` where an array cannot be one label for each image."""
-    if dtype.kind not in "ui":
-        raise ValueError(f"{name} is {dtype}, expected whole numbers")
-    if len(shape) == 2 and shape[1] > 1:
-        raise ValueError(f"{name} has {shape[1]} labels for each image, expected one (several are not read)")
-    if len(shape) not in (1, 2) or 0 in shape:
-        raise ValueError(f"{name} has shape {shape}, expected (N,) or (N, 1)")
-
-
-def channels_first(images: Array) -> Array:
-    """Images as (N, channels, height, width)."""
-    if images.ndim == 3:
-        return np.ascontiguousarray(images[:, None])
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-
-
-NPZ = Npz(name="npz", title="Your own arrays, MedMNIST's too: npz:FILE", takes_path=True, flip=False)
+NPZ = Npz(
+    name="npz",
+    title="Your own arrays, MedMNIST's too: npz:FILE",
+    takes_path=True,
+    takes_keys=True,
+    flip=False,
+)

@@ -21,8 +21,8 @@ from proxyfl.runs.run import Run
 
 T = TypeVar("T")
 
-MOST_CLIENTS, MOST_CLASSES = 40, 150
-"""Of more than these the first ones are drawn in the partition."""
+MOST_CLIENTS, MOST_CLASSES, LONGEST_NAME = 40, 150, 60
+"""Of more than these the first ones are drawn in the partition; characters of a client's name."""
 
 MOST_PROXIES = 3000
 """Client proxies drawn; of more, those of the first clients."""
@@ -105,6 +105,14 @@ def confusion(round: int, tensors: Tensors) -> dict[str, Any]:
     return {"round": round, "counts": counts.tolist()}
 
 
+def _names(run: Run, clients: int) -> list[str] | None:
+    """The clients' names, where the data has them."""
+    names = run.directory.hints().get("clients")
+    if not isinstance(names, list) or len(names) != clients:
+        return None
+    return [str(name)[:LONGEST_NAME] for name in names[:MOST_CLIENTS]]
+
+
 def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[str, Any]:
     """Images per client and class; where the data set is not at hand, per client."""
     held = run.partition
@@ -129,6 +137,7 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[st
     return {
         "classes": classes[:MOST_CLASSES],
         "clients": int(held.clients),
+        "names": _names(run, int(held.clients)),
         "labelled": first[0].tolist(),
         "unlabelled": first[1].tolist(),
         "totals": [int(part.sum()) for part in counts],

@@ -52,7 +52,7 @@ function heatMap(title, { rows, columns, values, low, high, text, x = "", y = ""
 }
 
 // counts[client][class] as bubbles whose area is in proportion.
-function bubbleMatrix(title, counts, classes, tone, note = "") {
+function bubbleMatrix(title, counts, classes, tone, note = "", names = null) {
   return figure(title, (width) => {
     const clients = counts.length, gutter = Math.min(90, 14 + 7 * Math.max(...classes.map((name) => Math.min(name.length, 10))));
     const left = gutter + 8, top = 24, cell = Math.min(34, (width - left - 6) / clients), many = classes.length > 40, high = many ? Math.min(cell, 12) : Math.max(cell, 13);
@@ -85,7 +85,7 @@ function bubbleMatrix(title, counts, classes, tone, note = "") {
       tell: (index) => {
         const [client, k] = spot(index), total = counts[client].reduce((sum, value) => sum + value, 0);
         const all = classes.length > 1 ? [`${whole(total)} of this client in all`] : [];
-        return [left + (client + 1) * cell, top + (k + 1) * high, [`client ${client}, ${classes.length > 1 ? `class ${classes[k]}` : classes[k]}`, counted(counts[client][k], "image"), ...all]];
+        return [left + (client + 1) * cell, top + (k + 1) * high, [`client ${names ? names[client] : client}, ${classes.length > 1 ? `class ${classes[k]}` : classes[k]}`, counted(counts[client][k], "image"), ...all]];
       },
       mark: (index) => {
         const [client, k] = spot(index);

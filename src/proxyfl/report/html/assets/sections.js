@@ -213,11 +213,12 @@ function partition(data) {
   }
   const nodes = [];
   for (const runs of seen.values()) {
-    const { labelled, unlabelled, classes, clients, totals } = runs[0].partition;
+    const { labelled, unlabelled, classes, clients, totals, names } = runs[0].partition;
+    const named = names ? ` Clients: ${names.map((name, k) => `${k} ${name}`).join(", ")}.` : "";
     const more = clients > labelled.length ? ` The first ${labelled.length} of ${whole(clients)} clients.` : "";
     const who = runs.length === data.runs.length ? "" : `${runs.map((run) => run.name).join(", ")}: `;
     nodes.push(columns([["labelled", labelled, "orange", totals[0]], ["unlabelled", unlabelled, "sky", totals[1]]].map(([word, counts, tone, total]) =>
-      bubbleMatrix(`${who}${word}, ${whole(total)} images`, counts, classes, tone, `Area in proportion to the images; the largest bubble is ${whole(Math.max(...counts.flat()))}.${more}`))));
+      bubbleMatrix(`${who}${word}, ${whole(total)} images`, counts, classes, tone, `Area in proportion to the images; the largest bubble is ${whole(Math.max(...counts.flat()))}.${more}${named}`, names))));
   }
   return [...nodes, ...missing(data, "partition")];
 }

@@ -1,0 +1,86 @@
+"""What ``proxyfl data check`` tells about people's own data, and the contact sheet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxyfl.cli.common import command
+from proxyfl.core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from proxyfl.data.dataset import Dataset
+    from proxyfl.data.look import Look
+
+BAR = 30
+"""Characters of the longest bar."""
+MOST_CLASSES = 40
+
+
+def explain(name: str, root: Path, keys: str, output: Path | None, console: Console) -> None:
+    """What was found, what is doubtful about it, and how to go on. Every image is read."""
+    from proxyfl.data.look import look
+    from proxyfl.runs import own
+    from proxyfl.runs.experiment import load_config
+    from proxyfl.runs.simulation import doubts, prepare
+
+    if output is not None:
+        require_png(output)
+    found = look(name, root, keys)
+    for line in described(found):
+        console.print(line, markup=False)
+    config = load_config(name, {"data": {"keys": keys}} if keys else {}, root=root)
+    simulation = prepare(config, root)
+    for line in doubts(simulation.dataset, simulation.partition):
+        console.print(f"warning: {line}", markup=False)
+    if output is not None:
+        count = min(len(simulation.dataset.classes), MOST_CLASSES) * 2
+        draw_sheet(simulation.dataset, output, console, count=count, seed=0)
+    console.print(own.told(config), markup=False)
+    more = ("--set", f"data.keys={keys}") if keys else ()
+    console.print(f"go on with: {command('run', name, *more)}", markup=False)
+
+
+def described(found: Look) -> list[str]:
+    """The data in words, and a bar for every class."""
+    share = f"{100 * found.unlabelled / found.train:.0f} %" if found.train else "none"
+    lines = [
+        f"{found.train:,} training images: {found.labelled:,} labelled in {len(found.counts)} classes, "
+        f"{found.unlabelled:,} unlabelled ({share})"
+    ]
+    longest = max(found.counts.values(), default=1) or 1
+    width = max((min(len(label), 24) for label in found.counts), default=0)
+    for label, count in list(found.counts.items())[:MOST_CLASSES]:
+        bar = "█" * max(round(BAR * count / longest), 1 if count else 0)
+        lines.append(f"  {label[:24]:{width}} {count:8,} {bar}")
+    if len(found.counts) > MOST_CLASSES:
+        lines.append(f"  and {len(found.counts) - MOST_CLASSES:,} more classes")
+    kept = f", {found.validation:,} for validation" if found.validation else ""
+    lines.append(f"{found.test:,} test images{kept}")
+    if found.sides:
+        low, high = min(found.sides), max(found.sides)
+        spread = f"{low}" if low == high else f"{low} to {high}, median {found.side}"
+        lines.append(f"shorter side in pixels: {spread}")
+    if found.clients:
+        lines.append(f"{len(found.clients)} clients: {', '.join(found.clients[:MOST_CLASSES])}")
+    return lines
+
+
+def require_png(output: Path) -> None:
+    if output.suffix.lower() != ".png":
+        raise ConfigError(f"--output {output} must end in .png")
+
+
+def draw_sheet(dataset: Dataset, output: Path, console: Console, *, count: int, seed: int) -> None:
+    """Write samples with weak and strong views beside them to a PNG file."""
+    from proxyfl.core.rng import SERVER, rng
+    from proxyfl.data.preview import contact_sheet
+
+    sheet = contact_sheet(dataset, rng(seed, 0, SERVER, "preview"), count=count)
+    try:
+        sheet.save(output)
+    except OSError as error:
+        raise DataError(f"{output} cannot be written ({error.strerror or error})") from None
+    console.print(f"{output}: {sheet.width}×{sheet.height} pixels", markup=False)

@@ -1,0 +1,88 @@
+"""A first look at people's own data: how much there is of what, before the images are read."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxyfl.core.errors import ConfigError
+from proxyfl.data.files import data_root
+from proxyfl.data.images import side_of
+from proxyfl.data.reader.listing import in_order
+from proxyfl.data.sources import find
+from proxyfl.data.sources.listed import Listed, deal
+
+MOST_MEASURED = 200
+"""Images whose size is looked up: a median needs no more."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is. ``counts`` are the labelled training images of each class, ``sides`` the shorter side of
+    some images in pixels, ``clients`` the names of those that the data names.
+    """
+
+    counts: dict[str, int]
+    unlabelled: int
+    test: int
+    validation: int
+    clients: tuple[str, ...]
+    sides: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def labelled(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def train(self) -> int:
+        return self.labelled + self.unlabelled
+
+    @property
+    def side(self) -> int:
+        """The median of the shorter sides."""
+        return int(statistics.median(self.sides)) if self.sides else 0
+
+
+def look(name: str, root: Path | str | None = None, keys: str = "") -> Look:
+    """Count what ``folder:PATH``, ``npz:FILE`` or ``table:FILE`` holds; of images only headers are read."""
+    source = find(name).reading(keys)
+    folder = data_root(root)
+    if isinstance(source, Listed):
+        place = next(filter(source.is_there, source.places(folder)), None)
+        if place is not None:
+            return _listed(source, place)
+    if not source.takes_path:
+        raise ConfigError(f"'{name}' is not your own data; name it as folder:PATH, npz:FILE or table:FILE")
+    dataset = source.load(folder)
+    labels = dataset.train.labels
+    counts = {label: int((labels == number).sum()) for number, label in enumerate(dataset.classes)}
+    unlabelled = int((labels < 0).sum())
+    validation = 0 if dataset.validation is None else len(dataset.validation)
+    sides = (min(dataset.train.images.shape[-2:]),)
+    return Look(counts, unlabelled, len(dataset.test), validation, dataset.clients, sides)
+
+
+def _listed(source: Listed, place: Path) -> Look:
+    dealt = deal(source.name, source.listing(place))
+    found = Counter(entry.label for entry in dealt.train if entry.label is not None)
+    clients = {entry.client for entry in dealt.train if entry.client is not None}
+    sides = _sides([entry.file for entry in dealt.train])
+    return Look(
+        {label: found[label] for label in dealt.classes},
+        sum(entry.label is None for entry in dealt.train),
+        len(dealt.test),
+        len(dealt.val),
+        in_order(clients),
+        sides,
+        dealt.notes,
+    )
+
+
+def _sides(files: Sequence[Path]) -> tuple[int, ...]:
+    """The shorter side of some of the images, spread evenly; damaged ones are passed over."""
+    step = max(1, len(files) // MOST_MEASURED)
+    return tuple(side for side in map(side_of, files[::step]) if side)

@@ -1,0 +1,195 @@
+"""Data that has to fit what is known: a federation's classes, channels and image size. Sites read theirs so.
+
+Every fault is an error: a site's people should mend their data before they take part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from proxyfl.core.errors import DataError
+from proxyfl.core.files import write_tensors
+from proxyfl.data.dataset import Split, resize
+from proxyfl.data.files import in_words, memory_limit
+from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.reader.arrays import Array, read_arrays
+from proxyfl.data.reader.folders import list_images
+from proxyfl.data.reader.listing import CLIENT, NO_LABEL, Listing, class_number
+from proxyfl.data.reader.tables import LABELS_FILE, list_beside
+
+CACHE_FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Form:
+    """What images have to be."""
+
+    classes: tuple[str, ...]
+    channels: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Known:
+    """Images and labels (-1: none) in reading order, and the split that each one's folder or table names
+    (empty: none). ``depth`` is what there is to tell about images of 16 bits.
+    """
+
+    data: Split
+    splits: tuple[str, ...]
+    form: str
+    ignored: int = 0
+    depth: str = ""
+
+    def of(self, *splits: str) -> Tensor:
+        """True for the images of these splits."""
+        return torch.tensor([split in splits for split in self.splits], dtype=torch.bool)
+
+    def take(self, mask: Tensor) -> Known:
+        """The images for which ``mask`` is true."""
+        splits = tuple(split for split, keep in zip(self.splits, mask.tolist(), strict=True) if keep)
+        return replace(self, data=self.data.take(mask.nonzero()[:, 0]), splits=splits)
+
+
+def find_form(path: Path) -> str:
+    """Which form the data at ``path`` has: ``folder``, ``csv`` or ``npz``."""
+    if path.is_dir():
+        return "csv" if (path / LABELS_FILE).is_file() else "folder"
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; give a folder of images, a CSV of labels or an npz file")
+    if path.suffix.lower() in (".csv", ".npz"):
+        return path.suffix.lower()[1:]
+    kind = "an image" if path.suffix.lower() in SUFFIXES else f"a '{path.suffix}' file"
+    raise DataError(f"{path} is {kind}; give a folder of images, a CSV of labels or an npz file")
+
+
+def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: bool = False) -> Known:
+    """The data at ``place``. ``cache`` is a folder for decoded images; ``by_name``, an npz file may number
+    its classes in an order of its own.
+    """
+    found = find_form(place)
+    if found == "npz":
+        return read_npz(place, form, by_name=by_name)
+    listing = list_beside(place, form.classes) if place.is_file() else list_images(place, form.classes)
+    if listing.clients:
+        raise DataError(
+            f"{place} holds the images of {len(listing.clients)} clients; a site is one client: give the "
+            f"folder of one, as in {place / (CLIENT + listing.clients[0])}"
+        )
+    split, depth = _read(listing, form, cache)
+    splits = tuple(entry.split or "" for entry in listing.entries)
+    return Known(split, splits, found, listing.ignored, depth)
+
+
+def _read(listing: Listing, form: Form, cache: Path | None) -> tuple[Split, str]:
+    numbers = [
+        NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in listing.entries
+    ]
+    labels = torch.tensor(numbers, dtype=torch.int64)
+    kept = None if cache is None else _kept(cache, listing.files, form)
+    shape = (len(labels), form.channels, form.size, form.size)
+    if kept is not None and (found := _cached(kept, shape)) is not None:
+        return Split(found[0], labels), found[1]
+    needed = int(np.prod(shape, dtype=object))
+    if needed > memory_limit():
+        raise DataError(f"the images of {listing.root} need {in_words(needed)}, too much for this machine")
+    images, depth = decode_all(
+        survey(listing.files), form.channels, form.size, f"reading {listing.root.name}"
+    )
+    split = Split(torch.from_numpy(images), labels)
+    if kept is not None:
+        _write_cache(kept, split.images, depth)
+    return split, depth
+
+
+def read_npz(file: Path, form: Form, *, by_name: bool = False) -> Known:
+    """Images and labels of all splits. An array ``classes`` of names, where there is one, must be the
+    federation's list; ``by_name``, it may have another order.
+    """
+    try:
+        arrays = read_arrays(file)
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DataError(f"{file} cannot be read ({error}); replace it") from None
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from None
+    if arrays.classes is not None and not by_name and arrays.classes != form.classes:
+        raise DataError(
+            f"{file}: its classes {list(arrays.classes)} are not the federation's {list(form.classes)}"
+        )
+    parts = [_fitting(file, *part, arrays.classes, form, by_name) for part in arrays.parts.values()]
+    splits = [split for split, part in zip(arrays.parts, parts, strict=True) for _ in range(len(part))]
+    whole = Split(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+    return Known(whole, tuple(splits), "npz")
+
+
+def _fitting(
+    file: Path, pixels: Array, numbers: Array, names: tuple[str, ...] | None, form: Form, by_name: bool
+) -> Split:
+    """The images of one split, in the federation's form."""
+    images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
+    labels = torch.from_numpy(numbers)
+    if by_name:
+        labels = _renumbered(file, labels, names, list(form.classes))
+    if images.shape[1] != form.channels:
+        raise DataError(f"{file}: images have {images.shape[1]} channel(s), the federation's {form.channels}")
+    wrong = ((labels < NO_LABEL) | (labels >= len(form.classes))).nonzero()
+    if len(wrong):
+        place = int(wrong[0])
+        raise DataError(
+            f"{file}: image {place} has class {int(labels[place])}; "
+            f"use 0 to {len(form.classes) - 1}, or -1 for none"
+        )
+    split = Split(images, labels)
+    return split if images.shape[-2:] == (form.size, form.size) else resize(split, form.size)
+
+
+def _renumbered(file: Path, labels: Tensor, names: Sequence[str] | None, classes: list[str]) -> Tensor:
+    """Labels of a file with its own order of classes, as numbers in ours."""
+    own = [str(number) for number in range(len(classes))] if names is None else list(names)
+    if names is None and own != classes:
+        raise DataError(
+            f"{file} has no array 'classes', so nobody knows which class a number means; add the names, in "
+            "the order of their numbers"
+        )
+    if bool((labels >= len(own)).any()):
+        raise DataError(f"{file}: an image has class {int(labels.max())}, but there are {len(own)} names")
+    for number in sorted(set(labels[labels >= 0].tolist())):
+        class_number(own[number], classes, str(file))
+    places = torch.tensor([classes.index(name) if name in classes else NO_LABEL for name in own])
+    return torch.where(labels < 0, labels, places[labels.clamp(min=0)])
+
+
+def _kept(cache: Path, files: Sequence[Path], form: Form) -> Path:
+    """Where the decoded images of these very files belong."""
+    states = [(str(file), state.st_size, state.st_mtime_ns) for file in files for state in (file.stat(),)]
+    key = hashlib.sha256(json.dumps([CACHE_FORMAT, form.channels, form.size, states]).encode()).hexdigest()
+    return cache / f"images-{key[:32]}.safetensors"
+
+
+def _cached(file: Path, shape: tuple[int, ...]) -> tuple[Tensor, str] | None:
+    """The decoded images and what there was to tell about them, where they are there."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            images, depth = content.get_tensor("images"), (content.metadata() or {}).get("depth", "")
+    except (OSError, SafetensorError):
+        return None
+    return (images, depth) if (images.dtype, *images.shape) == (torch.uint8, *shape) else None
+
+
+def _write_cache(file: Path, images: Tensor, depth: str) -> None:
+    """Keep the decoded images, and those of no earlier state of the data."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for old in file.parent.glob("images-*.safetensors"):
+        old.unlink(missing_ok=True)
+    write_tensors(file, {"images": images}, {"depth": depth})

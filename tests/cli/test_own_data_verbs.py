@@ -1,0 +1,66 @@
+"""A clinic's folder as it comes: imbalance, unlabelled JPEGs of many sizes, a damaged file, two hospitals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from calling import invoke
+
+
+def scans(folder: Path, count: int, bright: bool, rng: np.random.Generator) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in range(count):
+        high, wide = rng.integers(16, 40, 2)
+        pixels = rng.integers(0, 120, (high, wide, 3), dtype=np.uint8)
+        pixels[: high // 2] += np.uint8(120 * bright)
+        Image.fromarray(pixels).convert("L" if place % 3 == 0 else "RGB").save(folder / f"{place:03}.jpg")
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for hospital in ("north", "south"):
+        root = tmp_path / "clinic" / f"client={hospital}"
+        scans(root / "well", 25, False, rng)
+        scans(root / "ill", 5, True, rng)
+        scans(root / "unlabelled", 40, hospital == "north", rng)
+    (tmp_path / "clinic" / "client=north" / "well" / "003.jpg").write_bytes(b"\xff\xd8 broken")
+    return tmp_path / "clinic"
+
+
+def test_check_explains_what_was_found_and_how_to_go_on(clinic: Path, tmp_path: Path) -> None:
+    done = invoke("data", "check", f"folder:{clinic}", "-o", tmp_path / "sheet.png")
+    assert done.exit_code == 0, done.stderr
+    for words in (
+        "128 training images: 48 labelled in 2 classes, 80 unlabelled (62 %)",
+        "12 test images",
+        "2 clients: north, south",
+        "shorter side in pixels: 16 to 38, median",
+        f"go on with: proxyfl run folder:{clinic}",
+        "chosen from the data: images of",
+    ):
+        assert words in done.stdout, done.stdout
+    assert (tmp_path / "sheet.png").stat().st_size > 1000
+
+
+def test_a_clinics_folder_is_run_and_evaluated(clinic: Path, tmp_path: Path) -> None:
+    quick = ("--rounds", 1, "--set", "train.epochs=1", "--method", "fixmatch", "--workers", 0)
+    done = invoke("run", f"folder:{clinic}", *quick, "--name", "a", "--runs", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    assert "note: chosen from the data: " in done.stderr
+    assert "note: labelled images: ill 8, well 39; 80 images are unlabelled" in done.stderr
+    shown = invoke("show", tmp_path / "a").stdout
+    assert "north" in shown
+    assert "south" in shown
+    tested = invoke("eval", tmp_path / "a")
+    assert "of 12 test images" in tested.stdout
+
+
+def test_a_config_can_be_copied_for_own_data(clinic: Path, tmp_path: Path) -> None:
+    done = invoke("config", "copy", f"folder:{clinic}", tmp_path / "mine.toml")
+    assert done.exit_code == 0, done.stderr
+    assert 'scheme = "natural"' in (tmp_path / "mine.toml").read_text()
