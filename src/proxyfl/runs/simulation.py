@@ -46,7 +46,7 @@ class Simulation:
 
     @property
     def validation(self) -> Split | None:
-        """The labelled images that nobody trains on, each once: those kept back of the training images, or the
+        """Labelled images that nobody trains on, each once: those kept back of the training images, or the
         data set's own.
         """
         held = self.partition.validation
