@@ -24,6 +24,7 @@ from proxyfl.core.spans import (
     WEAK,
 )
 from proxyfl.core.state import Task
+from proxyfl.engines.choose import WORKERS
 from proxyfl.federation.client import every_step, numerics
 from proxyfl.methods import recipes
 from proxyfl.methods.proxyfl import ProxyFL
@@ -33,7 +34,6 @@ from proxyfl.profiling.instrumentation import Recording, SomeSteps
 from proxyfl.profiling.phases import OPTIMISER, REST, Phase, Profile
 from proxyfl.profiling.process import profile_in_process
 from proxyfl.profiling.profile import profile
-from proxyfl.runs.federation import WORKERS
 from toybox import assemble, make_simulation, same_bits, tiny_config
 
 SIMULATION = make_simulation((4, 6, 5, 4), (12, 12, 12, 12))

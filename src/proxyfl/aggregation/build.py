@@ -14,11 +14,16 @@ from proxyfl.aggregation.krum import Krum
 from proxyfl.aggregation.mean import Mean
 from proxyfl.aggregation.privacy import DifferentialPrivacy
 from proxyfl.aggregation.server import FedAdam, FedAvgM, FedYogi, ServerOptimiser
-from proxyfl.core.config import AggregationSettings, FederationSettings, PrivacySettings, TrainSettings
+from proxyfl.core.config import (
+    OBJECT,
+    AggregationSettings,
+    FederationSettings,
+    PrivacySettings,
+    TrainSettings,
+)
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.core.trees import Tree
 from proxyfl.methods.base import Method
-from proxyfl.methods.registry import OBJECT
 
 Factory = Callable[..., Aggregator]
 """A class of aggregators, or a function of :class:`AggregationSettings`."""
@@ -120,7 +125,7 @@ def described(aggregator: Aggregator) -> tuple[Tree, Tree]:
         privacy = _own(inner)
     else:
         named = next((name for name, known in _rules.items() if known is type(inner)), "")
-        aggregation |= {"rule": named or f"{OBJECT}{inner.title}", **(_own(inner) if named else {})}
+        aggregation |= {"rule": named or f"{OBJECT}{inner!r}", **(_own(inner) if named else {})}
     return aggregation, privacy
 
 

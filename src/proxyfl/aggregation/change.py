@@ -31,7 +31,7 @@ def scaled_down(new: Mapping[str, Tensor], old: Mapping[str, Tensor], factor: fl
 
 
 def shorter(new: Tensor, old: Tensor, factor: float) -> Tensor:
-    """One tensor of func:`scaled_down`."""
+    """One tensor of :func:`scaled_down`."""
     if factor >= 1 or not new.is_floating_point():
         return new
     before = old.double()

@@ -91,7 +91,10 @@ def run(
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="Start from these weights: a model file, or a run.", rich_help_panel=PROTOCOL),
+        typer.Option(
+            help="Start from these weights: a model file, or a run (its last model).",
+            rich_help_panel=PROTOCOL,
+        ),
     ] = None,
     fidelity: Fidelity = None,
     device: Annotated[

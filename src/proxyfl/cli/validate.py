@@ -174,7 +174,7 @@ def _versions_on(store: Path) -> list[tuple[int, int]]:
 
 def _model_fault(run: RunDirectory, which: str) -> str:
     from proxyfl.runs.directory import measured, read_json_lines
-    from proxyfl.runs.export import load_model
+    from proxyfl.runs.export import NotRegistered, load_model
 
     path = run.models / f"{which}.safetensors"
     if not path.is_file() and run.metrics.is_file():
@@ -183,6 +183,8 @@ def _model_fault(run: RunDirectory, which: str) -> str:
             return ""  # there is no model before the first round, no best one before the first measured
     try:
         load_model(path)
+    except NotRegistered:
+        return ""  # its checksum holds, and nobody here can say more
     except ProxyFLError as error:
         return str(error).removeprefix(str(run.path) + "/")
     return ""

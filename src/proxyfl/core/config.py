@@ -19,6 +19,9 @@ from proxyfl.core.trees import Tree
 
 T = TypeVar("T")
 
+OBJECT = "object:"
+"""How the name of something begins that is not registered: only the program that made it has it."""
+
 FIDELITIES = ("clean", "code", "paper")
 
 LARGEST = 10**18
@@ -138,7 +141,8 @@ class ModelSettings:
     width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
     weights: str = setting(
         "",
-        "start from these weights: a model file, or a run (its last model); empty: from the seed",
+        "start from these weights: a model file (such as RUN/models/best.safetensors), or a run's last model; "
+        "empty: from the seed",
         later=True,
     )
     weights_hash: str = setting(
@@ -463,7 +467,7 @@ def _checked(value: Any, kind: Any, meta: Mapping[str, Any], where: str) -> Any:
         raise ConfigError(f"{where} = {value} is below {low}")
     if high is not None and value > high:
         raise ConfigError(f"{where} = {value} is above {high}")
-    if choices and value not in choices:
+    if choices and value not in choices and not str(value).startswith(OBJECT):
         hint = nearest(str(value), map(str, choices))
         raise ConfigError(f"{where} = {value!r} is not one of {', '.join(map(str, choices))}; {hint}")
     return value

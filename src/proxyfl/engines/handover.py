@@ -8,20 +8,43 @@ modules are named; those of a script or a notebook, which a child cannot import,
 from __future__ import annotations
 
 import pickle
+import sys
+from contextlib import ExitStack
+from importlib.machinery import PathFinder
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.plugins import FILE_PREFIX
 
 
 def packed(thing: Any) -> bytes:
     """Bytes for a child process; :class:`CannotHandOver` where there is no way."""
-    try:
-        content: bytes = cloudpickle.dumps(thing)
-    except Exception as error:  # any object's own way of refusing
-        raise CannotHandOver(f"{type(error).__name__}: {error}") from error
+    with ExitStack() as stack:
+        for module in _loaded_from_elsewhere():
+            cloudpickle.register_pickle_by_value(module)
+            stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        try:
+            content: bytes = cloudpickle.dumps(thing)
+        except Exception as error:  # any object's own way of refusing
+            raise CannotHandOver(f"{type(error).__name__}: {error}") from error
     return content
+
+
+def _loaded_from_elsewhere() -> list[ModuleType]:
+    """Modules that were loaded from a file which no search path leads to: a child could not import them.
+    Plug-ins it loads by itself.
+    """
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if isinstance(getattr(module, "__file__", None), str)
+        and "." not in name
+        and not name.startswith(("__", FILE_PREFIX))
+        and PathFinder.find_spec(name) is None
+    ]
 
 
 def unpacked(content: bytes) -> Any:

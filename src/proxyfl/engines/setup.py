@@ -29,8 +29,13 @@ def trainer_of(
     store: ClientStore,
     start: Tensors | None = None,
     optimiser: OptimiserFactory | None = None,
+    *,
+    aggregator: Aggregator | None = None,
 ) -> ClientTrainer:
-    """The trainer of every client. ``start`` are weights to begin with, where they are not the seed's."""
+    """The trainer of every client. ``start`` are weights to begin with, where they are not the seed's;
+    ``aggregator`` takes the place of the one that the config names.
+    """
+    leaving = aggregator or site_aggregator(config.privacy)
     return ClientTrainer(
         method,
         network,
@@ -42,9 +47,7 @@ def trainer_of(
         seed=config.seed,
         start=start,
         optimiser=optimiser,
-        outgoing=partial(
-            site_aggregator(config.privacy).outgoing, per_round=config.federation.per_round, seed=config.seed
-        ),
+        outgoing=partial(leaving.outgoing, per_round=config.federation.per_round, seed=config.seed),
     )
 
 

@@ -17,7 +17,7 @@ from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.spans import BACKWARD, BEGIN, FORWARD, TEACHER, loss_span, span
 from proxyfl.core.state import Task, Tensors
-from proxyfl.data.stream import Batch, ClientData, Stream
+from proxyfl.data.stream import Batch, Stream
 from proxyfl.models import fold_batchnorm
 
 if TYPE_CHECKING:
@@ -285,7 +285,6 @@ class ServerContext:
     """One round on the server after averaging. Parts may replace entries of ``weights``; ``previous`` holds
     those that the round began with.
 
-    ``data`` is what the server itself holds, where it holds any.
     ``clients`` and ``samples`` are in folding order, as are the kept tensors that hooks receive and
     ``rule_weights``, what ``federation.weighting`` gives each client.
     ``metrics`` takes values for ``metrics.jsonl``, ``snapshots`` tensors worth keeping.
@@ -302,7 +301,6 @@ class ServerContext:
     samples: list[int] = field(default_factory=list)
     rule_weights: list[float] = field(default_factory=list)
     store: PerClientStore | None = None
-    data: ClientData | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     snapshots: Tensors = field(default_factory=dict)
 

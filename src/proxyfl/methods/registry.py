@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxyfl.core.config import read_section
+from proxyfl.core.config import OBJECT, read_section
 from proxyfl.core.errors import ConfigError, MethodError, nearest
 from proxyfl.core.trees import Tree, dotted, merge
 from proxyfl.methods.base import Addon, Method
@@ -81,9 +81,6 @@ _recipes: dict[str, Recipe] = {}
 _shown: dict[str, Shown] = {}
 _aliases: dict[str, str] = {}
 _addons: dict[str, type[Addon]] = {}
-OBJECT = "object:"
-"""How the name of something begins that is not registered: only the program that made it has it."""
-
 BUNDLES: dict[str, tuple[str, ...]] = {"proxyfl": ("icpl", "gpt")}
 """Add-on names that stand for several."""
 

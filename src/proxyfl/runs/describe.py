@@ -14,13 +14,12 @@ import torch
 from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import described
-from proxyfl.core.config import Config, KeepSettings, TrainSettings, read_config
+from proxyfl.core.config import OBJECT, Config, KeepSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import Tensors, content_hash
 from proxyfl.core.trees import dotted
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
-from proxyfl.methods.registry import OBJECT
 from proxyfl.models import Network
 from proxyfl.runs.settings import check_together, native_dtype
 from proxyfl.runs.simulation import Simulation
@@ -38,6 +37,7 @@ def describe(
     compute: Mapping[str, Any],
     keep: KeepSettings | None,
     start: Tensors | None,
+    optimiser: Any = None,
 ) -> Config:
     """The settings of a federation of objects, held to the same rules as those of a file."""
     dataset, partition = simulation.dataset, simulation.partition
@@ -53,7 +53,7 @@ def describe(
             "weights": f"{OBJECT}weights" if start else "",
             "weights_hash": content_hash(start) if start else "",
         },
-        "train": dataclasses.asdict(train or TrainSettings()),
+        "train": {**dataclasses.asdict(train or TrainSettings()), **_named(optimiser)},
         "federation": dict(federation),
         "aggregation": aggregation,
         "privacy": privacy,
@@ -69,9 +69,18 @@ def describe(
     return config
 
 
+def _named(optimiser: Any) -> dict[str, str]:
+    """An optimiser of one's own, by the name of its function or class."""
+    if optimiser is None:
+        return {}
+    return {"optimiser": f"{OBJECT}{getattr(optimiser, '__name__', type(optimiser).__name__)}"}
+
+
 def objects_of(table: Mapping[str, Any]) -> list[str]:
     """What of a config's tables only the program that made the run has, in words."""
-    named = {what: str(dotted(table).get(f"{what}.name")) for what in ("data", "model", "method")}
+    flat = dotted(table)
+    places = ("data.name", "model.name", "method.name", "aggregation.rule", "train.optimiser")
+    named = {place: str(flat.get(place)) for place in places}
     return [
         f"{what} '{name.removeprefix(OBJECT)}'" for what, name in named.items() if name.startswith(OBJECT)
     ]

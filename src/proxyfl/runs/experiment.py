@@ -181,6 +181,7 @@ def _load_config(
         return resolve(own.PRESET, own.chosen(preset, overrides, root), *layers)
     if isinstance(preset, Path) or str(preset).endswith(".toml"):
         table = load_toml(Path(preset))
+        require_names(table, str(preset))
         written, asked = table.get("fidelity"), overrides.get("fidelity")
         if written and asked and written != asked:
             raise ConfigError(

@@ -14,18 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.checksum import read_verified, write_verified
-from proxyfl.core.config import Config
+from proxyfl.core.config import OBJECT, Config
 from proxyfl.core.errors import DataError, RunError
 from proxyfl.core.state import Tensors
 from proxyfl.data.augment import normalise
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.own import pixels
 from proxyfl.methods.base import Method
-from proxyfl.methods.registry import OBJECT
 from proxyfl.models import Network
 
 MAX_SIZE = 4096
 """Pixels along the side of the images that a model may ask for."""
+
+
+class NotRegistered(RunError):
+    """A model whose network only the program has that trained it."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,16 @@ def load_model(path: str | Path, device: str = "cpu", *, network: Any = None) ->
             fields[name] = tuple(fields[name])
         card = ModelCard(**fields)
         if network is None and card.network.startswith(OBJECT):
-            raise RunError(
-                f"its network is {card.network.removeprefix(OBJECT)} of your own; give it as network="
+            raise NotRegistered(
+                f"{path}: its network, {card.network.removeprefix(OBJECT)}, is not registered; open it in "
+                f"Python with proxyfl.load_model(PATH, network={card.network.removeprefix(OBJECT)})"
             )
         built = Network.of(network or card.network, len(card.classes), card.channels, card.width)
         _require_plausible(card, weights, built)
         trained = built(card.heads)
         trained.load_state_dict(weights)
+    except NotRegistered:
+        raise
     except FileNotFoundError:
         raise RunError(f"{path} does not exist: no round is finished yet, or the file was lost") from None
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, RunError) as error:

@@ -5,16 +5,13 @@ directory, a registry or a config file; it can be recorded as a run.
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import nn
 
@@ -23,16 +20,13 @@ from proxyfl.core.config import Config, KeepSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.state import ServerState, Tensors
 from proxyfl.data.dataset import Dataset, Split
-from proxyfl.data.holdings import Holdings
 from proxyfl.data.partition import Partition
-from proxyfl.engines.handover import CannotHandOver
-from proxyfl.engines.inline import InlineEngine
-from proxyfl.engines.pool import PoolEngine, default_workers
+from proxyfl.engines.choose import EngineFactory, choose_engine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
-from proxyfl.federation.loop import Engine, Observer, RoundReport, play_round
+from proxyfl.federation.loop import Observer, RoundReport, play_round
 from proxyfl.federation.measures import choosing
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
@@ -40,16 +34,11 @@ from proxyfl.methods.context import OptimiserFactory
 from proxyfl.models import Network
 from proxyfl.runs.describe import describe
 from proxyfl.runs.directory import RunDirectory, json_lines
+from proxyfl.runs.fit import require_fit, require_kinds, weights_of
 from proxyfl.runs.loggers import Logger, checked, find_all
 from proxyfl.runs.progress import LiveProgress
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.simulation import Simulation, simulate
-
-WORKERS = "PROXYFL_WORKERS"
-"""The environment variable that says how many worker processes a run has where nobody says it."""
-
-EngineFactory = Callable[[ClientTrainer, Holdings], Engine]
-"""Gives the engine that trains these clients."""
 
 
 class Federation:
@@ -85,7 +74,7 @@ class Federation:
         train: TrainSettings | None = None,
         optimiser: OptimiserFactory | None = None,
         aggregator: Aggregator | None = None,
-        weights: Tensors | nn.Module | None = None,
+        weights: Tensors | nn.Module | str | Path | None = None,
         sampling: str = "stream",
         weighting: str = "size",
         quorum: int = 1,
@@ -97,6 +86,7 @@ class Federation:
         workers: int | None = None,
         engine: EngineFactory | None = None,
     ) -> None:
+        require_kinds(partition, method, train, aggregator, keep)
         if not isinstance(data, Dataset):
             raise DataError(
                 f"data is a {type(data).__name__}; make a data set with Dataset.of(images, labels)"
@@ -105,7 +95,7 @@ class Federation:
         parts = registry.create(method) if isinstance(method, str) else method
         built = Network.of(network, len(data.classes), data.channels, width)
         rule = aggregator or Mean()
-        start = weights.state_dict() if isinstance(weights, nn.Module) else weights
+        start = weights_of(network if weights is None and isinstance(network, nn.Module) else weights)
         federation = {
             "rounds": rounds,
             "per_round": min(8, partition.clients) if per_round is None else per_round,
@@ -117,10 +107,11 @@ class Federation:
         }
         config = describe(
             simulation, built, parts, rule, seed=seed, train=train, federation=federation, keep=keep,
-            compute={"device": device, "dtype": dtype}, start=start,
+            compute={"device": device, "dtype": dtype},
+            optimiser=optimiser, start=start,
         )  # fmt: skip
         self._assemble(config, simulation, built, parts, start, optimiser, rule, workers, engine)
-        _require_fit(self.trainer, simulation)
+        require_fit(self.trainer, simulation)
 
     def _assemble(
         self,
@@ -141,10 +132,17 @@ class Federation:
         versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
         stores = [ClientStore(Path(), versions) for _ in range(2)]
         self.trainer = trainer_of(
-            config, method, network, simulation.train_views, stores[0], start, optimiser
+            config,
+            method,
+            network,
+            simulation.train_views,
+            stores[0],
+            start,
+            optimiser,
+            aggregator=aggregator,
         )
         every = config.keep.metrics == "all"
-        made = engine or (lambda trainer, holdings: _engine(trainer, holdings, workers, config))
+        made = engine or (lambda trainer, holdings: choose_engine(trainer, holdings, workers, config))
         self.server = server_of(
             config,
             method,
@@ -160,6 +158,7 @@ class Federation:
         self.recording: Recording | None = None
         self.history: list[RoundReport] = []
         self.best: RoundReport | None = None
+        self.plays = False
         self._state: ServerState | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -194,7 +193,7 @@ class Federation:
         log: str | Iterable[str] = (),
         progress: bool = False,
     ) -> Iterator[RoundReport]:
-        """Play the next ``count`` rounds, or all that are left, and give a report after each.
+        """Play the next ``count`` rounds, at most those that are left, and give a report after each.
 
         ``log`` names tools that are told, too (tensorboard, mlflow, wandb), once the federation is recorded.
         ``progress`` shows a bar in a terminal, a line per round elsewhere.
@@ -205,7 +204,7 @@ class Federation:
         taken = _Taken()
         with ExitStack() as stack:
             stack.callback(self.server.engine.close)
-            watching: list[Observer] = [*theirs, *map(stack.enter_context, ours), taken]
+            watching: list[Observer] = [taken, *theirs, *map(stack.enter_context, ours)]
             if progress:
                 bar = LiveProgress(Console(stderr=True), total, self._accuracies())
                 watching.append(stack.enter_context(bar))
@@ -213,12 +212,33 @@ class Federation:
                 self.settle(self._scratch_folder())
             else:
                 watching = [*stack.enter_context(self.recording.opened(self)), *watching]
+            stack.enter_context(self._playing())
             while self.state.round < last:
-                with numerics(self.config.compute):
-                    self.state = play_round(self.server, self.state, tuple(watching))
-                report = taken.reports.pop()
+                yield self._play(tuple(watching), taken)
+
+    def _play(self, observers: tuple[Observer, ...], taken: _Taken) -> RoundReport:
+        """One round. Whoever raises behind the recorder, what is written down and the state agree."""
+        try:
+            with numerics(self.config.compute):
+                play_round(self.server, self.state, observers)
+        finally:
+            if taken.report is not None:
+                report, taken.report = taken.report, None
+                self.state = report.state
                 self._remember(report)
-                yield report
+            elif self.recording is not None:
+                self.recording.unsure = True
+        return report
+
+    @contextmanager
+    def _playing(self) -> Iterator[None]:
+        if self.plays:
+            raise RunError("rounds of this federation are being played already; end that loop first")
+        self.plays = True
+        try:
+            yield
+        finally:
+            self.plays = False
 
     def run(
         self, observers: Iterable[Observer] = (), *, log: str | Iterable[str] = (), progress: bool = False
@@ -263,11 +283,14 @@ class Federation:
         self._require_unrecorded()
         self.recording = Recording.reopen(RunDirectory(path), self)
         self.state = self.recording.saved.state
+        self.history, self.best = [], None
         return self
 
     def _require_unrecorded(self) -> None:
         if self.recording is not None:
             raise RunError(f"this federation is recorded in {self.recording.run.path} already")
+        if self.plays:
+            raise RunError("rounds are being played; record or resume before the loop, or when it has ended")
 
     def settle(self, folder: Path) -> None:
         """Keep what clients keep, and updates that wait, below this folder."""
@@ -290,21 +313,26 @@ class Federation:
         before = choosing(self.best.metrics) if self.best else -1.0
         if report.accuracy is not None and choosing(report.metrics) > before:
             self.best = report
-        self.history.append(dataclasses.replace(report, state=ServerState(report.number, {})))
+        kept = self.recording is None and self.config.keep.snapshot(
+            report.number, self.config.federation.rounds
+        )
+        light = ServerState(report.number, {})
+        snapshots = report.snapshots if kept else {}
+        self.history.append(dataclasses.replace(report, state=light, snapshots=snapshots))
 
 
 class _Taken:
     """An observer that holds a round's report until it is asked for."""
 
     def __init__(self) -> None:
-        self.reports: list[RoundReport] = []
+        self.report: RoundReport | None = None
 
     def round_started(self, round: int, clients: list[int]) -> None: ...
 
     def answered(self, answer: object) -> None: ...
 
     def round_finished(self, report: RoundReport) -> None:
-        self.reports.append(report)
+        self.report = report
 
 
 class _Test:
@@ -329,46 +357,4 @@ class _Test:
             batch=eval_batch(trainer.compute.eval_batch, dataset.image_size, trainer.device),
             autocast=lambda: autocast(trainer.compute, trainer.device),
             scores=self.scores,
-        )
-
-
-def _engine(trainer: ClientTrainer, holdings: Holdings, workers: int | None, config: Config) -> Engine:
-    """Worker processes where they are wanted and can be; otherwise this process."""
-    count = _asked(config) if workers is None else workers
-    # Where one client hands its momentum to the next, they can only be trained one after the other.
-    if count and not trainer.settings.leak_momentum:
-        try:
-            return PoolEngine(trainer, holdings, count)
-        except CannotHandOver as error:
-            print(f"note: clients train in this process; other processes cannot be given {error}",
-                  file=sys.stderr)  # fmt: skip
-    oracle = trainer.method.oracle
-    return InlineEngine(trainer, lambda client: holdings.client(client, oracle=oracle), holdings.truth)
-
-
-def _asked(config: Config) -> int:
-    text = os.environ.get(WORKERS, "")
-    if not text:
-        return default_workers(config)
-    if not text.isdecimal():
-        raise ConfigError(f"{WORKERS} = '{text}' must be a number of processes; 0 trains in this one")
-    return int(text)
-
-
-def _require_fit(trainer: ClientTrainer, simulation: Simulation) -> None:
-    """Refuse a network that cannot take these images or name these classes, before any round."""
-    dataset = simulation.dataset
-    network = trainer.new_network().eval()
-    images = torch.zeros((2, dataset.channels, dataset.image_size, dataset.image_size))
-    try:
-        with torch.inference_mode():
-            shape = tuple(network(images).shape)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise ConfigError(
-            f"model '{trainer.factory.name}' cannot take images of shape {tuple(images.shape[1:])}: {error}"
-        ) from error
-    if shape != (2, len(dataset.classes)):
-        raise ConfigError(
-            f"model '{trainer.factory.name}' gives {shape[1:]} numbers per image; there are "
-            f"{len(dataset.classes)} classes"
         )

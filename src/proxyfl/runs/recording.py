@@ -44,6 +44,8 @@ class Recording:
     ) -> None:
         self.run, self.saved, self.warnings, self.locked = run, saved, warnings or [], locked
         self.recorder: Recorder | None = None
+        self.unsure = False
+        """Whether a round ended in a way that leaves open what of it was written."""
         self._known = checkpoint.folders(run)
 
     @classmethod
@@ -70,18 +72,34 @@ class Recording:
         """
         rounds = federation.config.federation.rounds
         with nullcontext() if self.locked else self.run.locked():
+            if checkpoint.folders(self.run) != self._known:
+                raise RunError(f"another process went on with {self.run.path}; resume it once more")
+            if self.unsure:
+                self._read_again(federation)
             ended = federation.state.round >= rounds
             if self.recorder is None:
+                if self.saved.state.round != federation.state.round:
+                    raise RunError(f"{self.run.path} ends with another round than this federation; resume it")
                 self._repair(federation)
                 self.recorder = None if ended else self._begin(federation)
-            yield [] if self.recorder is None else [self.recorder]
+            try:
+                yield [] if self.recorder is None else [self.recorder]
+            finally:
+                self._known = checkpoint.folders(self.run)
             if not ended and federation.state.round >= rounds:
                 self.run.event("finished", round=rounds)
 
+    def _read_again(self, federation: Federation) -> None:
+        """Go back to the newest checkpoint: nobody knows what was written behind it."""
+        self.saved, self.warnings = checkpoint.load_newest(self.run, states=True)
+        federation.state = self.saved.state
+        federation.history = [
+            report for report in federation.history if report.number <= federation.state.round
+        ]
+        self.recorder, self.unsure = None, False
+
     def _repair(self, federation: Federation) -> None:
         run, saved = self.run, self.saved
-        if checkpoint.folders(run) != self._known:
-            raise RunError(f"another process went on with {run.path}; resume it once more")
         run.tidy()
         card = card_of(federation)
         lost = repair.repair(run, saved, federation.simulation.partition, federation.method, card)
@@ -130,6 +148,10 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
     for file in (run.metrics, run.metrics_copy, run.timing, run.events):
         file.touch()
     if federation.trainer.start:
+        if missing := sorted(state.weights.keys() - federation.trainer.start.keys()):
+            what = f"not among the weights to start from, so as the seed initialises them: {', '.join(missing)}"
+            print(f"note: {what}", file=sys.stderr)
+            run.event("note", text=what)
         write_verified(run.start, federation.trainer.start)
         with numerics(config.compute):
             start = federation.server.start(federation.trainer.initial_weights())

@@ -15,13 +15,17 @@ LARGEST = 1e30
 
 
 def require_records(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Raise :class:`ValueError` where a line of metrics is not of the form that rounds are written in."""
-    for line in lines:
+    """Raise :class:`ValueError` where a line of metrics is not of the form that rounds are written in, or a
+    round is missing or there twice.
+    """
+    for number, line in enumerate(lines, 1):
         for name, (wanted, fits) in FORM.items():
             if name in REQUIRED and name not in line:
                 raise ValueError(f"a round has no {name}")
             if name in line and not fits(line[name]):
                 raise ValueError(f"{name} of a round is not {wanted}")
+        if line["round"] != number:
+            raise ValueError(f"line {number} is of round {line['round']}")
 
 
 def require_state(state: ServerState, round: int) -> None:

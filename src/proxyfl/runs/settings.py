@@ -19,7 +19,15 @@ import torch
 from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import build_aggregator, require_sound
-from proxyfl.core.config import FIDELITIES, Config, MethodSettings, TrainSettings, describe, read_config
+from proxyfl.core.config import (
+    FIDELITIES,
+    OBJECT,
+    Config,
+    MethodSettings,
+    TrainSettings,
+    describe,
+    read_config,
+)
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.core.trees import DEEPEST, Tree, dotted, merge, nested
 from proxyfl.data import sources
@@ -223,6 +231,8 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
         raise ConfigError("train.nesterov needs train.optimiser = 'sgd' and train.momentum above 0")
     if train.leak_momentum and train.optimiser != "sgd":
         raise ConfigError("train.leak_momentum hands on the momentum of SGD; set it to false for AdamW")
+    if method.own_optimiser and train.optimiser.startswith(OBJECT):
+        raise ConfigError(f"{method.name} trains with {method.own_optimiser}; take your own optimiser out")
     usual = TrainSettings()
     schedule = ("optimiser", "nesterov", "schedule", "warmup", "max_grad_norm")
     changed = [name for name in schedule if getattr(train, name) != getattr(usual, name)]

@@ -24,7 +24,7 @@ def settle_start(config: Config) -> Config:
     model = config.model
     if not model.weights or model.weights_hash:
         return config
-    model = dataclasses.replace(model, weights_hash=content_hash(_read(Path(model.weights))))
+    model = dataclasses.replace(model, weights_hash=content_hash(read_weights(Path(model.weights))))
     return dataclasses.replace(config, model=model)
 
 
@@ -45,7 +45,7 @@ def load_start(config: Config, simulation: Simulation | None = None) -> Tensors:
     if not config.model.weights:
         raise ConfigError("model.weights_hash is set without model.weights; name the model file or run")
     place = Path(config.model.weights)
-    tensors = _read(place)
+    tensors = read_weights(place)
     if content_hash(tensors) != config.model.weights_hash:
         raise ConfigError(
             f"the weights at {place} are not those this config was made for; put them back, or clear "
@@ -64,7 +64,7 @@ def read_start(run: RunDirectory, config: Config) -> Tensors:
         return {}
     for place in (run.start, Path(config.model.weights)):
         try:
-            tensors = _read(place)
+            tensors = read_weights(place)
         except (RunError, ConfigError):
             continue
         if content_hash(tensors) == wanted:
@@ -75,7 +75,8 @@ def read_start(run: RunDirectory, config: Config) -> Tensors:
     )
 
 
-def _read(place: Path) -> Tensors:
+def read_weights(place: Path) -> Tensors:
+    """The tensors of a model file, or of a run's last model."""
     file = place / "models" / "last.safetensors" if place.is_dir() else place
     try:
         return read_foreign(file)
