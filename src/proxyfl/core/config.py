@@ -141,7 +141,7 @@ class ModelSettings:
     width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
     weights: str = setting(
         "",
-        "start from these weights: a model file (such as RUN/models/best.safetensors), or a run's last model; "
+        "start from these weights: a model file (like RUN/models/best.safetensors), or a run's last model; "
         "empty: from the seed",
         later=True,
     )

@@ -149,7 +149,7 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
         file.touch()
     if federation.trainer.start:
         if missing := sorted(state.weights.keys() - federation.trainer.start.keys()):
-            what = f"not among the weights to start from, so as the seed initialises them: {', '.join(missing)}"
+            what = f"the weights to start from lack {', '.join(missing)}: those are as the seed makes them"
             print(f"note: {what}", file=sys.stderr)
             run.event("note", text=what)
         write_verified(run.start, federation.trainer.start)
