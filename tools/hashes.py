@@ -4,8 +4,8 @@ python tools/hashes.py record FILE.json     train all of them and write their ha
 python tools/hashes.py check FILE.json      train them again and say which differ; exit with 1 where any does
 
 Hashes depend on the machine and on torch: record and check on the same one. ``tools/hashes.json`` is the
-table that the object layer was judged by; its cases were equal before and after. Each case is two rounds, trained
-in this process, by two worker processes, and stopped after round 1 and resumed; all three must agree.
+table that the object layer was judged by; its cases were equal before and after. Each case is two rounds,
+trained in this process, by two worker processes, and stopped after round 1 and resumed; all must agree.
 """
 
 from __future__ import annotations
