@@ -39,7 +39,7 @@ def update(client: int) -> Update:
 
 
 def finished(accuracy: float) -> SimpleNamespace:
-    return SimpleNamespace(metrics={"accuracy": accuracy})
+    return SimpleNamespace(metrics={"accuracy": accuracy}, validation=None)
 
 
 def test_without_a_terminal_each_round_is_a_line(clock):

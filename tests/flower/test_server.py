@@ -148,7 +148,7 @@ def test_too_few_answers_for_too_long_stop_it_with_the_checkpoint_kept(tmp_path,
         )
     with pytest.raises(BelowQuorum, match="0 of 2 clients gave a usable update") as stopped:
         server(deployed, net).run()
-    assert str(stopped.value).endswith(f"when this is mended, with 'proxyfl deploy run {deployed.path}'")
+    assert str(stopped.value).endswith(f"when this is fixed, with 'proxyfl deploy run {deployed.path}'")
     assert newest(deployed.run).round == 0
 
 

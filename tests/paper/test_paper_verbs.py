@@ -194,7 +194,7 @@ def test_every_data_set_that_has_runs_is_drawn_by_itself(
         draw.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map")
     for case in cases[1:]:
         job = case.job(1, folder)
-        write_run(job.path, "proxyfl", 1, [0.5], data__name=case.column.data)
+        write_run(job.path, "proxyfl", 1, [0.5] * job.rounds, data__name=case.column.data)
     names = [case.job(1, folder).path.name for case in cases]
     assert draw.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map") == [
         tmp_path / "map-svhn", tmp_path / "map-digits",

@@ -219,7 +219,7 @@ class Patient:
         """Everything that only reads gives what is right, or an error in words."""
         lines = [line + b"\n" for line in self.files["metrics.jsonl"].splitlines()]
         run = Run(self.path) if (self.path / "config.toml").is_file() else None
-        assert len(list_runs(self.path.parent)) == (2 if run else 1)
+        assert len(list_runs(self.path.parent)) == 2
         if run is None:
             return
         whole = Run(self.whole)

@@ -1,4 +1,4 @@
-"""Which lines of the metrics are read when nobody vouches for them any more."""
+"""Which lines of the metrics are read when nothing verifies them any more."""
 
 from __future__ import annotations
 
