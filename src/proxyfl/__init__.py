@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from proxyfl.aggregation.build import register_aggregator
     from proxyfl.core.config import KeepSettings as Keep
     from proxyfl.core.config import TrainSettings as Train
-    from proxyfl.core.config import setting
     from proxyfl.core.errors import ProxyFLError
+    from proxyfl.core.settings import setting
     from proxyfl.data.dataset import Dataset
     from proxyfl.data.partition import Partition
     from proxyfl.data.partition import make_partition as partition
@@ -71,7 +71,7 @@ _HOMES = {
     "register_model": "proxyfl.models:register",
     "results": "proxyfl.results",
     "resume": "proxyfl.runs.experiment",
-    "setting": "proxyfl.core.config",
+    "setting": "proxyfl.core.settings",
     "Aggregator": "proxyfl.aggregation.base",
     "register_aggregator": "proxyfl.aggregation.build",
 }

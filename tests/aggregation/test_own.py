@@ -29,9 +29,10 @@ from proxyfl.aggregation import (
     register_aggregator,
 )
 from proxyfl.aggregation.build import build_aggregator
-from proxyfl.core.config import AggregationSettings, PrivacySettings, setting
+from proxyfl.core.config import AggregationSettings, PrivacySettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.plugins import load_plugin
+from proxyfl.core.settings import setting
 from proxyfl.core.state import ServerState, Tensors, Update
 from proxyfl.methods import create
 from proxyfl.methods.context import ServerContext

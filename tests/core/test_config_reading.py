@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxyfl.core.config import (
-    Config,
-    DataSettings,
-    FederationSettings,
-    TrainSettings,
-    describe,
-    read_config,
-    read_section,
-    setting,
-)
+from proxyfl.core.config import Config, DataSettings, FederationSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.settings import describe, read_section, setting
 from proxyfl.core.trees import merge, nested, parse_assignment
 
 

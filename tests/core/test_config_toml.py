@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from proxyfl.core.config import FIDELITIES
 from proxyfl.core.errors import ConfigError, MethodError
+from proxyfl.core.settings import FIDELITIES
 from proxyfl.core.trees import parse_assignment
 from proxyfl.methods import recipes
 from proxyfl.runs.experiment import load_config

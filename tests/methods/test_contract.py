@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load, save
 
 import proxyfl
-from proxyfl.core.config import FIDELITIES, Config
+from proxyfl.core.config import Config
 from proxyfl.core.errors import MethodError
+from proxyfl.core.settings import FIDELITIES
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update, size_in_bytes
 from proxyfl.data.dataset import Split
 from proxyfl.federation.client_store import ClientStore

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from proxyfl.core.config import setting
 from proxyfl.core.errors import MethodError
+from proxyfl.core.settings import setting
 from proxyfl.core.state import ServerState, Tensors, Update
 from proxyfl.data.stream import Batch
 from proxyfl.federation.client_store import ClientStore

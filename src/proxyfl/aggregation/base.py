@@ -21,8 +21,9 @@ import torch
 
 from proxyfl.aggregation.coverage import reads_updates
 from proxyfl.aggregation.updates import Updates
-from proxyfl.core.config import FederationSettings, TrainSettings, check_fields
+from proxyfl.core.config import FederationSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError, UpdateRefused
+from proxyfl.core.settings import check_fields
 from proxyfl.core.state import Metrics, ServerState, Task, Tensors, Update, namespace
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext

@@ -14,14 +14,9 @@ from proxyfl.aggregation.krum import Krum
 from proxyfl.aggregation.mean import Mean
 from proxyfl.aggregation.privacy import DifferentialPrivacy
 from proxyfl.aggregation.server import FedAdam, FedAvgM, FedYogi, ServerOptimiser
-from proxyfl.core.config import (
-    OBJECT,
-    AggregationSettings,
-    FederationSettings,
-    PrivacySettings,
-    TrainSettings,
-)
+from proxyfl.core.config import AggregationSettings, FederationSettings, PrivacySettings, TrainSettings
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.settings import OBJECT
 from proxyfl.core.trees import Tree
 from proxyfl.methods.base import Method
 

@@ -224,7 +224,7 @@ class Draft:
         return {"name": self.name, "module": self.module, "cls": self.cls, "parent": self.parent.name}
 
     def _method_imports(self) -> str:
-        wanted = {"proxyfl.core.config": {"setting"}, "proxyfl.methods.registry": {"Recipe", "register"}}
+        wanted = {"proxyfl.core.settings": {"setting"}, "proxyfl.methods.registry": {"Recipe", "register"}}
         for cls in (self.parent.method, self.parent.method.Parameters):
             wanted.setdefault(cls.__module__, set()).add(cls.__name__)
         ours = [f"from {module} import {', '.join(sorted(wanted[module]))}" for module in sorted(wanted)]

@@ -12,7 +12,7 @@ import typer
 
 from proxyfl.cli.common import command, examples, out, plain_table
 from proxyfl.cli.present import as_toml
-from proxyfl.core.config import FIDELITIES, describe
+from proxyfl.core.settings import FIDELITIES, describe
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,9 +16,10 @@ from typing import Any, Self, TypeVar
 
 import tomli_w
 
-from proxyfl.core.config import Config, read_section, setting
+from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.core.files import write_bytes
+from proxyfl.core.settings import read_section, setting
 from proxyfl.core.trees import Tree
 from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxyfl.core.config import read_section, setting
 from proxyfl.core.errors import MethodError
+from proxyfl.core.settings import read_section, setting
 from proxyfl.core.spans import LOSSES, PSEUDO, loss_span, serve_span, span
 from proxyfl.core.state import Tensors, Update, namespace, within
 from proxyfl.data.stream import Batch, ClientData

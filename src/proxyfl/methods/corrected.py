@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from proxyfl.core.config import setting
 from proxyfl.core.rng import rng
+from proxyfl.core.settings import setting
 from proxyfl.core.state import Tensors
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proxyfl.core.config import setting
+from proxyfl.core.settings import setting
 from proxyfl.data.stream import ClientData
 from proxyfl.methods.base import Addon, Method, MethodParameters
 from proxyfl.methods.registry import Recipe, Shown, register

@@ -28,8 +28,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import setting
 from proxyfl.core.errors import UpdateRefused
+from proxyfl.core.settings import setting
 from proxyfl.core.state import Tensors, Update, namespace
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters

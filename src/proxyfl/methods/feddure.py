@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.optim import Adam, Optimizer
 
-from proxyfl.core.config import setting
+from proxyfl.core.settings import setting
 from proxyfl.core.spans import BACKWARD, FORWARD, loss_span, span
 from proxyfl.core.state import Tensors
 from proxyfl.data.stream import Batch

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import setting
+from proxyfl.core.settings import setting
 from proxyfl.core.spans import PSEUDO, loss_span, span
 from proxyfl.core.state import Tensors, namespace, within
 from proxyfl.data.stream import Batch

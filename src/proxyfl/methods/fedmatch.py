@@ -34,9 +34,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from proxyfl.core.config import setting
 from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
+from proxyfl.core.settings import setting
 from proxyfl.core.spans import FORWARD, span
 from proxyfl.core.state import Tensors, Update, namespace, within
 from proxyfl.data.stream import Batch

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import setting
+from proxyfl.core.settings import setting
 from proxyfl.methods.base import Method, MethodParameters
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.losses import masked_cross_entropy

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxyfl.core.config import setting
+from proxyfl.core.settings import setting
 from proxyfl.methods.addons import GPT, ICPL
 from proxyfl.methods.context import Pseudo
 from proxyfl.methods.fixmatch import FixMatch, FixMatchParameters

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxyfl.core.config import OBJECT, read_section
 from proxyfl.core.errors import ConfigError, MethodError, nearest
+from proxyfl.core.settings import OBJECT, read_section
 from proxyfl.core.trees import Tree, dotted, merge
 from proxyfl.methods.base import Addon, Method
 
@@ -122,7 +122,7 @@ def register_addon(addon: type[Addon]) -> type[Addon]:
         from dataclasses import dataclass
 
         from proxyfl import Addon, register_addon
-        from proxyfl.core.config import setting
+        from proxyfl.core.settings import setting
 
         @dataclass(frozen=True)
         class SmoothParameters:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxyfl.core.config import setting
+from proxyfl.core.settings import setting
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.fixmatch import FixMatch, PseudoLabelParameters
 from proxyfl.methods.losses import masked_divergence

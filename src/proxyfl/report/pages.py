@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.aggregation.coverage import own_weights, uncovered
-from proxyfl.core.config import describe
+from proxyfl.core.settings import describe
 from proxyfl.methods import registry
 
 BLOCK = re.compile(r"<!-- (parameters|results|csv|coverage) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)

@@ -14,8 +14,9 @@ import torch
 from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import described
-from proxyfl.core.config import OBJECT, Config, KeepSettings, TrainSettings, read_config
+from proxyfl.core.config import Config, KeepSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError
+from proxyfl.core.settings import OBJECT
 from proxyfl.core.state import Tensors, content_hash
 from proxyfl.core.trees import dotted
 from proxyfl.methods import registry

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.checksum import read_verified, write_verified
-from proxyfl.core.config import OBJECT, Config
+from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError, RunError
+from proxyfl.core.settings import OBJECT
 from proxyfl.core.state import Tensors
 from proxyfl.data.augment import normalise
 from proxyfl.data.dataset import Split, resize

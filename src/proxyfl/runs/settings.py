@@ -19,16 +19,9 @@ import torch
 from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import build_aggregator, require_sound
-from proxyfl.core.config import (
-    FIDELITIES,
-    OBJECT,
-    Config,
-    MethodSettings,
-    TrainSettings,
-    describe,
-    read_config,
-)
+from proxyfl.core.config import Config, MethodSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
+from proxyfl.core.settings import FIDELITIES, OBJECT, describe
 from proxyfl.core.trees import DEEPEST, Tree, dotted, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import require_scheme

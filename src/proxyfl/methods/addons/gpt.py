@@ -30,8 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxyfl.core.config import setting
 from proxyfl.core.errors import ConfigError, MethodError, nearest
+from proxyfl.core.settings import setting
 from proxyfl.core.state import Tensors, Update
 from proxyfl.methods.base import Addon
 from proxyfl.methods.context import ServerContext

@@ -29,8 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxyfl.core.config import setting
 from proxyfl.core.errors import ConfigError, MethodError, nearest
+from proxyfl.core.settings import setting
 from proxyfl.core.state import Tensors
 from proxyfl.methods.addons.prior import Prior
 from proxyfl.methods.base import Addon

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import setting
+from proxyfl.core.settings import setting
 from proxyfl.methods.base import Addon
 from proxyfl.methods.context import ClientContext, Outputs
 from proxyfl.methods.registry import register_addon
