@@ -46,8 +46,8 @@ fuzz: $(READY)
 	done; rm -f fuzz.log
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks tools
-	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff check src tests benchmarks tools examples
+	$(BIN)/ruff format --check src tests benchmarks tools examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -62,8 +62,8 @@ torture: $(READY)
 	$(BIN)/python tests/recovery/torture.py
 
 format: $(READY)
-	$(BIN)/ruff check --fix-only src tests benchmarks tools
-	$(BIN)/ruff format src tests benchmarks tools
+	$(BIN)/ruff check --fix-only src tests benchmarks tools examples
+	$(BIN)/ruff format src tests benchmarks tools examples
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
