@@ -132,7 +132,7 @@ def test_a_run_is_stopped_after_its_round_followed_and_ended_by_a_signal(tmp_pat
         done = federation.checkpoint()
         assert 1 <= done < 6
         wait_for(lambda: not RunDirectory(made.state).is_locked(), "the lock")
-        assert f"round {done}: accuracy" in server.text()
+        federation.wait_text(server, f"round {done}: accuracy")
         assert f"round {done}: accuracy" in (made.state / "server.log").read_text()
         assert "round 1: training" in federation.started["site-01"].text()
 
