@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from proxyfl.core.errors import RunError
 from proxyfl.core.machine import usable_memory
+from proxyfl.core.state import detached
 
 SHORT = 16 << 20
 """Bytes that a file of notes may have: a manifest, the environment, who takes part."""
@@ -49,11 +49,7 @@ def write_tensors(
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Named tensors as safetensors."""
     # Copies: the format refuses tensors that share memory, which a method's state may well do.
-    plain = {
-        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, value in tensors.items()
-    }
-    return save(plain, dict(metadata) if metadata else None)
+    return save(detached(tensors), dict(metadata) if metadata else None)
 
 
 def append_bytes(path: Path, content: bytes) -> None:

@@ -144,6 +144,14 @@ def within(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {f"{prefix}/{name}": value for name, value in tensors.items()}
 
 
+def detached(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies on the CPU, contiguous and free of any graph; none shares memory with another."""
+    return {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
+
+
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in tensors.values())
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.dataset import Dataset, Split
+from proxyfl.data.files import progress
+from proxyfl.data.labels import label_array
 from proxyfl.data.sources.base import channel_statistics
 
 UNKNOWN = -1
@@ -57,7 +59,7 @@ def _names(classes: Sequence[str] | int | None, found: int) -> tuple[str, ...]:
 def _split(images: Any, labels: Any, what: str) -> Split:
     if labels is None:
         images, labels = _walked(images, what)
-    given = _labels(labels, what)
+    given = torch.from_numpy(label_array(labels, unknown=True))
     pixels = _pixels(images, what)
     if not len(pixels):
         raise DataError(f"there are no {what} images")
@@ -73,26 +75,17 @@ def _walked(dataset: Any, what: str) -> tuple[Any, Any]:
             f"{what} images are a {type(dataset).__name__}; give images and labels, or a map-style Dataset"
         )
     images, labels = [], []
-    for place in range(len(dataset)):
-        item = dataset[place]
-        image, label = item if isinstance(item, tuple | list) and len(item) == 2 else (item, UNKNOWN)
-        images.append(np.asarray(image))
-        labels.append(UNKNOWN if label is None else int(label))
+    with progress(f"reading {what} images", len(dataset)) as advance:
+        for place in range(len(dataset)):
+            item = dataset[place]
+            image, label = item if isinstance(item, tuple | list) and len(item) == 2 else (item, UNKNOWN)
+            images.append(np.asarray(image))
+            labels.append(UNKNOWN if label is None else int(label))
+            advance(1)
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
         raise DataError(f"{what} images have {len(shapes)} sizes; resize them to one in the Dataset")
     return np.stack(images) if images else np.zeros((0, 1, 8, 8), np.uint8), labels
-
-
-def _labels(labels: Any, what: str) -> Tensor:
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        facts = f"{array.dtype} of shape {array.shape}"
-        raise DataError(f"{what} labels are {facts}; give one whole number per image, -1 where unknown")
-    found = torch.from_numpy(array.astype(np.int64))
-    if len(found) and int(found.min()) < UNKNOWN:
-        raise DataError(f"a {what} label is {int(found.min())}; classes count from 0, -1 is unknown")
-    return found
 
 
 def _pixels(images: Any, what: str) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import pickle
 import sys
 from contextlib import ExitStack
-from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +42,7 @@ def _loaded_from_elsewhere() -> list[ModuleType]:
         if isinstance(getattr(module, "__file__", None), str)
         and "." not in name
         and not name.startswith(("__", FILE_PREFIX))
-        and PathFinder.find_spec(name) is None
+        and not any(finder.find_spec(name, None) for finder in sys.meta_path)
     ]
 
 

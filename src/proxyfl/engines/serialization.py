@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from proxyfl.core.state import Failure, Task, Tensors, Update, namespace, within
+from proxyfl.core.state import Failure, Task, Tensors, Update, detached, namespace, within
 
 Header = dict[str, Any]
 
@@ -16,11 +14,7 @@ def pack_task(task: Task) -> tuple[Header, Tensors]:
     header = {"kind": "task", "round": task.round, "client": task.client, "version": task.version}
     tensors = within("personal", task.personal) | within("carry", task.carry)
     # Copies: the format refuses tensors that share memory, which a method's state may well do.
-    plain = {
-        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, value in tensors.items()
-    }
-    return header, plain
+    return header, detached(tensors)
 
 
 def unpack_task(header: Header, tensors: Tensors, weights: Tensors, extras: Tensors) -> Task:

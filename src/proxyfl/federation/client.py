@@ -18,7 +18,7 @@ from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
-from proxyfl.core.state import Task, Tensors, Update, namespace, within
+from proxyfl.core.state import Task, Tensors, Update, detached, namespace, within
 from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.pseudo_metrics import count_decisions
@@ -233,14 +233,6 @@ def _require_terms(ctx: ClientContext) -> None:
             f"{ctx.method.name} has a step of its own that leaves out +{', +'.join(adding)}; "
             "add ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"
         )
-
-
-def detached(tensors: Tensors) -> Tensors:
-    """Copies on the CPU, contiguous and free of any graph."""
-    return {
-        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, value in tensors.items()
-    }
 
 
 def _momentum(ctx: ClientContext) -> Tensors:

@@ -135,6 +135,21 @@ class Server:
             store=self.store,
         )
 
+    def fold(self, ctx: ServerContext, state: ServerState, clients: list[int]) -> Fold:
+        """What takes the answers of these clients."""
+        return Fold(
+            self.aggregator,
+            self.method,
+            ctx,
+            state,
+            clients,
+            self.population,
+            train=self.train,
+            federation=self.settings,
+            snapshot=self.keep.snapshot(state.round + 1, self.settings.rounds),
+            spool=self.spool,
+        )
+
     def able(self, clients: list[int]) -> list[int]:
         """The clients that this method can do something with."""
         labelled = self.population.labelled
@@ -154,18 +169,7 @@ def play_round(
         observer.round_started(round, clients)
 
     ctx, traffic = server.context(state), Traffic()
-    fold = Fold(
-        server.aggregator,
-        method,
-        ctx,
-        state,
-        clients,
-        server.population,
-        train=server.train,
-        federation=settings,
-        snapshot=server.keep.snapshot(round, settings.rounds),
-        spool=server.spool,
-    )
+    fold = server.fold(ctx, state, clients)
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:
