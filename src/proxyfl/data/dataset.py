@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.files import in_words, memory_limit
 
 
@@ -88,11 +88,20 @@ class Dataset:
         >>> len(data.train), data.classes
         (60, ('0', '1', '2'))
         """
-        from proxyfl.data.own import dataset_of
+        from proxyfl.data.own import class_names, pair, split_of
+        from proxyfl.data.sources.base import channel_statistics
 
-        return dataset_of(
-            images, labels, test=test, classes=classes, name=name, flip=flip, mean=mean, std=std
-        )
+        train, held = split_of(images, labels, "training"), split_of(*pair(test), "test")
+        if train.images.shape[1:] != held.images.shape[1:]:
+            shapes = f"{tuple(train.images.shape[1:])} and {tuple(held.images.shape[1:])}"
+            raise DataError(f"training and test images differ in shape: {shapes}")
+        if bool((held.labels < 0).any()):
+            raise DataError("test images need labels; leave out those whose class nobody knows")
+        if int(train.labels.max()) < 0:
+            raise DataError("no training image has a label; label a few images of every class")
+        names = class_names(classes, int(max(train.labels.max(), held.labels.max())) + 1)
+        found = channel_statistics(train.images.numpy()) if mean is None or std is None else (mean, std)
+        return cls(name, train, held, names, tuple(found[0]), tuple(found[1]), flip, len(train))
 
     @property
     def knows_all(self) -> bool:

@@ -10,53 +10,27 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.errors import DataError
-from proxyfl.data.dataset import Dataset, Split
+from proxyfl.data.dataset import Split
 from proxyfl.data.files import progress
 from proxyfl.data.labels import label_array
-from proxyfl.data.sources.base import channel_statistics
 
 UNKNOWN = -1
 """The label of an image whose class nobody knows."""
 
 
-def dataset_of(
-    images: Any,
-    labels: Any = None,
-    *,
-    test: Any,
-    classes: Sequence[str] | int | None = None,
-    name: str = "mine",
-    flip: bool = False,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-) -> Dataset:
-    """See :meth:`Dataset.of`."""
-    train, held = _split(images, labels, "training"), _split(*_pair(test), "test")
-    if train.images.shape[1:] != held.images.shape[1:]:
-        shapes = f"{tuple(train.images.shape[1:])} and {tuple(held.images.shape[1:])}"
-        raise DataError(f"training and test images differ in shape: {shapes}")
-    if bool((held.labels < 0).any()):
-        raise DataError("test images need labels; leave out those whose class nobody knows")
-    if int(train.labels.max()) < 0:
-        raise DataError("no training image has a label; label a few images of every class")
-    names = _names(classes, int(max(train.labels.max(), held.labels.max())) + 1)
-    found = channel_statistics(train.images.numpy()) if mean is None or std is None else (mean, std)
-    return Dataset(name, train, held, names, tuple(found[0]), tuple(found[1]), flip, len(train))
-
-
-def _pair(given: Any) -> tuple[Any, Any]:
+def pair(given: Any) -> tuple[Any, Any]:
     """(images, labels), or a torch Dataset that has both."""
     return given if isinstance(given, tuple) and len(given) == 2 else (given, None)
 
 
-def _names(classes: Sequence[str] | int | None, found: int) -> tuple[str, ...]:
+def class_names(classes: Sequence[str] | int | None, found: int) -> tuple[str, ...]:
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes or ()))
     if classes is not None and len(names) < found:
         raise DataError(f"a label is {found - 1}, but there are only {len(names)} classes")
     return names or tuple(map(str, range(found)))
 
 
-def _split(images: Any, labels: Any, what: str) -> Split:
+def split_of(images: Any, labels: Any, what: str) -> Split:
     if labels is None:
         images, labels = _walked(images, what)
     given = torch.from_numpy(label_array(labels, unknown=True))
