@@ -37,11 +37,15 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def changed(own: Settings) -> str:
-    """Settings that are not the preset's for that method, as JSON: with the preset they make the run."""
+    """Settings that are not the preset's for that method, as JSON: with the preset they make the run.
+
+    Where weights to start from lay is left out: their hash says what they were.
+    """
     try:
         usual = settings_of(resolve(own["preset"], {"method": {"name": own[METHOD]}}))
     except ProxyFLError:  # a method that this program does not know
         usual = {}
+    usual["model.weights"] = own.get("model.weights")
     return json.dumps({key: value for key, value in own.items() if key not in usual or usual[key] != value})
 
 
