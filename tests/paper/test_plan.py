@@ -211,7 +211,7 @@ def test_every_method_of_a_seed_starts_from_one_run_that_repeats_nothing() -> No
     for start in starts:
         assert start.config.method.name == "fedavg"
         assert (start.config.labels.seed, start.config.partition.seed) == (start.config.seed - 1000,) * 2
-        assert (start.config.train.epochs, start.config.federation.rounds) == (5, 25)
+        assert (start.config.train.epochs, start.config.federation.rounds) == (5, 15)
         assert start.config.data == jobs[0].config.data
         assert start.config.model.weights_hash == ""
     assert {job.config.model.weights for job in jobs} == {str(job.path.resolve()) for job in starts}
