@@ -60,6 +60,26 @@ def test_real_runs_as_a_table(call, folder):
     assert "too few seeds" in result.stdout
 
 
+def test_names_and_columns_as_a_paper_has_them(call, written):
+    chosen = ("--names", "proxyfl=Ours,alpha=α", "--names", "fedavg=FedAvg", "--columns", "alpha=1")
+    result = call("table", *chosen)
+    assert result.exit_code == 2
+    assert "no column is called 'alpha=1'; there are 'α = 0.1', 'α = 1'" in " ".join(result.stderr.split())
+    result = call("table", "--against", "FedAvg", *chosen[:-1], "α=1")
+    assert lines_from(result.stdout, "Test accuracy (%)")[:3] == [
+        ["method", "α = 1"],
+        ["FedAvg", "41.00 ± 0.50"],
+        ["Ours", "51.00 ± 0.50"],
+    ]
+    assert "Difference" not in result.stdout
+    renamed = call("table", "--names", "proxyfl=Ours", "--format", "latex").stdout
+    assert "Ours" in renamed
+    assert "--names proxyfl=Ours" in renamed.splitlines()[0]
+    assert "nothing in the table is called 'sage'" in call("table", "--names", "sage=SAGE").stderr
+    assert "as in sage=SAGE" in call("table", "--names", "sage").stderr
+    assert "every column" in call("table", "--columns", "α", "--format", "csv").stderr
+
+
 def test_runs_are_found_two_levels_below_the_runs_folder(call, written):
     result = call("table")
     assert result.exit_code == 0

@@ -22,7 +22,7 @@ EXAMPLES = examples(
     "proxyfl table runs/demo --against fedavg",
     "proxyfl table --where alpha=0.1 --where method=fedavg --where method=proxyfl",
     "proxyfl table --select train.lr --metric macro-f1",
-    "proxyfl table --output table.tex",
+    "proxyfl table --names sage=SAGE,proxyfl=Ours --columns mean --output table.tex",
     "proxyfl table --format csv --each --output runs.csv",
 )
 FILE_WIDTH = 80
@@ -114,6 +114,22 @@ def table(
             show_default=False,
         ),
     ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TEXT",
+            help="Call a method or a setting something else, as in a paper: sage=SAGE. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HEADING",
+            help="Only these columns, in this order, by the beginning of their headings. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Take in runs that are not finished.")] = False,
     form: Form = None,
     each: Annotated[bool, typer.Option("--each", help="CSV with a row per run, not per cell.")] = False,
@@ -128,20 +144,28 @@ def table(
     """
     from proxyfl.results import exports
     from proxyfl.results.compare import compare
+    from proxyfl.results.layout import columns_named
     from proxyfl.results.panels import panels, question
 
     form = form or SUFFIXES.get(file.suffix if file else "", Format.terminal)
     if each and form is not Format.csv:
         raise ConfigError(f"--each is for CSV, not {form}; add --format csv")
+    if columns and form is Format.csv:
+        raise ConfigError("--columns is for tables that are printed; a CSV file has every column")
     comparison = compare(
-        find_runs(places or ()), partial=partial, where=_conditions(where or ()), select=select or ()
+        find_runs(places or ()),
+        partial=partial,
+        where=_conditions(where or ()),
+        select=select or (),
+        names=_renamed(names or ()),
     )
     asked = question(comparison, metric, target, against)
     for note in comparison.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
     numbers = exports.runs_to_csv if each else exports.cells_to_csv
     csv = numbers(comparison, asked) if form is Format.csv else ""
-    show(panels(comparison, asked), form, file, _made_by(), csv=csv)
+    made = panels(comparison, asked)
+    show(columns_named(made, columns) if columns else made, form, file, _made_by(), csv=csv)
 
 
 def show(
@@ -204,6 +228,14 @@ def _conditions(texts: Iterable[str]) -> list[tuple[str, Any]]:
     return [pair for text in texts for pair in dotted(parse_assignment(text)).items()]
 
 
+def _renamed(texts: Iterable[str]) -> dict[str, str]:
+    """``sage=SAGE,proxyfl=Ours`` or one at a time."""
+    pairs = [text.partition("=") for given in texts for text in given.split(",")]
+    if wrong := [name for name, _, new in pairs if not name.strip() or not new.strip()]:
+        raise ConfigError(f"--names {wrong[0]}: write the name, '=' and what to call it, as in sage=SAGE")
+    return {name.strip(): new.strip() for name, _, new in pairs}
+
+
 def _made_by() -> str:
     """The command that makes this table again."""
     import click
@@ -214,6 +246,7 @@ def _made_by() -> str:
         if given[name] not in (None, "", Metric.mean_last):
             words += [flag, given[name]]
     words += [word for text in given["where"] or () for word in ("--where", text)]
-    words += [word for key in given["select"] or () for word in ("--select", key)]
+    for name in ("select", "names", "columns"):
+        words += [word for text in given[name] or () for word in (f"--{name}", text)]
     words += ["--partial"] if given["partial"] else []
     return command(*words)

@@ -8,7 +8,7 @@ paired by seed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,10 +163,15 @@ class Comparison:
 
 
 def compare(
-    runs: Iterable[Run], *, partial: bool = False, where: Where = (), select: Sequence[str] = ()
+    runs: Iterable[Run],
+    *,
+    partial: bool = False,
+    where: Where = (),
+    select: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
 ) -> Comparison:
     """Group runs into cells. ``where`` keeps those with some settings; of the settings in ``select`` each
-    method has its best values.
+    method has its best values; ``names`` are what methods and settings are called in the table.
 
     Unfinished runs are left out with a note; with ``partial`` they are taken in.
     """
@@ -175,25 +180,42 @@ def compare(
         outcomes, chosen = choose(outcomes, select)
         notes = [*notes, *chosen]
     settings, follow, own = _varying(outcomes)
-    names = short_names(dict.fromkeys([*settings, *(key for keys in own.values() for key in keys)]))
+    short = short_names(dict.fromkeys([*settings, *(key for keys in own.values() for key in keys)]))
+    called = _called(names or {}, short, own)
     cells: dict[tuple[Contender, Group], list[Outcome]] = defaultdict(list)
     for outcome in sorted(outcomes, key=lambda each: each.seed):
         group = tuple(outcome.settings.get(key, "–") for key in settings)
-        cells[_contender(outcome, own[outcome.method], names), group].append(outcome)
+        cells[_contender(outcome, own[outcome.method], called), group].append(outcome)
     return Comparison(
         settings=settings,
         follow=follow,
         contenders=tuple(sorted({contender for contender, _ in cells}, key=_place)),
         groups=tuple(sorted({group for _, group in cells}, key=lambda group: [*map(order, group)])),
         cells={(who, group): Cell(who, group, tuple(each)) for (who, group), each in cells.items()},
-        names=names,
+        names=called,
         notes=tuple(notes),
     )
 
 
+def _called(given: Mapping[str, str], short: Mapping[str, str], methods: Collection[str]) -> dict[str, str]:
+    """Names of settings by their keys and of methods by theirs, the given ones first."""
+    keys = {word: key for key, word in short.items()}
+    aliases = {alias: method for method in methods for alias in names_of(method)}
+    called = dict(short)
+    for name, new in given.items():
+        key = name if name in short else keys.get(name) or aliases.get(name)
+        if key is None:
+            known = nearest(name, [*methods, *keys])
+            raise ConfigError(f"nothing in the table is called '{name}', so it cannot be renamed; {known}")
+        called[key] = new
+    return called
+
+
 def _contender(outcome: Outcome, keys: Iterable[str], names: Mapping[str, str]) -> Contender:
     own = tuple((key, outcome.settings[key]) for key in keys)
-    label = " ".join([outcome.method, *(f"{names[key]}={plain(value)}" for key, value in own)])
+    label = " ".join(
+        [names.get(outcome.method, outcome.method), *(f"{names[key]}={plain(value)}" for key, value in own)]
+    )
     return Contender(outcome.method, own, label)
 
 

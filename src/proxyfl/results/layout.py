@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from proxyfl.core.errors import ConfigError
 from proxyfl.results.paired import LEVEL, Difference, warning
 
 NONE, MINUS = "–", "−"
@@ -41,6 +43,34 @@ class Panel:
     rows: tuple[tuple[Field, ...], ...]
     caption: tuple[str, ...]
     breaks: frozenset[int] = frozenset()
+
+
+def columns_named(panels: Sequence[Panel], wanted: Sequence[str]) -> list[Panel]:
+    """Tables with the columns wanted alone, in that order, after those that say what a row is about. A column
+    is named by its heading or the beginning of it; a table that has none of them is left out.
+    """
+    heads = [column.heading for panel in panels for column in panel.columns[panel.keys :]]
+    if unknown := [name for name in wanted if not any(_called(head, name) for head in heads)]:
+        known = ", ".join(f"'{head}'" for head in dict.fromkeys(heads))
+        raise ConfigError(f"no column is called '{unknown[0]}'; there are {known}")
+    made = []
+    for panel in panels:
+        keys = range(panel.keys)
+        found = [
+            place
+            for name in wanted
+            for place in range(panel.keys, len(panel.columns))
+            if _called(panel.columns[place].heading, name)
+        ]
+        kept = [*keys, *dict.fromkeys(found)]
+        columns = tuple(panel.columns[place] for place in kept)
+        rows = tuple(tuple(row[place] for place in kept) for row in panel.rows)
+        made += [dataclasses.replace(panel, columns=columns, rows=rows)] if found else []
+    return made
+
+
+def _called(heading: str, name: str) -> bool:
+    return heading.replace(" ", "").lower().startswith(name.replace(" ", "").lower())
 
 
 def stacked(
