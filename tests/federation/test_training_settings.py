@@ -10,7 +10,7 @@ import torch
 
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import ConfigError
-from proxyfl.methods.context import usual_optimiser
+from proxyfl.methods.optimisers import usual_optimiser
 from proxyfl.runs.settings import identity
 from toybox import make_simulation, play, same_state, tiny_config
 

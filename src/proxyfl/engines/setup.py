@@ -17,7 +17,8 @@ from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.loop import Engine, Server
 from proxyfl.federation.sampling import Population
 from proxyfl.methods.base import Method
-from proxyfl.methods.context import OptimiserFactory, PerClientStore
+from proxyfl.methods.context import PerClientStore
+from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import Network
 
 

@@ -23,7 +23,8 @@ from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.pseudo_metrics import count_decisions
 from proxyfl.methods.base import Method, overrides
-from proxyfl.methods.context import ClientContext, OptimiserFactory
+from proxyfl.methods.context import ClientContext
+from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import Network, part_of
 
 Steps = Callable[[ClientContext], Iterator[Iterator[Batch]]]

@@ -18,24 +18,11 @@ from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.spans import BACKWARD, BEGIN, FORWARD, TEACHER, loss_span, span
 from proxyfl.core.state import Task, Tensors
 from proxyfl.data.stream import Batch, Stream
+from proxyfl.methods.optimisers import OptimiserFactory, usual_optimiser
 from proxyfl.models import fold_batchnorm
 
 if TYPE_CHECKING:
     from proxyfl.methods.base import Method
-
-
-OptimiserFactory = Callable[[list[nn.Parameter], float, TrainSettings], torch.optim.Optimizer]
-"""(parameters, the round's learning rate, training settings) → an optimiser."""
-
-
-def usual_optimiser(parameters: list[nn.Parameter], lr: float, train: TrainSettings) -> torch.optim.Optimizer:
-    """SGD or AdamW, as the settings say."""
-    if train.optimiser == "adamw":
-        betas = (train.beta1, train.beta2)
-        return torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=train.weight_decay)
-    return torch.optim.SGD(
-        parameters, lr=lr, momentum=train.momentum, weight_decay=train.weight_decay, nesterov=train.nesterov
-    )
 
 
 def descend(loss: Tensor, optimiser: torch.optim.Optimizer, clip: float = 0.0) -> None:

@@ -43,6 +43,7 @@ from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext, descend
 from proxyfl.methods.losses import masked_mean
+from proxyfl.methods.optimisers import SGD
 from proxyfl.methods.registry import Recipe, Shown, register
 from proxyfl.models import fold_batchnorm
 
@@ -99,8 +100,8 @@ class FedMatch(Method):
         own = {name: torch.empty_like(value) for name, value in parameters.items() if name in psi}
         ctx.memory["psi"] = {name: value.copy_(psi[name]).requires_grad_() for name, value in own.items()}
         options = {"lr": self.parameters.lr, "momentum": self.parameters.momentum}
-        ctx.memory["sigma optimiser"] = torch.optim.SGD(parameters.values(), **options)
-        ctx.memory["psi optimiser"] = torch.optim.SGD(ctx.memory["psi"].values(), **options)
+        ctx.memory["sigma optimiser"] = SGD(parameters.values(), **options)
+        ctx.memory["psi optimiser"] = SGD(ctx.memory["psi"].values(), **options)
         lent = namespace(ctx.task.personal, self.name)
         count = len({name.split("/")[0] for name in lent})
         ctx.memory["helpers"] = [

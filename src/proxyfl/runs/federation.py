@@ -30,7 +30,7 @@ from proxyfl.federation.loop import Observer, RoundReport, play_round
 from proxyfl.federation.measures import choosing
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
-from proxyfl.methods.context import OptimiserFactory
+from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import Network
 from proxyfl.runs.describe import describe
 from proxyfl.runs.directory import RunDirectory, json_lines
