@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,14 @@ import pytest
 from PIL import Image
 
 from calling import invoke
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ELSEWHERE = """
+import runpy, sys
+sys.modules["proxyfl"] = sys.modules["torch"] = None  # as if they were not installed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def scans(folder: Path, count: int, bright: bool, rng: np.random.Generator) -> None:
@@ -64,3 +75,35 @@ def test_a_config_can_be_copied_for_own_data(clinic: Path, tmp_path: Path) -> No
     done = invoke("config", "copy", f"folder:{clinic}", tmp_path / "mine.toml")
     assert done.exit_code == 0, done.stderr
     assert 'scheme = "natural"' in (tmp_path / "mine.toml").read_text()
+
+
+@pytest.mark.slow
+def test_from_a_messy_clinic_to_predictions_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walk of docs/your-data.md: check, run, report, eval on new data, export, predict elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, EXAMPLES / "messy_clinic.py", "clinic"], check=True)
+    seen = invoke("data", "check", "folder:clinic", "-o", "clinic.png").stdout
+    assert "2,136 training images: 136 labelled in 3 classes, 2,000 unlabelled (94 %)" in seen
+    assert invoke("data", "check", "table:clinic.csv").stdout.splitlines()[:5] == seen.splitlines()[:5]
+    quick = ("--rounds", 2, "--set", "data.image_size=16", "--set", "train.epochs=1", "--method", "fixmatch")
+    done = invoke("run", "folder:clinic", *quick, "--name", "a", "--workers", 0)
+    assert done.exit_code == 0, done.stderr
+    compared = invoke("compare", "fedavg,fixmatch", "--data", "folder:clinic", "--seeds", 1, *quick[:-2])
+    assert compared.exit_code == 0, compared.stderr
+    report = invoke("report", "runs/a")
+    assert report.exit_code == 0, report.stderr
+    tested = invoke("eval", "runs/a", "--data", "folder:clinic-new")
+    assert "of 120" in tested.stdout, tested.stdout
+    assert invoke("export", "runs/a", "-o", "model.onnx").exit_code == 0
+    assert "nodule" in Path("model.md").read_text()
+    files = sorted(map(str, Path("clinic-new").glob("*/*.jpg")))
+    ours = csv.DictReader(invoke("predict", "runs/a", *files, "--csv").stdout.splitlines())
+    words = [sys.executable, "-c", ELSEWHERE, EXAMPLES / "predict_onnx.py", "model.onnx", *files]
+    theirs = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert theirs.returncode == 0, theirs.stderr
+    classes = ("clear", "fluid", "nodule")
+    found = [max(classes, key=lambda name: float(row[name])) for row in ours]
+    assert [line.split(",")[1] for line in theirs.stdout.splitlines()] == found
+    assert len(found) == 120

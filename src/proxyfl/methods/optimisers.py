@@ -26,8 +26,8 @@ def usual_optimiser(parameters: list[nn.Parameter], lr: float, train: TrainSetti
 
 
 class SGD(torch.optim.SGD):
-    """The SGD of torch to the bit, without torch's compiler: that takes more than a second to import, in every
-    process that trains.
+    """The SGD of torch to the bit, without torch's compiler: that takes more than a second to import,
+    in every process that trains.
     """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ def choose(name: str, found: Look, asked_clients: int = 0) -> Tree:
     - Width 1 below 5,000 training images, 2 below 20,000, else 4.
     - Batch: 16 labelled images where a client has fewer than 64, 32 below 256, else 64.
     - Epochs: 5 where a client has fewer than 1,000 images, else 2. Rounds: 30 below 20,000 images, else 100.
+    - Every metric is measured, since classes of own data are seldom balanced.
     """
     natural = bool(found.clients) and asked_clients in (0, len(found.clients))
     clients = asked_clients or len(found.clients) or min(MOST_CLIENTS, max(2, found.train // PER_CLIENT))
@@ -57,6 +58,7 @@ def choose(name: str, found: Look, asked_clients: int = 0) -> Tree:
             "per_round": min(8, clients),
             "rounds": _step(found.train, (20_000, 30), otherwise=100),
         },
+        "keep": {"metrics": "all"},
     }
     if natural:
         tree["partition"]["scheme"] = NATURAL
