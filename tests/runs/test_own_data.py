@@ -68,6 +68,7 @@ def test_the_rule():
         "model": {"width": 1},
         "train": {"batch": 16, "epochs": 5},
         "federation": {"per_round": 3, "rounds": 30},
+        "keep": {"metrics": "all"},
     }
     large = choose("folder:x", Look({"a": 30_000}, 10_000, 90, 0, (), (500,)))
     assert (large["partition"], large["model"], large["train"]) == (
