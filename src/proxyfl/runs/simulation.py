@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from proxyfl.core.config import Config
+from proxyfl.core.config import Config, VectorSettings
 from proxyfl.core.errors import DataError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.data import sources
@@ -69,7 +69,7 @@ class Simulation:
         return digest.hexdigest()
 
 
-def simulate(dataset: Dataset, partition: Partition) -> Simulation:
+def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | None = None) -> Simulation:
     """With the data set's own views. Every index must name an image, every labelled one have a label."""
     held = partition.validation
     parts = {"labelled": partition.labelled, "unlabelled": partition.unlabelled}
@@ -84,7 +84,7 @@ def simulate(dataset: Dataset, partition: Partition) -> Simulation:
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
         raise DataError(f"'{dataset.name}' has no training images to share out")
-    views = ViewSettings(dataset.flip, dataset.mean, dataset.std)
+    views = ViewSettings(dataset.flip, dataset.mean, dataset.std, vectors or VectorSettings())
     return Simulation(dataset, partition, 0, views, views)
 
 
@@ -169,7 +169,7 @@ def doubts(dataset: Dataset, partition: Partition) -> list[str]:
 
 def _views(config: Config, dataset: Dataset) -> tuple[ViewSettings, ViewSettings]:
     flip = dataset.flip if config.data.flip == "own" else config.data.flip == "always"
-    if config.data.norm == "release" and dataset.channels == 3:
+    if config.data.norm == "release" and dataset.channels == 3 and not dataset.is_vectors:
         return release_views(dataset, flip)
-    own = ViewSettings(flip, dataset.mean, dataset.std)
+    own = ViewSettings(flip, dataset.mean, dataset.std, config.vectors)
     return own, own
