@@ -218,7 +218,7 @@ SIZES = ("classes", "channels", "width")
 
 
 def _accepted(factory: Callable[..., Any], name: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Those of the sizes that a factory names, by the name it gives them; ``inputs`` where it must have it."""
+    """Those of the sizes that a factory names, by the name it gives them; ``inputs`` if it has no default."""
     usual = {size: sizes[size] for size in SIZES}
     try:
         known = inspect.signature(factory).parameters.values()

@@ -143,27 +143,29 @@ def remarks(config: Config, simulation: Simulation) -> list[str]:
     if config.labels.rule == "stratified":
         shown = [f"{name} {count:,}" for name, count in zip(dataset.classes, counts, strict=True)]
         more = f" and {len(shown) - MOST_NAMED:,} more classes" if len(shown) > MOST_NAMED else ""
-        unlabelled = f"{len(partition.unlabelled.values):,} images are unlabelled"
-        lines.append(f"note: labelled images: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}")
+        unlabelled = f"{len(partition.unlabelled.values):,} {dataset.train.called} are unlabelled"
+        lines.append(
+            f"note: labelled {dataset.train.called}: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}"
+        )
     return lines + [f"warning: {line}" for line in doubts(dataset, partition)]
 
 
 def doubts(dataset: Dataset, partition: Partition) -> list[str]:
     """Why a run on this data cannot mean much, a line each."""
-    lines = []
+    lines, what = [], dataset.train.called
     if len(dataset.classes) == 1:
         lines.append(f"there is only one class, '{dataset.classes[0]}': every accuracy is 100 %")
     count = len(dataset.train)
     if count < partition.clients:
-        lines.append(f"{count:,} training images are fewer than {partition.clients:,} clients")
+        lines.append(f"{count:,} training {what} are fewer than {partition.clients:,} clients")
     elif count < MEANINGFUL * len(dataset.classes):
-        lines.append(f"{count:,} training images of {len(dataset.classes)} classes are too few to learn from")
+        lines.append(f"{count:,} training {what} of {len(dataset.classes)} classes are too few to learn from")
     empty = (partition.sizes == 0).nonzero()[0].tolist()
     if empty:
         natural = len(dataset.clients) == partition.clients
         names = [dataset.clients[place] if natural else str(place) for place in empty[:MOST_NAMED]]
         more = f" and {len(empty) - MOST_NAMED:,} more" if len(empty) > MOST_NAMED else ""
-        lines.append(f"{len(empty):,} clients have no images: {', '.join(names)}{more}")
+        lines.append(f"{len(empty):,} clients have no {what}: {', '.join(names)}{more}")
     return lines
 
 

@@ -126,7 +126,7 @@ class Source(ABC):
         clients: tuple[Array, tuple[str, ...]] | None = None,
         features: tuple[str, ...] = (),
     ) -> Dataset:
-        """Check what was read and dress it as a Dataset. Images are (N, C, H, W), vectors (N, d), labels flat.
+        """Check what was read and dress it as a Dataset: images (N, C, H, W) or vectors (N, d), labels (N,).
 
         People's own training images may be without a label (-1), and belong to ``clients``: the number of
         each one's, and their names.
