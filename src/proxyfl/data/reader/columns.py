@@ -58,10 +58,9 @@ def arrays_of(table: Table) -> Arrays:
     classes = in_order(entry.label for entry in rows.entries if entry.label is not None)
     if not classes:
         cure = "name its column with data.keys, as in data.keys=label=diagnosis"
-        why = (
-            "has no label" if table.texts("label") is not None else "has a label: there is no column 'label'"
-        )
-        raise DataError(f"{table.file}: {'every' if 'no label' in why else 'no'} row {why}; {cure}")
+        column = table.roles["label"]
+        why = f"there is no column '{column}'" if table.texts("label") is None else f"'{column}' is empty"
+        raise DataError(f"table: {table.file}: no row has a label: {why}; {cure}")
     place = {name: number for number, name in enumerate(classes)}
     labels = np.array([NO_LABEL if row.label is None else place[row.label] for row in rows.entries], np.int64)
     splits = np.array([row.split or "train" for row in rows.entries])
