@@ -23,7 +23,7 @@ from proxyfl.data.reader.columns import read_rows
 from proxyfl.data.reader.tables import read_table
 from proxyfl.data.vectors import is_vectors
 
-KEYS = ("images", "test_images", "x_test", "vectors", "X", "x")
+KEYS = ("images", "test_images", "x_test", "vectors", "X")
 """Arrays of an npz file that are looked for, in this order."""
 TABLES = (".csv", ".parquet")
 

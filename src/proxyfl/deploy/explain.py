@@ -130,9 +130,12 @@ def _no_evaluation(state: ServerState) -> Evaluation:
 
 
 def _made_up(deployment: Deployment) -> ClientData:
-    size = deployment.image_size
-    shape = (2 * IMAGES, deployment.channels, size, size)
-    images = torch.randint(0, 256, shape, generator=rng(0, 0, 0, "rehearsal"), dtype=torch.uint8)
+    size, generator = deployment.image_size, rng(0, 0, 0, "rehearsal")
+    if size:
+        shape = (2 * IMAGES, deployment.channels, size, size)
+        images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    else:
+        images = torch.randn((2 * IMAGES, deployment.channels), generator=generator)
     labels = torch.arange(IMAGES) % len(deployment.classes)
     return ClientData(images, torch.arange(IMAGES), labels, torch.arange(IMAGES, 2 * IMAGES))
 

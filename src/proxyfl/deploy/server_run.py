@@ -279,6 +279,7 @@ class DeployedServer:
             classes=form.classes,
             mean=form.mean,
             std=form.std,
+            features=form.features,
         )
 
 

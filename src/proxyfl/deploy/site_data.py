@@ -99,6 +99,7 @@ def open_site(
     holdout: float = 0.0,
     seed: int = 1,
     cache: Path | None = None,
+    features: Sequence[str] = (),
 ) -> SiteData:
     """Read a site's data: class folders, a CSV of labels beside images, or an npz file. An ``image_size`` of
     0 means vectors of ``channels`` features in an npz file or a table.
@@ -109,7 +110,8 @@ def open_site(
     """
     if not 0 <= holdout < 1:
         raise ConfigError(f"holdout = {holdout} must be a share from 0 to below 1")
-    found = read_known(Path(path).expanduser(), Form(tuple(classes), channels, image_size), cache)
+    form = Form(tuple(classes), channels, image_size, tuple(features))
+    found = read_known(Path(path).expanduser(), form, cache)
     set_apart = found.of("val", "test")
     labels = found.data.labels
     if bool((set_apart & (labels == NO_LABEL)).any()):
@@ -133,12 +135,19 @@ def open_site(
 
 
 def open_test(
-    path: str | Path, classes: Sequence[str], channels: int, image_size: int, *, by_name: bool = False
+    path: str | Path,
+    classes: Sequence[str],
+    channels: int,
+    image_size: int,
+    *,
+    by_name: bool = False,
+    features: Sequence[str] = (),
 ) -> Split:
     """Test images in any form that a site may use. Every one needs its label. ``by_name``, an npz file may
     number its classes in an order of its own.
     """
-    return read_test(Path(path).expanduser(), Form(tuple(classes), channels, image_size), by_name=by_name)
+    form = Form(tuple(classes), channels, image_size, tuple(features))
+    return read_test(Path(path).expanduser(), form, by_name=by_name)
 
 
 def read_test(place: Path, form: Form, *, by_name: bool = False) -> Split:

@@ -31,7 +31,6 @@ NAMINGS: tuple[dict[str, tuple[str, str]], ...] = (
     {"train": ("images", "labels")},
     {"train": ("vectors", "labels")},
     {"train": ("X", "y")},
-    {"train": ("x", "y")},
 )
 """The names of images or vectors and labels of each split: Keras's, MedMNIST's, and those of one set."""
 
