@@ -88,7 +88,8 @@ def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str, what
         plot_style.dress(axes, title=heading, x="client", y="class")
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
-    plot_style.note(figure, "\n".join(_caption(drawn, *parts["labelled"].shape, what)))
+    total = parts["labelled"].shape
+    plot_style.note(figure, "\n".join(_caption(drawn, total[0], total[1], what)))
     return figure
 
 

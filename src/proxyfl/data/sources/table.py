@@ -15,9 +15,9 @@ from proxyfl.data.dataset import Dataset
 from proxyfl.data.reader.columns import arrays_of, holds_vectors
 from proxyfl.data.reader.listing import Listing
 from proxyfl.data.reader.tables import Table, list_table, read_table
+from proxyfl.data.sources.arrays import dress
 from proxyfl.data.sources.base import Found
 from proxyfl.data.sources.listed import Listed
-from proxyfl.data.sources.npz import dress
 
 
 @dataclass(frozen=True, kw_only=True)
