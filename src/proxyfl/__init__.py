@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from proxyfl.aggregation.build import register_aggregator
     from proxyfl.core.config import KeepSettings as Keep
     from proxyfl.core.config import TrainSettings as Train
+    from proxyfl.core.config import VectorSettings as Vectors
     from proxyfl.core.errors import ProxyFLError
     from proxyfl.core.settings import setting
     from proxyfl.data.dataset import Dataset
@@ -62,6 +63,7 @@ _HOMES = {
     "Run": "proxyfl.runs.run",
     "Shown": "proxyfl.methods.registry",
     "Train": "proxyfl.core.config:TrainSettings",
+    "Vectors": "proxyfl.core.config:VectorSettings",
     "load_dataset": "proxyfl.data.sources:load",
     "load_model": "proxyfl.runs.export",
     "partition": "proxyfl.data.partition:make_partition",
@@ -90,6 +92,7 @@ __all__ = [
     "Run",
     "Shown",
     "Train",
+    "Vectors",
     "load_dataset",
     "load_model",
     "partition",

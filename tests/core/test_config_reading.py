@@ -27,7 +27,10 @@ def refusal(table: dict[str, object], fidelity: str = "clean") -> str:
     [
         ({"sede": 1}, "unknown setting 'sede'; did you mean 'seed'?"),
         ({"train": {"epoch_s": 1}}, "unknown setting 'train.epoch_s'; did you mean 'epochs'?"),
-        ({"model": {"zzz": 1}}, "unknown setting 'model.zzz'; known: name, weights, weights_hash, width"),
+        (
+            {"model": {"zzz": 1}},
+            "unknown setting 'model.zzz'; known: dropout, hidden, name, weights, weights_hash, width",
+        ),
         ({"seed": "1"}, "seed must be a whole number, not '1'"),
         ({"seed": 1.0}, "seed must be a whole number, not 1.0"),
         ({"seed": True}, "seed must be a whole number, not True"),

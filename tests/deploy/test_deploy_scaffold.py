@@ -10,11 +10,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import pki, scaffold, signing, texts
+from proxyfl.deploy import explain, pki, scaffold, signing, texts
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site, open_test
 from proxyfl.runs.simulation import prepare
@@ -109,6 +110,32 @@ def test_a_federation_of_ones_own_images(tmp_path: Path) -> None:
     assert found.config.data.name == "folder:sites"
     assert (found.site("paris").holdout, found.site("paris").seed) == (0.2, found.config.seed)
     assert "20% of labelled images" in (found.path / "README.md").read_text()
+
+
+def test_a_federation_of_vectors(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    table = ["age,dose,label", *(f"{random.normal():.3f},{row % 3},{row % 2}" for row in range(60))]
+    (tmp_path / "patients.csv").write_text("\n".join(table), encoding="utf-8")
+    overrides = {
+        "data": {"name": f"table:{tmp_path / 'patients.csv'}"},
+        "model": {"name": "mlp", "width": 1},
+        "labels": {"ratio": 0.5},
+    }
+    made = scaffold.create(tmp_path / "fed", scaffold.Plan(("a", "b"), overrides=overrides, sample=True))
+    assert (made.channels, made.image_size, made.features) == (2, 0, ("age", "dose"))
+    assert made.classes == ("0", "1")
+    site = made.site("a")
+    assert "A vector has 2 features: age, dose." in (site.path / "README.md").read_text()
+    form = (site.classes, site.channels, site.image_size)
+    found = open_site(tmp_path / "fed" / "sample" / "a.npz", *form, features=site.features)
+    assert found.images.shape[1:] == (2,)
+    turned = tmp_path / "turned.csv"
+    turned.write_text("id,label,dose,age\n1,0,2,0.5\n2,,1,0.25\n", encoding="utf-8")
+    told = open_site(turned, *form, features=site.features)
+    assert told.images.tolist() == [[0.5, 2.0], [0.25, 1.0]]
+    assert told.counts.unlabelled == 1
+    _, update = explain.rehearse(made)
+    assert update.weights["trunk.hidden1.weight"].shape == (64, 2)
 
 
 def test_a_presets_data_set_brings_its_form(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ GREY = np.zeros((3, 8, 8), np.uint8)
         ),
         ({"images": GREY.astype(np.float32)}, "images is float32, expected uint8"),
         ({"images": np.zeros((3, 8, 8, 3), np.uint8)}, "images have 3 channel(s), the federation's 1"),
-        ({"images": np.zeros((3, 8), np.uint8)}, "images has shape (3, 8)"),
+        ({"images": np.zeros((3, 8), np.uint8)}, "holds vectors, but images are wanted"),
         ({"x": GREY}, "it holds x, expected images and labels"),
         ({"images": GREY, "classes": np.array(["dog", "cat", "eel"])}, "are not the federation's"),
         ({"images": GREY, "classes": np.array([1, 2, 3])}, "expected names"),

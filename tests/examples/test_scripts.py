@@ -52,6 +52,14 @@ def test_natural_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "north trains on " in capsys.readouterr().out
 
 
+def test_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("vectors")(tmp_path, rounds=2, workers=0)
+    said = capsys.readouterr().out
+    assert "network mlp, 3 clients" in said
+    assert "takes 30 features: mean radius, mean texture, mean perimeter, …" in said
+    assert "the first patient is malignant" in said
+
+
 def test_each_example_is_short_and_says_how_it_is_run() -> None:
     for file in EXAMPLES.glob("*.py"):
         lines = file.read_text(encoding="utf-8").splitlines()

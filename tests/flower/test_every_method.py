@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
 from wireless import Known, Node, WirelessGrid, handled_by, sides
 
+from proxyfl.data import Dataset
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.methods import create, recipes
+from proxyfl.runs.simulation import simulate
+from proxyfl.testing.toy import toy_partition
 from toybox import Told, make_simulation, play, same_state, tiny_config
 
 NAMES = [recipe.name for recipe in recipes()]
@@ -50,6 +54,17 @@ def test_a_method_is_bit_equal_to_the_inline_engine(name, tmp_path):
         assert same_state(here.state, there.state)
         assert here.metrics["losses"] == there.metrics["losses"]
         assert here.metrics["traffic"] == there.metrics["traffic"]
+
+
+def test_sites_that_hold_vectors_are_bit_equal_to_the_inline_engine(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(168, 5)) + np.repeat(np.eye(5)[:3], 56, 0)
+    labels = np.repeat(np.arange(3), 56)
+    data = Dataset.of(vectors[::2], labels[::2], test=(vectors[1::2], labels[1::2]))
+    config = tiny_config("proxyfl", model__name="mlp", vectors__mix=0.4)
+    simulation = simulate(data, toy_partition((6, 6, 3, 3), (15, 17, 17, 17)), config.vectors)
+    inline = play(config, simulation, tmp_path / "inline")
+    engine, _ = flower(config, simulation, tmp_path)
+    assert same_state(play(config, simulation, tmp_path / "server", engine=lambda _: engine), inline)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if create(name).oracle])

@@ -214,7 +214,7 @@ class TestRegistry:
         state = torch.random.get_rng_state()
         listing = {info.name: info for info in models.describe()}
         assert torch.equal(torch.random.get_rng_state(), state)
-        assert list(listing) == ["resnet8", "tiny"]
+        assert list(listing) == ["linear", "mlp", "resnet8", "tiny"]
         assert listing["resnet8"].parameters == 1_227_594
         assert listing["tiny"].summary == "A linear network on the mean colour."
 

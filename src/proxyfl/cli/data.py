@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Data sets: list, check, fetch, preview.", no_args_is_help=True)
 
 Name = Annotated[
-    str, typer.Argument(help="A name from `proxyfl data ls`, or folder:PATH, npz:FILE, idx:PATH.")
+    str, typer.Argument(help="A name from `proxyfl data ls`, or folder:PATH, npz:FILE, table:FILE, idx:PATH.")
 ]
 Root = Annotated[
     Path | None,
@@ -155,7 +155,9 @@ def _describe(dataset: Dataset, console: Console) -> None:
 
     height, width = dataset.train.images.shape[-2:]
     size = f"{height}×{width}, {'grey' if dataset.channels == 1 else 'colour'}"
-    console.print(f"{len(dataset.train):,} training and {len(dataset.test):,} test images, {size}")
+    size = f"{dataset.channels:,} features" if dataset.is_vectors else size
+    counts = f"{len(dataset.train):,} training and {len(dataset.test):,} test {dataset.train.called}"
+    console.print(f"{counts}, {size}")
     console.print(f"[yellow]partial: {dataset.partial}[/]" if dataset.partial else "complete")
     splits = (dataset.train, dataset.test)
     known = [split.labels[split.labels >= 0] for split in splits]

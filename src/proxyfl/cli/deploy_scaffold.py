@@ -87,11 +87,20 @@ def init(
     ] = "",
     channels: Annotated[
         int | None,
-        typer.Option(help="3 for colour, 1 for grey.", show_default="the preset's", rich_help_panel=IMAGES),
+        typer.Option(
+            help="3 for colour, 1 for grey; of vectors the number of features.",
+            show_default="the preset's",
+            rich_help_panel=IMAGES,
+        ),
     ] = None,
     image_size: Annotated[
         int | None,
-        typer.Option(min=8, help="Side in pixels.", show_default="the preset's", rich_help_panel=IMAGES),
+        typer.Option(
+            min=0,
+            help="Side in pixels, from 8; 0 for vectors.",
+            show_default="the preset's",
+            rich_help_panel=IMAGES,
+        ),
     ] = None,
     flip: Annotated[
         bool | None,
@@ -339,7 +348,7 @@ def check(
     data: Annotated[
         Path,
         typer.Argument(
-            metavar="DATA", help="Folder of images, CSV of labels, or npz file.", show_default=False
+            metavar="DATA", help="Folder of images, CSV of labels, npz file; or a table.", show_default=False
         ),
     ],
     site: Annotated[
@@ -353,11 +362,15 @@ def check(
     from proxyfl.deploy.site_data import open_site
 
     told = Site.read(site)
-    found = open_site(data, told.classes, told.channels, told.image_size, told.holdout, told.seed)
+    form = (told.classes, told.channels, told.image_size, told.holdout, told.seed)
+    found = open_site(data, *form, features=told.features)
     counts, console = found.counts, out()
-    colour = "grey" if told.channels == 1 else "colour"
+    brought = (
+        f"brought to {told.image_size} × {told.image_size}, {'grey' if told.channels == 1 else 'colour'}"
+    )
+    shown = f"images, {brought}" if told.image_size else f"vectors of {told.channels} features"
     console.print(f"{told.name}: {data}, read as {found.form}", style="bold", markup=False)
-    console.print(f"{counts.total:,} images, brought to {told.image_size} × {told.image_size}, {colour}\n")
+    console.print(f"{counts.total:,} {shown}\n")
     right = ("labelled", "kept back")
     table = plain_table("class", *right, right=right)
     for name, labelled, held in zip(told.classes, counts.labelled, counts.held_out, strict=True):

@@ -49,7 +49,7 @@ Data = Annotated[
     str | None,
     typer.Option(
         "--data",
-        metavar="folder:PATH|npz:FILE",
+        metavar="folder:PATH|npz:FILE|table:FILE",
         help="Test on these images instead; classes are matched by name.",
         show_default=False,
     ),
@@ -73,11 +73,12 @@ def evaluate(run: RunName, model: Model = Which.last, data: Data = None, data_ro
     result = _test(trained, config, _images(found, trained.card, data, data_root))
     console = out()
     card = trained.card
+    what = "images" if card.image_size else "vectors"
     which = f"{model} model, round {card.round}, {escape(card.method)}"
-    console.print(_classes(result, card.classes))
+    console.print(_classes(what, result, card.classes))
     console.print(
         f"\n[bold]accuracy {percent(result.accuracy)}[/]  ({int(result.confusion.diagonal().sum()):,} of "
-        f"{int(result.confusion.sum()):,} test images; {which})",
+        f"{int(result.confusion.sum()):,} test {what}; {which})",
         soft_wrap=True,
     )
     console.print(measures_line(result.measures), soft_wrap=True)
@@ -95,7 +96,7 @@ def _images(run: Run, card: ModelCard, data: str | None, data_root: Path | None)
 
     noted = run.directory.hints()
     if data is not None:
-        return _given(data, card)
+        return _given(data, card, run.config.data.keys)
     if run.at_sites:
         return _of_the_server(run, card)
     simulation = prepare(run.config, data_root or run.directory.data_root())
@@ -109,17 +110,24 @@ def _images(run: Run, card: ModelCard, data: str | None, data_root: Path | None)
     return simulation.dataset.test
 
 
-def _given(data: str, card: ModelCard) -> Split:
-    """The images that were named; of a folder with a test folder in it, those in that."""
-    from proxyfl.deploy.site_data import open_test
+def _given(data: str, card: ModelCard, keys: str) -> Split:
+    """The images that were named; of a folder with a test folder in it, those in that. A table's columns are
+    called as those of the run's own.
+    """
+    from proxyfl.data.reader.known import Form
+    from proxyfl.deploy.site_data import read_test
 
     kind, _, path = data.partition(":")
-    if kind not in ("folder", "npz") or not path:
-        raise ConfigError(f"--data {data}: write folder:PATH for class folders, or npz:FILE")
+    if kind not in ("folder", "npz", "table") or not path:
+        raise ConfigError(f"--data {data}: write folder:PATH for class folders, npz:FILE or table:FILE")
     place = Path(path).expanduser()
     if kind == "folder" and (place / "test").is_dir() and "test" not in card.classes:
         place = place / "test"
-    split = open_test(place, card.classes, card.channels, card.image_size, by_name=True)
+    columns = keys if kind == "table" else ""
+    form = Form(card.classes, card.channels, card.image_size, card.features, columns)
+    split = read_test(place, form, by_name=True)
+    if not card.image_size:
+        return split
     size = f"{card.image_size} × {card.image_size}"
     err().print(f"note: {place}, brought to the model's {size} pixels", markup=False, soft_wrap=True)
     return split
@@ -162,10 +170,10 @@ def _test(trained: TrainedModel, config: Config, images: Split) -> Evaluation:
         )
 
 
-def _classes(result: Evaluation, names: tuple[str, ...]) -> Table:
+def _classes(what: str, result: Evaluation, names: tuple[str, ...]) -> Table:
     from rich.markup import escape
 
-    right = ("images", "right", "accuracy", "precision")
+    right = (what, "right", "accuracy", "precision")
     table = plain_table("class", *right, "most often taken for", right=right, keep=("class",))
     for label, (accuracy, precise) in enumerate(zip(result.per_class, result.precision, strict=True)):
         row = result.confusion[label].clone()

@@ -38,8 +38,8 @@ def export(
 ) -> None:
     """Write a run's model for other programs, and a page about it beside it.
 
-    Normalisation and softmax are inside, class names in the metadata: uint8 images of the model's size go in,
-    probabilities come out. The file is compared with the original on test images.
+    Normalisation and softmax are inside, class names in the metadata: uint8 images of the model's size, or
+    vectors as they are, go in, probabilities come out. The file is compared with the original on test images.
     """
     from proxyfl.core.errors import nearest
     from proxyfl.report.plot_style import write
@@ -58,7 +58,7 @@ def export(
     test = _test_images(found, card, data_root)
     images = _drawn(card) if test is None else test.images[:COMPARED]
     result = portable.export(trained, portable.Form(to), path, images)
-    which = "drawn images" if test is None else "test images"
+    which = f"{'drawn' if test is None else 'test'} {'images' if card.image_size else 'vectors'}"
     compared = (
         f"Compared with the original on {result.images} {which}: largest difference of a probability "
         f"{result.difference:.1e}, the same class for {result.same} of {result.images}."
@@ -88,8 +88,10 @@ def _test_images(run: Run, card: ModelCard, data_root: Path | None) -> Split | N
 def _drawn(card: ModelCard) -> torch.Tensor:
     import torch
 
-    shape = (16, card.channels, card.image_size, card.image_size)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    shape, generator = (16, *card.shape), torch.Generator().manual_seed(1)
+    if not card.image_size:
+        return torch.randn(shape, generator=generator) * torch.tensor(card.std) + torch.tensor(card.mean)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
 
 def _per_class(trained: TrainedModel, test: Split | None) -> list[tuple[int, float | None]]:

@@ -47,8 +47,8 @@ def described(found: Look) -> list[str]:
     """The data in words, and a bar for every class."""
     share = f"{100 * found.unlabelled / found.train:.0f} %" if found.train else "none"
     lines = [
-        f"{found.train:,} training images: {found.labelled:,} labelled in {len(found.counts)} classes, "
-        f"{found.unlabelled:,} unlabelled ({share})"
+        f"{found.train:,} training {found.called}: {found.labelled:,} labelled in {len(found.counts)} "
+        f"classes, {found.unlabelled:,} unlabelled ({share})"
     ]
     longest = max(found.counts.values(), default=1) or 1
     width = max((min(len(label), 24) for label in found.counts), default=0)
@@ -58,7 +58,9 @@ def described(found: Look) -> list[str]:
     if len(found.counts) > MOST_CLASSES:
         lines.append(f"  and {len(found.counts) - MOST_CLASSES:,} more classes")
     kept = f", {found.validation:,} for validation" if found.validation else ""
-    lines.append(f"{found.test:,} test images{kept}")
+    lines.append(f"{found.test:,} test {found.called}{kept}")
+    if found.features:
+        lines += _features(found)
     if found.sides:
         low, high = min(found.sides), max(found.sides)
         spread = f"{low}" if low == high else f"{low} to {high}, median {found.side}"
@@ -68,17 +70,30 @@ def described(found: Look) -> list[str]:
     return lines
 
 
+def _features(found: Look) -> list[str]:
+    shown = ", ".join(found.names[:MOST_CLASSES]) + (", …" if len(found.names) > MOST_CLASSES else "")
+    lines = [f"{found.features:,} features{f': {shown}' if shown else ''}"]
+    if found.constant:
+        named = ", ".join(found.constant[:MOST_CLASSES])
+        lines.append(f"{len(found.constant):,} of them are constant and tell nothing: {named}")
+    return lines
+
+
 def require_png(output: Path) -> None:
     if output.suffix.lower() != ".png":
         raise ConfigError(f"--output {output} must end in .png")
 
 
 def draw_sheet(dataset: Dataset, output: Path, console: Console, *, count: int, seed: int) -> None:
-    """Write samples with weak and strong views beside them to a PNG file."""
+    """Write samples with weak and strong views beside them to a PNG file; of vectors, bars by class."""
     from proxyfl.core.rng import SERVER, rng
-    from proxyfl.data.preview import contact_sheet
+    from proxyfl.data.preview import class_bars, contact_sheet
 
-    sheet = contact_sheet(dataset, rng(seed, 0, SERVER, "preview"), count=count)
+    if dataset.is_vectors:
+        console.print("vectors have no picture of their own, so bars show how many there are of each class")
+        sheet = class_bars(dataset)
+    else:
+        sheet = contact_sheet(dataset, rng(seed, 0, SERVER, "preview"), count=count)
     try:
         sheet.save(output)
     except OSError as error:

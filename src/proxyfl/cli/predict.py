@@ -24,6 +24,7 @@ EXAMPLES = examples(
     "proxyfl predict try-1 *.jpg --top 5 --model best",
     "proxyfl predict try-1 new-images/ --csv > predictions.csv",
     "proxyfl predict try-1 new.npz --json",
+    "proxyfl predict try-1 patients.csv --csv",
 )
 BATCH = 256
 
@@ -33,8 +34,8 @@ def predict(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="IMAGE|FOLDER|NPZ...",
-            help="Image files of any size, folders or patterns of them, npz files.",
+            metavar="IMAGE|FOLDER|NPZ|TABLE...",
+            help="Image files of any size, folders or patterns of them, npz files; of vectors npz or tables.",
             show_default=False,
         ),
     ],
@@ -45,9 +46,10 @@ def predict(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
-    """The most probable classes of images, by a run's model.
+    """The most probable classes of images or vectors, by a run's model.
 
-    Images are brought to the model's size, and to grey where it was trained on grey ones.
+    Images are brought to the model's size, and to grey where it was trained on grey ones. Vectors are read
+    from npz files and tables; a table's columns are found by the names that the model was trained with.
     """
     import torch
 
@@ -58,22 +60,23 @@ def predict(
         raise ConfigError("--csv and --json are two forms of the same; choose one")
     trained = Run(find_run(run)).model(model)
     card = trained.card
-    given = read_given(images, card.channels, card.image_size)
+    given = read_given(images, card.channels, card.image_size, card.features)
     for note in given.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
     probabilities = torch.cat([trained(part).cpu() for part in torch.split(given.images, BATCH)])
+    what = "image" if card.image_size else "vector"
     if as_csv or as_json:
         write = _csv if as_csv else _json
-        typer.echo(write(given.names, card.classes, probabilities), nl=False)
+        typer.echo(write(what, given.names, card.classes, probabilities), nl=False)
     else:
-        out().print(_table(given.names, card.classes, probabilities, top))
+        out().print(_table(what, given.names, card.classes, probabilities, top))
 
 
-def _table(names: Sequence[str], classes: Sequence[str], probabilities: Tensor, top: int) -> Table:
+def _table(what: str, names: Sequence[str], classes: Sequence[str], probabilities: Tensor, top: int) -> Table:
     from rich.markup import escape
 
     shares, labels = probabilities.topk(min(top, len(classes)), dim=1)
-    table = plain_table("image", "class", "probability", right=("probability",))
+    table = plain_table(what, "class", "probability", right=("probability",))
     for name, row, probability in zip(names, labels.tolist(), shares.tolist(), strict=True):
         for place, (label, share) in enumerate(zip(row, probability, strict=True)):
             named, value = escape(classes[label]), percent(share)
@@ -82,22 +85,22 @@ def _table(names: Sequence[str], classes: Sequence[str], probabilities: Tensor, 
     return table
 
 
-def _csv(names: Sequence[str], classes: Sequence[str], probabilities: Tensor) -> str:
-    """A row per image: the most probable class, its probability, and that of every class."""
+def _csv(what: str, names: Sequence[str], classes: Sequence[str], probabilities: Tensor) -> str:
+    """A row per image or vector: the most probable class, its probability, and that of every class."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "class", "probability", *classes])
+    writer.writerow([what, "class", "probability", *classes])
     for name, row in zip(names, probabilities.tolist(), strict=True):
         best = row.index(max(row))
         writer.writerow([name, classes[best], *(f"{value:.6g}" for value in (row[best], *row))])
     return text.getvalue()
 
 
-def _json(names: Sequence[str], classes: Sequence[str], probabilities: Tensor) -> str:
-    """A list with an object per image."""
+def _json(what: str, names: Sequence[str], classes: Sequence[str], probabilities: Tensor) -> str:
+    """A list with an object per image or vector."""
     rows = [
         {
-            "image": name,
+            what: name,
             "class": classes[row.index(max(row))],
             "probability": max(row),
             "probabilities": dict(zip(classes, row, strict=True)),

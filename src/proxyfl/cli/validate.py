@@ -67,7 +67,7 @@ def _sizes(config: Config, root: Path | None) -> str:
     labelled = int(sum(simulation.partition.labelled.sizes))
     least, most = int(held.min()), int(held.max())
     spread = f"{least:,} to {most:,} per client" if least < most else f"{most:,} per client"
-    images = f"{int(held.sum()):,} images ({labelled:,} labelled), {spread}"
+    images = f"{int(held.sum()):,} {simulation.dataset.train.called} ({labelled:,} labelled), {spread}"
     network = f"{config.model.name} with {_parameters(config, simulation.dataset):,} parameters"
     return f"{method} on {data}: {images}; {rounds}; {network}"
 
@@ -75,17 +75,12 @@ def _sizes(config: Config, root: Path | None) -> str:
 def _parameters(config: Config, dataset: Dataset) -> int:
     from proxyfl.core.rng import SERVER, isolated
     from proxyfl.methods import registry
-    from proxyfl.models import build
+    from proxyfl.models import Network
 
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     with isolated(config.seed, 0, SERVER, "count"):  # building draws from the global generator
-        network = build(
-            config.model.name,
-            len(dataset.classes),
-            dataset.channels,
-            config.model.width,
-            heads=method.needs_heads,
-        )
+        built = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
+        network = built(method.needs_heads)
     return sum(parameter.numel() for parameter in network.parameters())
 
 

@@ -93,11 +93,37 @@ class PartitionSettings:
 
 
 @dataclass(frozen=True)
+class VectorSettings:
+    """Views of vectors. Noise is in standard deviations of each feature.
+
+    >>> import proxyfl
+    >>> proxyfl.Vectors(strong_noise=0.3).mix
+    0.1
+    """
+
+    noise: float = setting(0.1, "noise of weak views", low=0)
+    strong_noise: float = setting(0.5, "noise of strong views", low=0)
+    dropout: float = setting(0.1, "share of features that strong views set to their mean", low=0, high=1)
+    mix: float = setting(
+        0.1, "share of features that strong views take from another sample of the batch", low=0, high=1
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, "vectors.")
+
+
+@dataclass(frozen=True)
 class ModelSettings:
     """The network every client trains."""
 
     name: str = setting("resnet8", "registered network")
     width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
+    hidden: tuple[int, ...] = setting(
+        (), "sizes of the mlp's hidden layers, as in [128, 64]; empty: two of 64 × width", later=True
+    )
+    dropout: float = setting(
+        0.0, "share of the mlp's hidden units dropped in training", low=0, high=0.9, later=True
+    )
     weights: str = setting(
         "",
         "start from these weights: a model file (like RUN/models/best.safetensors), or a run's last model; "
@@ -335,6 +361,7 @@ class Config:
     data: DataSettings = field(default_factory=DataSettings)
     labels: LabelSettings = field(default_factory=LabelSettings)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
+    vectors: VectorSettings = field(default_factory=VectorSettings, metadata={"later": True})
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     federation: FederationSettings = field(default_factory=FederationSettings)

@@ -1,4 +1,4 @@
-"""What a data source delivers: uint8 images, labels, and what is known about them."""
+"""What a data source delivers: images or vectors, labels, and what is known about them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from torch import Tensor
 
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.files import in_words, memory_limit
+from proxyfl.data.vectors import is_vectors
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images as uint8 (N, channels, height, width), possibly memory-mapped, and their labels (N,) int64."""
+    """Images as uint8 (N, channels, height, width), possibly memory-mapped, or vectors as float32 (N, d), and
+    their labels (N,) int64.
+    """
 
     images: Tensor
     labels: Tensor
@@ -26,6 +29,11 @@ class Split:
 
     def take(self, index: Tensor) -> Split:
         return Split(self.images[index], self.labels[index])
+
+    @property
+    def called(self) -> str:
+        """What there are, in words."""
+        return "vectors" if is_vectors(self.images) else "images"
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class Dataset:
     (1300, 497, 1, 8)
 
     ``full_size`` is the number of training images of the complete set; where fewer are at hand,
-    ``partial`` says so in words. ``flip`` tells whether a mirrored image keeps its class.
+    ``partial`` says so in words. ``flip`` tells whether a mirrored image keeps its class. Of vectors,
+    ``channels`` are the features, ``mean`` and ``std`` have one number for each, and ``image_size`` is 0.
     """
 
     name: str
@@ -56,6 +65,8 @@ class Dataset:
     """The number of the client that each training image belongs to, where the data says so."""
     clients: tuple[str, ...] = ()
     """The names of these clients."""
+    features: tuple[str, ...] = ()
+    """The names of a vector's features, where the data has some."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.train):,} to train, {len(self.test):,} to test"
@@ -77,6 +88,7 @@ class Dataset:
         """A data set from tensors or arrays, or from a ``torch.utils.data.Dataset`` in place of both.
 
         Images are square and grey or in colour, uint8 or between 0 and 1, with the channels first or last.
+        Vectors are numbers of any size, of shape (N, d); each feature is standardised by the training part.
         A label of -1 says that nobody knows the class: such an image is unlabelled for ever. ``test`` is a
         pair (images, labels) or a Dataset. Mean and standard deviation are computed where they are not
         given; ``flip`` says that a mirrored image keeps its class.
@@ -89,18 +101,18 @@ class Dataset:
         (60, ('0', '1', '2'))
         """
         from proxyfl.data.own import class_names, pair, split_of
-        from proxyfl.data.sources.base import channel_statistics
+        from proxyfl.data.sources.base import sample_statistics
 
         train, held = split_of(images, labels, "training"), split_of(*pair(test), "test")
         if train.images.shape[1:] != held.images.shape[1:]:
             shapes = f"{tuple(train.images.shape[1:])} and {tuple(held.images.shape[1:])}"
-            raise DataError(f"training and test images differ in shape: {shapes}")
+            raise DataError(f"training and test {train.called} differ in shape: {shapes}")
         if bool((held.labels < 0).any()):
-            raise DataError("test images need labels; leave out those whose class nobody knows")
+            raise DataError(f"test {held.called} need labels; leave out those whose class nobody knows")
         if int(train.labels.max()) < 0:
-            raise DataError("no training image has a label; label a few images of every class")
+            raise DataError(f"none of the training {train.called} has a label; label a few of every class")
         names = class_names(classes, int(max(train.labels.max(), held.labels.max())) + 1)
-        found = channel_statistics(train.images.numpy()) if mean is None or std is None else (mean, std)
+        found = sample_statistics(train.images.numpy()) if mean is None or std is None else (mean, std)
         return cls(name, train, held, names, tuple(found[0]), tuple(found[1]), flip, len(train))
 
     @property
@@ -114,10 +126,18 @@ class Dataset:
 
     @property
     def image_size(self) -> int:
-        return int(self.train.images.shape[-1])
+        return 0 if self.is_vectors else int(self.train.images.shape[-1])
+
+    @property
+    def is_vectors(self) -> bool:
+        return is_vectors(self.train.images)
 
     def resized(self, size: int) -> Dataset:
         """Every image at ``size`` × ``size``, as uint8."""
+        if self.is_vectors:
+            raise ConfigError(
+                f"data.image_size = {size} is for images, and '{self.name}' holds vectors; set it to 0"
+            )
         if size < 8:
             raise ConfigError(f"data.image_size = {size} is too small; the networks need 8 or more")
         if size == self.image_size and self.train.images.shape[-2] == size:

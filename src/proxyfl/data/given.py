@@ -1,4 +1,6 @@
-"""Images without labels that somebody wants to know about: files, folders, patterns and npz files."""
+"""Images or vectors without labels that somebody wants to know about: files, folders, patterns, npz files and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,64 @@ from proxyfl.core.errors import DataError
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import in_words, memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
-from proxyfl.data.reader.arrays import channels_first, check_images, read_headers
+from proxyfl.data.reader.arrays import Array, check_images, read_headers, samples_of
+from proxyfl.data.reader.columns import read_rows
+from proxyfl.data.reader.tables import read_table
+from proxyfl.data.vectors import is_vectors
 
-KEYS = ("images", "test_images", "x_test")
+KEYS = ("images", "test_images", "x_test", "vectors", "X")
 """Arrays of an npz file that are looked for, in this order."""
+TABLES = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
 class Given:
-    """Images as a model takes them, what each is called, and what was done to them."""
+    """Images or vectors as a model takes them, what each is called, and what was done to them."""
 
     names: tuple[str, ...]
     images: Tensor
     notes: tuple[str, ...] = ()
 
 
-def read_given(places: Sequence[str], channels: int, size: int) -> Given:
-    """The images at some places, in the order given, at ``size`` × ``size``."""
-    parts = [
-        _npz(Path(place), channels, size) if place.lower().endswith(".npz") else _files(place, channels, size)
-        for place in places
-    ]
+def read_given(places: Sequence[str], channels: int, size: int, features: Sequence[str] = ()) -> Given:
+    """The images at some places, in the order given, at ``size`` × ``size``; where that is 0, the vectors of
+    ``channels`` features, which in tables are found by their names.
+    """
+    parts = [_read(place, channels, size, features) for place in places]
     return Given(
         tuple(name for part in parts for name in part.names),
         torch.cat([part.images for part in parts]),
         tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
+
+
+def _read(place: str, channels: int, size: int, features: Sequence[str]) -> Given:
+    suffix = Path(place).suffix.lower()
+    if suffix == ".npz":
+        return _npz(Path(place), channels, size)
+    if size:
+        return _files(place, channels, size)
+    if suffix not in TABLES:
+        raise DataError(
+            f"{place}: the model takes vectors; give an npz file or a table ({', '.join(TABLES)})"
+        )
+    return _table(Path(place).expanduser(), channels, features)
+
+
+def _table(file: Path, channels: int, features: Sequence[str]) -> Given:
+    if not file.is_file():
+        raise DataError(f"{file} does not exist")
+    table = read_table(file)
+    rows = read_rows(table, features=features)
+    _require_features(file, rows.vectors, channels)
+    return Given(tuple(map(table.where, range(len(table)))), torch.from_numpy(rows.vectors))
+
+
+def _require_features(file: Path, vectors: Array, channels: int) -> None:
+    if vectors.shape[1] != channels:
+        raise DataError(
+            f"{file}: its vectors have {vectors.shape[1]:,} features, those of the model {channels:,}"
+        )
 
 
 def _files(place: str, channels: int, size: int) -> Given:
@@ -83,22 +117,30 @@ def _npz(file: Path, channels: int, size: int) -> Given:
             raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected {KEYS[0]}")
         shape, dtype = headers[key]
         check_images(file, key, shape, dtype)
-        bytes_ = int(np.prod(shape, dtype=object))
+        bytes_ = int(np.prod(shape, dtype=object)) * dtype.itemsize
         if bytes_ > memory_limit():
             raise ValueError(f"it holds {in_words(bytes_)}, too much for this machine's memory")
         with np.load(file.expanduser(), allow_pickle=False) as content:
-            images = torch.from_numpy(channels_first(content[f"{key}.npy"]))
+            array = samples_of(file, key, content[f"{key}.npy"])
     except FileNotFoundError:
         raise DataError(f"{file} does not exist") from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(f"{file} cannot be read ({error}); replace it") from None
     except ValueError as error:
         raise DataError(f"{file}: {error}") from None
+    names = tuple(f"{file}[{k}]" for k in range(len(array)))
+    if is_vectors(array) != (not size):
+        theirs, ours = ("vectors", "images") if size else ("images", "vectors")
+        raise DataError(f"{file} holds {theirs}, but the model takes {ours}")
+    if not size:
+        _require_features(file, array, channels)
+        return Given(names, torch.from_numpy(array))
+    images = torch.from_numpy(array)
     if images.shape[1] != channels:
         kinds = {1: "grey", 3: "in colour"}
         theirs, ours = (kinds.get(count, f"of {count} channels") for count in (images.shape[1], channels))
         raise DataError(f"{file}: its images are {theirs}, those of the model {ours}")
-    names, fits = tuple(f"{file}[{k}]" for k in range(len(images))), images.shape[-2:] == (size, size)
+    fits = images.shape[-2:] == (size, size)
     if not fits:
         images = resize(Split(images, torch.zeros(len(images), dtype=torch.int64)), size).images
     return Given(names, images, _notes(0 if fits else len(images), len(images), size))

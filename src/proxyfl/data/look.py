@@ -5,15 +5,18 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proxyfl.core.errors import ConfigError
+from proxyfl.data.dataset import Dataset
 from proxyfl.data.files import data_root
 from proxyfl.data.images import side_of
 from proxyfl.data.reader.listing import in_order
 from proxyfl.data.sources import find
 from proxyfl.data.sources.listed import Listed, deal
+from proxyfl.data.sources.table import Tabled
+from proxyfl.data.vectors import constant
 
 MOST_MEASURED = 200
 """Images whose size is looked up: a median needs no more."""
@@ -22,7 +25,8 @@ MOST_MEASURED = 200
 @dataclass(frozen=True)
 class Look:
     """What there is. ``counts`` are the labelled training images of each class, ``sides`` the shorter side of
-    some images in pixels, ``clients`` the names of those that the data names.
+    some images in pixels, ``clients`` the names of those that the data names; vectors have ``features``, of
+    which those in ``constant`` have one value alone.
     """
 
     counts: dict[str, int]
@@ -32,6 +36,14 @@ class Look:
     clients: tuple[str, ...]
     sides: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    features: int = 0
+    constant: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """Of the features, where the data has some."""
+
+    @property
+    def called(self) -> str:
+        return "vectors" if self.features else "images"
 
     @property
     def labelled(self) -> int:
@@ -53,17 +65,28 @@ def look(name: str, root: Path | str | None = None, keys: str = "") -> Look:
     folder = data_root(root)
     if isinstance(source, Listed):
         place = next(filter(source.is_there, source.places(folder)), None)
+        rows = source.vectors(place) if place is not None and isinstance(source, Tabled) else None
+        if rows is not None:
+            return _looked(rows)
         if place is not None:
             return _listed(source, place)
     if not source.takes_path:
         raise ConfigError(f"'{name}' is not your own data; name it as folder:PATH, npz:FILE or table:FILE")
-    dataset = source.load(folder)
+    return _looked(source.load(folder))
+
+
+def _looked(dataset: Dataset) -> Look:
     labels = dataset.train.labels
     counts = {label: int((labels == number).sum()) for number, label in enumerate(dataset.classes)}
     unlabelled = int((labels < 0).sum())
     validation = 0 if dataset.validation is None else len(dataset.validation)
-    sides = (min(dataset.train.images.shape[-2:]),)
-    return Look(counts, unlabelled, len(dataset.test), validation, dataset.clients, sides)
+    sides = () if dataset.is_vectors else (min(dataset.train.images.shape[-2:]),)
+    found = Look(counts, unlabelled, len(dataset.test), validation, dataset.clients, sides)
+    if not dataset.is_vectors:
+        return found
+    names = dataset.features or tuple(map(str, range(dataset.channels)))
+    same = tuple(names[place] for place in constant(dataset.train.images))
+    return replace(found, features=dataset.channels, constant=same, names=dataset.features)
 
 
 def _listed(source: Listed, place: Path) -> Look:

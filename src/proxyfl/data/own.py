@@ -13,6 +13,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.data.dataset import Split
 from proxyfl.data.files import progress
 from proxyfl.data.labels import label_array
+from proxyfl.data.vectors import is_vectors, numbers
 
 UNKNOWN = -1
 """The label of an image whose class nobody knows."""
@@ -34,12 +35,12 @@ def split_of(images: Any, labels: Any, what: str) -> Split:
     if labels is None:
         images, labels = _walked(images, what)
     given = torch.from_numpy(label_array(labels, unknown=True))
-    pixels = _pixels(images, what)
-    if not len(pixels):
+    found = Split(_samples(images, what), given)
+    if not len(found.images):
         raise DataError(f"there are no {what} images")
-    if len(pixels) != len(given):
-        raise DataError(f"{len(pixels)} {what} images but {len(given)} labels")
-    return Split(pixels, given)
+    if len(found.images) != len(given):
+        raise DataError(f"{len(found.images)} {what} {found.called} but {len(given)} labels")
+    return found
 
 
 def _walked(dataset: Any, what: str) -> tuple[Any, Any]:
@@ -58,26 +59,42 @@ def _walked(dataset: Any, what: str) -> tuple[Any, Any]:
             advance(1)
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
-        raise DataError(f"{what} images have {len(shapes)} sizes; resize them to one in the Dataset")
+        raise DataError(f"{what} images have {len(shapes)} sizes; bring them to one in the Dataset")
     return np.stack(images) if images else np.zeros((0, 1, 8, 8), np.uint8), labels
 
 
-def _pixels(images: Any, what: str) -> Tensor:
-    found = pixels(images, what)
+def _samples(images: Any, what: str) -> Tensor:
+    array = _array(images)
+    if is_vectors(array):
+        return vectors(array, f"{what} vectors")
+    found = pixels(array, what)
     if found.shape[2] != found.shape[3]:
         raise DataError(f"{what} images are {found.shape[2]}×{found.shape[3]}; make them square")
     return found
 
 
+def _array(samples: Any) -> np.ndarray[Any, Any]:
+    """A tensor or whatever numpy takes as an array."""
+    return samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
+
+
+def vectors(samples: Any, what: str = "the vectors") -> Tensor:
+    """float32 (N, d) from numbers of any kind, all of them finite."""
+    found = numbers(_array(samples), what)
+    return torch.from_numpy(np.require(found, requirements=["C", "W", "O"]))
+
+
 def pixels(images: Any, what: str = "the") -> Tensor:
     """uint8 (N, channels, height, width) from whatever order and scale they come in."""
-    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+    array = _array(images)
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
         array = array.transpose(0, 3, 1, 2)
     if array.ndim != 4 or array.shape[1] not in (1, 3):
-        raise DataError(f"{what} images have shape {array.shape}; give (N, 1 or 3, height, width)")
+        raise DataError(
+            f"{what} images have shape {array.shape}; give (N, 1 or 3, height, width), or (N, d) for vectors"
+        )
     if array.dtype.kind == "f":
         low, high = float(array.min(initial=0)), float(array.max(initial=0))
         if not (low >= 0 and high <= 1):

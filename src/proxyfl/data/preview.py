@@ -1,4 +1,4 @@
-"""A picture of a data set: a few samples, and beside each its weak and strong views."""
+"""A picture of a data set: a few samples, and beside each its weak and strong views; of vectors, bars."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ GROUP_GAP = 22
 MARGIN = 20
 HEADER = 34
 INK, MUTED, PAPER = (32, 33, 36), (110, 114, 120), (255, 255, 255)
+BAR, ROW, BLUE, PALE = 360, 26, (46, 96, 160), (200, 206, 214)
+MOST_BARS = 60
 
 
 def choose(labels: Tensor, classes: int, count: int, generator: torch.Generator) -> Tensor:
@@ -43,6 +45,26 @@ def contact_sheet(dataset: Dataset, generator: torch.Generator, *, count: int = 
     columns += [strong(samples.images, generator, flip=dataset.flip) for _ in range(STRONG)]
     names = [dataset.classes[label] for label in samples.labels.tolist()]
     return _draw(columns, names)
+
+
+def class_bars(dataset: Dataset) -> Image.Image:
+    """How many labelled training samples each class has, and how many have no label."""
+    labels = dataset.train.labels
+    counts = torch.bincount(labels[labels >= 0], minlength=len(dataset.classes)).tolist()[:MOST_BARS]
+    rows = [(name, count, BLUE) for name, count in zip(dataset.classes, counts, strict=False)]
+    rows += [("unlabelled", int((labels < 0).sum()), PALE)] if not dataset.knows_all else []
+    text = ImageFont.load_default(15)
+    names = [name if len(name) <= 18 else f"{name[:17]}…" for name, _, _ in rows]
+    left = MARGIN + max(int(text.getlength(name)) for name in names) + 14
+    longest = max(1, *(count for _, count, _ in rows))
+    picture = Image.new("RGB", (left + BAR + 90, 2 * MARGIN + ROW * len(rows)), PAPER)
+    pen = ImageDraw.Draw(picture)
+    for row, (name, (_, count, colour)) in enumerate(zip(names, rows, strict=True)):
+        top, end = MARGIN + ROW * row, left + round(BAR * count / longest)
+        pen.text((MARGIN, top + ROW // 2), name, fill=INK, font=text, anchor="lm")
+        pen.rectangle((left, top + 4, max(left + 1, end), top + ROW - 4), fill=colour)
+        pen.text((end + 8, top + ROW // 2), f"{count:,}", fill=MUTED, font=text, anchor="lm")
+    return picture
 
 
 def _draw(columns: list[Tensor], names: list[str]) -> Image.Image:

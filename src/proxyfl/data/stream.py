@@ -1,21 +1,22 @@
-"""One client's images and its stream of batches.
+"""One client's images or vectors and its stream of batches.
 
-A client is two index arrays over a store of uint8 images and the labels of the first; the true labels of
-the unlabelled images are here for a declared oracle alone, and for others cannot be reached from here.
+A client is two index arrays over a store of uint8 images or of vectors, and the labels of the first; the true
+labels of the unlabelled ones are here for a declared oracle alone; others cannot reach them from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import TrainSettings
+from proxyfl.core.config import TrainSettings, VectorSettings
 from proxyfl.core.errors import MethodError
 from proxyfl.core.spans import STRONG, WEAK, span
+from proxyfl.data import vectors
 from proxyfl.data.augment import normalise, strong, weak
 
 VIEWS = frozenset({"x", "x_strong", "u_weak", "u_strong"})
@@ -54,11 +55,14 @@ class ClientData:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """What fits a data set: whether mirrored images keep their class, and its normalisation."""
+    """What fits a data set: whether mirrored images keep their class, its normalisation, and how views of
+    vectors are drawn.
+    """
 
     flip: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    vectors: VectorSettings = field(default_factory=VectorSettings)
 
 
 @dataclass
@@ -162,5 +166,9 @@ class Stream:
             if self.device.type == "cuda":  # only from pinned memory does a transfer run beside computation
                 images = images.pin_memory()
             images = images.to(self.device, non_blocking=True)
+            if vectors.is_vectors(images):
+                drawn = vectors.weak if view is weak else vectors.strong
+                samples = vectors.standardise(images, self.views.mean, self.views.std)
+                return drawn(samples, self.generator, self.views.vectors)
             seen = view(images, self.generator, flip=self.views.flip)
             return normalise(seen, self.views.mean, self.views.std)

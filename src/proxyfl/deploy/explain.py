@@ -104,9 +104,12 @@ def rehearse(deployment: Deployment) -> tuple[Task, Update]:
     train = dataclasses.replace(full.train, batch=BATCH, epochs=1)
     config = dataclasses.replace(full, train=train)
     with tempfile.TemporaryDirectory() as folder:
-        method, views = validation.method_of(config), ViewSettings(False, deployment.mean, deployment.std)
+        method, views = (
+            validation.method_of(config),
+            ViewSettings(False, deployment.mean, deployment.std, config.vectors),
+        )
         classes, store = len(deployment.classes), ClientStore(Path(folder) / "client")
-        network = Network.of(config.model.name, classes, deployment.channels, config.model.width)
+        network = Network.configured(config.model, classes, deployment.channels, deployment.image_size)
         trainer = trainer_of(config, method, network, views, store)
         engine = InlineEngine(trainer, lambda client: _made_up(deployment))
         counts = np.full(len(deployment.sites), IMAGES, dtype=np.int64)
@@ -127,9 +130,12 @@ def _no_evaluation(state: ServerState) -> Evaluation:
 
 
 def _made_up(deployment: Deployment) -> ClientData:
-    size = deployment.image_size
-    shape = (2 * IMAGES, deployment.channels, size, size)
-    images = torch.randint(0, 256, shape, generator=rng(0, 0, 0, "rehearsal"), dtype=torch.uint8)
+    size, generator = deployment.image_size, rng(0, 0, 0, "rehearsal")
+    if size:
+        shape = (2 * IMAGES, deployment.channels, size, size)
+        images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    else:
+        images = torch.randn((2 * IMAGES, deployment.channels), generator=generator)
     labels = torch.arange(IMAGES) % len(deployment.classes)
     return ClientData(images, torch.arange(IMAGES), labels, torch.arange(IMAGES, 2 * IMAGES))
 

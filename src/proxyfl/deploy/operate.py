@@ -208,10 +208,11 @@ def look(settings: Site, data: Path, say: Say) -> None:
     if not settings.insecure and key.is_file() and stat.S_IMODE(key.stat().st_mode) & 0o077:
         say(f"WARNING: others on this machine can read {key}; fix it with: chmod 600 {key}")
     form = (settings.classes, settings.channels, settings.image_size, settings.holdout, settings.seed)
-    found = open_site(data, *form, cache=_private(settings.state) / "cache")
-    counts = found.counts
+    cache = _private(settings.state) / "cache"
+    found = open_site(data, *form, cache=cache, features=settings.features)
+    counts, what = found.counts, "images" if settings.image_size else "vectors"
     say(
-        f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled images "
+        f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled {what} "
         f"to train on, {sum(counts.held_out):,} kept back"
     )
     for note in (*found.notes, *expiry.of_site(settings)):

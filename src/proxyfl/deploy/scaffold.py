@@ -80,7 +80,8 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     deployment = _deployment(path, plan, config, simulation)
     deployment.check()
     if deployment.test_path and not plan.sample:
-        open_test(deployment.test_path, deployment.classes, deployment.channels, deployment.image_size)
+        form = (deployment.classes, deployment.channels, deployment.image_size)
+        open_test(deployment.test_path, *form, features=deployment.features)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -255,6 +256,7 @@ def _sample_form(plan: Plan, simulation: Simulation) -> dict[str, Any]:
         "classes": dataset.classes,
         "channels": dataset.channels,
         "image_size": dataset.image_size,
+        "features": dataset.features,
         "mean": views.mean,
         "std": views.std,
         "flip": views.flip,
@@ -271,6 +273,14 @@ def _form(plan: Plan, config: Config) -> dict[str, Any]:
     known = tuple(classes) == source.classes
     channels = given.pop("channels", len(source.mean) if known and source.mean else 3)
     same = known and source.mean is not None and source.std is not None and len(source.mean) == channels
+    if given.get("image_size") == 0:  # vectors: the operator fills in what the sites' features are like
+        return {
+            "classes": tuple(classes),
+            "channels": channels,
+            "mean": (0.0,) * channels,
+            "std": (1.0,) * channels,
+            **given,
+        }
     form = {
         "classes": tuple(classes),
         "channels": channels,

@@ -242,12 +242,12 @@ class DeployedServer:
     ) -> tuple[Server, ClientTrainer, ServerTest | SiteTest]:
         form, classes = self.deployment, len(self.deployment.classes)
         versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
-        views = ViewSettings(form.flip, form.mean, form.std)
+        views = ViewSettings(form.flip, form.mean, form.std, config.vectors)
         cure = f"put it back from a copy, or move {form.run} away to begin anew"
         clients_store, server_store = (
             ClientStore(place, versions, cure) for place in (run.clients, run.server)
         )
-        network = Network.of(config.model.name, classes, form.channels, config.model.width)
+        network = Network.configured(config.model, classes, form.channels, form.image_size)
         trainer = trainer_of(config, method, network, views, clients_store, read_start(run, config))
         setup = {
             **self.form,
@@ -279,6 +279,7 @@ class DeployedServer:
             classes=form.classes,
             mean=form.mean,
             std=form.std,
+            features=form.features,
         )
 
 

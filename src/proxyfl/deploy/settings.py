@@ -47,10 +47,11 @@ class ImageForm:
     format: int = setting(FORMAT, "version of this file", low=1)
     insecure: bool = setting(False, "no encryption and no authentication: for trying out on one machine")
     classes: tuple[str, ...] = setting((), "class names in order; a class's place is its number")
-    channels: int = setting(3, "channels of an image: 3 for colour, 1 for grey", choices=(1, 3))
-    image_size: int = setting(32, "side in pixels that every image is brought to", low=MIN_SIZE)
-    mean: tuple[float, ...] = setting((), "mean of each channel on the scale 0 to 1")
-    std: tuple[float, ...] = setting((), "standard deviation of each channel on the scale 0 to 1")
+    channels: int = setting(3, "channels of an image, 3 or 1 (grey); of vectors the features", low=1)
+    image_size: int = setting(32, "side in pixels that every image is brought to; 0: vectors", low=0)
+    features: tuple[str, ...] = setting((), "columns of vectors in tables, in order; empty: all of numbers")
+    mean: tuple[float, ...] = setting((), "mean of each channel on the scale 0 to 1, or of each feature")
+    std: tuple[float, ...] = setting((), "standard deviation of each channel or feature")
     flip: bool = setting(False, "whether a mirrored image keeps its class")
     holdout: float = setting(
         0.0, "share of a site's labelled images kept back to measure accuracy", low=0, high=0.9
@@ -63,11 +64,18 @@ class ImageForm:
         _require_texts("classes", self.classes)
         if len(self.classes) < 2:
             raise ConfigError("classes must name two classes or more, as in classes = ['cat', 'dog']")
+        if self.image_size and self.channels not in (1, 3):
+            raise ConfigError(f"channels = {self.channels} is not one of 1, 3; vectors need image_size = 0")
+        if 0 < self.image_size < MIN_SIZE:
+            raise ConfigError(f"image_size = {self.image_size} is below {MIN_SIZE}")
+        _require_texts("features", self.features)
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels or not all(map(_is_number, values)):
-                raise ConfigError(f"{name} must be {self.channels} number(s), one for each channel")
+                raise ConfigError(
+                    f"{name} must be {self.channels} number(s), one for each channel or feature"
+                )
         if min(self.std) <= 0:
-            raise ConfigError("std must be above 0 for every channel")
+            raise ConfigError("std must be above 0 for every channel or feature")
 
 
 @dataclass(frozen=True)

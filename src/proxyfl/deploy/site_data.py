@@ -18,6 +18,7 @@ from proxyfl.data.dataset import Split
 from proxyfl.data.reader.known import Form, Known, read_known
 from proxyfl.data.reader.listing import NO_LABEL
 from proxyfl.data.stream import ClientData
+from proxyfl.data.vectors import is_vectors
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class SiteData:
-    """All images of a site as uint8 (N, channels, size, size), their labels (-1: none), and who is what.
+    """A site's images as uint8 (N, channels, size, size), or vectors (N, d), their labels (-1: none), and
+    who is what.
 
     ``labelled`` and ``unlabelled`` are what is trained on, ``held`` is kept back: indices, in reading order.
     """
@@ -97,8 +99,10 @@ def open_site(
     holdout: float = 0.0,
     seed: int = 1,
     cache: Path | None = None,
+    features: Sequence[str] = (),
 ) -> SiteData:
-    """Read a site's data: class folders, a CSV of labels beside images, or an npz file.
+    """Read a site's data: class folders, a CSV of labels beside images, or an npz file. An ``image_size`` of
+    0 means vectors of ``channels`` features in an npz file or a table.
 
     ``holdout`` is the share of labelled images kept back, drawn by class, the same for the same ``seed``;
     where the data has a test or validation split of its own, that is kept back instead.
@@ -106,7 +110,8 @@ def open_site(
     """
     if not 0 <= holdout < 1:
         raise ConfigError(f"holdout = {holdout} must be a share from 0 to below 1")
-    found = read_known(Path(path).expanduser(), Form(tuple(classes), channels, image_size), cache)
+    form = Form(tuple(classes), channels, image_size, tuple(features))
+    found = read_known(Path(path).expanduser(), form, cache)
     set_apart = found.of("val", "test")
     labels = found.data.labels
     if bool((set_apart & (labels == NO_LABEL)).any()):
@@ -130,19 +135,32 @@ def open_site(
 
 
 def open_test(
-    path: str | Path, classes: Sequence[str], channels: int, image_size: int, *, by_name: bool = False
+    path: str | Path,
+    classes: Sequence[str],
+    channels: int,
+    image_size: int,
+    *,
+    by_name: bool = False,
+    features: Sequence[str] = (),
 ) -> Split:
     """Test images in any form that a site may use. Every one needs its label. ``by_name``, an npz file may
     number its classes in an order of its own.
     """
-    place = Path(path).expanduser()
-    found = _tests(read_known(place, Form(tuple(classes), channels, image_size), by_name=by_name))
+    form = Form(tuple(classes), channels, image_size, tuple(features))
+    return read_test(Path(path).expanduser(), form, by_name=by_name)
+
+
+def read_test(place: Path, form: Form, *, by_name: bool = False) -> Split:
+    """The same for whoever knows the whole form."""
+    found = _tests(read_known(place, form, by_name=by_name))
     split = found.data
     without = int((split.labels == NO_LABEL).sum())
     if not len(split):
         raise DataError(f"there are no images in {place}")
     if without:
-        raise DataError(f"{place}: {without:,} of {len(split):,} test images have no label; take them out")
+        raise DataError(
+            f"{place}: {without:,} of {len(split):,} test {split.called} have no label; take them out"
+        )
     if found.depth:
         log.warning("%s: %s", place, found.depth)
     return split
@@ -155,9 +173,10 @@ def _tests(found: Known) -> Known:
 
 
 def write_npz(file: Path, images: Tensor, labels: Tensor, classes: Sequence[str]) -> None:
-    """Images (N, channels, H, W) and labels (-1: none) in the form that :func:`open_site` reads."""
+    """Images (N, channels, H, W) or vectors, and labels (-1: none), as :func:`open_site` reads them."""
     arrays = images.numpy()
-    arrays = arrays[:, 0] if arrays.shape[1] == 1 else arrays.transpose(0, 2, 3, 1)
+    if not is_vectors(arrays):
+        arrays = arrays[:, 0] if arrays.shape[1] == 1 else arrays.transpose(0, 2, 3, 1)
     np.savez(file, images=arrays, labels=labels.numpy(), classes=np.array(classes, dtype=np.str_))
 
 

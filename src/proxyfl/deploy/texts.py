@@ -65,10 +65,26 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
         "name": deployment.name,
         "warning": _warning(site.insecure),
         "classes": ", ".join(site.classes),
-        "image_size": site.image_size,
-        "colour": "grey" if site.channels == 1 else "in colour",
+        "data": IMAGE_DATA if site.image_size else VECTOR_DATA,
+        "become": _become(site),
+        "samples": "images" if site.image_size else "vectors",
         "server": site.server,
     }
+
+
+IMAGE_DATA = """- a folder with one folder per class, and a folder `unlabelled` for images without a label;
+- a folder of images with a file `labels.csv` in it: a line `file,label`, then a line for each labelled image;
+- an npz file with `images` (N×H×W or N×H×W×3, uint8) and `labels` (numbers, -1 for none)."""
+VECTOR_DATA = """- an npz file with `vectors` (N×d) and `labels` (numbers, -1 for none);
+- a table, `.csv` or `.parquet`, with a column for each feature and a column `label`, empty for none."""
+
+
+def _become(site: Site) -> str:
+    if site.image_size:
+        colour = "grey" if site.channels == 1 else "in colour"
+        return f"Images become squares of {site.image_size} pixels, {colour}."
+    names = f": {', '.join(site.features)}" if site.features else ""
+    return f"A vector has {site.channels} features{names}."
 
 
 def _warning(insecure: bool) -> str:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.errors import DataError
-from proxyfl.data.augment import normalise
 from proxyfl.data.dataset import Split
+from proxyfl.data.vectors import prepared
 from proxyfl.federation import measures
 
 
@@ -67,7 +67,7 @@ def evaluate(
         batches = zip(torch.split(split.images, batch), torch.split(split.labels, batch), strict=True)
         for images, labels in batches:
             with autocast():
-                logits = network(normalise(images.to(device), mean, std))
+                logits = network(prepared(images.to(device), mean, std))
             if not len(confusion):
                 confusion = torch.zeros(logits.shape[1] ** 2, dtype=torch.int64)
             cells = labels * logits.shape[1] + logits.argmax(1).cpu()
@@ -80,8 +80,10 @@ def evaluate(
 
 
 def eval_batch(setting: int, image_size: int, device: torch.device) -> int:
-    """Test images in a batch: what is set, else about 1 million pixels on a CPU and 8 million elsewhere."""
+    """Test images in a batch: what is set, else about 1 million pixels on a CPU and 8 million elsewhere, and
+    4,096 vectors (``image_size`` 0).
+    """
     if setting:
         return setting
     pixels = 1 << (20 if device.type == "cpu" else 23)
-    return max(16, min(4096, pixels // (image_size * image_size)))
+    return max(16, min(4096, pixels // max(1, image_size * image_size)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
@@ -11,21 +12,25 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import nn
 
+from proxyfl.core.config import ModelSettings
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.models.heads import attach_heads
+from proxyfl.models.mlp import MLP, LinearModel
 from proxyfl.models.resnet import ResNet
 
 Factory = Callable[..., nn.Module]
-"""(classes, channels, width), or those of them that it names → network."""
+"""(classes, channels, width), or those of them that it names → network; :class:`Network` has more of them."""
 
 F = TypeVar("F", bound=Factory)
 
-_factories: dict[str, Factory] = {"resnet8": ResNet}
+LARGEST_LAYER = 65_536
+
+_factories: dict[str, Factory] = {"resnet8": ResNet, "linear": LinearModel, "mlp": MLP}
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One line of a listing: ``parameters`` at width 4 for 10 classes of 3-channel images, without heads."""
+    """One line of a listing: ``parameters`` at width 4 for 10 classes of images (3, 32, 32); no heads."""
 
     name: str
     summary: str
@@ -94,7 +99,9 @@ class Network:
     ``heads.``; all others belong to the trunk.
 
     ``factory`` is a class or function that takes ``classes``, ``channels`` and ``width``, or those of them
-    that it names, or nothing; or a network, which is copied.
+    that it names, or nothing; or a network, which is copied. ``inputs``, the numbers in a sample, and the
+    settings ``hidden`` and ``dropout`` are for those that name them. An ``image_size`` of 0 means vectors of
+    ``channels`` features.
     """
 
     name: str
@@ -102,19 +109,48 @@ class Network:
     classes: int
     channels: int = 3
     width: int = 4
+    image_size: int = 32
+    hidden: tuple[int, ...] = ()
+    dropout: float = 0.0
 
     @classmethod
-    def of(cls, factory: Any, classes: int, channels: int, width: int = 4) -> Network:
+    def of(cls, factory: Any, classes: int, channels: int, width: int = 4, **more: Any) -> Network:
         """From a registered name, a class, a function or a network."""
         if isinstance(factory, str):
-            return cls(factory, require(factory), classes, channels, width)
+            return cls(factory, require(factory), classes, channels, width, **more)
         if isinstance(factory, nn.Module):
-            return cls(type(factory).__name__, factory, classes, channels, width)
+            return cls(type(factory).__name__, factory, classes, channels, width, **more)
         if not callable(factory):
             raise ConfigError(
                 f"{factory!r} is no network; give a registered name, an nn.Module class or a function"
             )
-        return cls(getattr(factory, "__name__", type(factory).__name__), factory, classes, channels, width)
+        name = getattr(factory, "__name__", type(factory).__name__)
+        return cls(name, factory, classes, channels, width, **more)
+
+    @classmethod
+    def configured(cls, model: ModelSettings, classes: int, channels: int, image_size: int) -> Network:
+        """The registered network that settings name, for these samples."""
+        more = {"image_size": image_size, "hidden": model.hidden, "dropout": model.dropout}
+        return cls.of(model.name, classes, channels, model.width, **more)
+
+    def _options(self) -> dict[str, Any]:
+        """The settings of some networks alone, where they are not at their default; others refuse them."""
+        options = {"hidden": self.hidden, "dropout": self.dropout}
+        chosen = {name: value for name, value in options.items() if value}
+        named = () if isinstance(self.factory, nn.Module) else inspect.signature(self.factory).parameters
+        for name in chosen:
+            if name not in named:
+                raise ConfigError(f"model '{self.name}' has no model.{name}; leave it out, or choose mlp")
+        if not all(type(size) is int and 0 < size <= LARGEST_LAYER for size in self.hidden):
+            raise ConfigError(
+                f"model.hidden = {list(self.hidden)} must be whole numbers from 1 to {LARGEST_LAYER:,}"
+            )
+        return chosen
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample."""
+        return (self.channels, self.image_size, self.image_size) if self.image_size else (self.channels,)
 
     def __call__(self, heads: bool = False) -> nn.Module:
         """A network, freshly initialised; ``heads`` adds projection heads as ``net.heads``."""
@@ -125,7 +161,8 @@ class Network:
         if isinstance(self.factory, nn.Module):
             net = copy.deepcopy(self.factory)
         else:
-            net = self.factory(**_accepted(self.factory, self.name, sizes))
+            more = {"inputs": math.prod(self.shape), **self._options()}
+            net = self.factory(**_accepted(self.factory, self.name, sizes | more))
         if not isinstance(net, nn.Module):
             given = type(net).__name__
             raise ConfigError(f"model '{self.name}' gave a {given}; it must give a torch.nn.Module")
@@ -144,7 +181,7 @@ def require(name: str) -> Factory:
         raise ConfigError(
             f"unknown model '{name}'; {hint} (your own: register it and name its file with --plugin)"
         )
-    _accepted(_factories[name], name, {"classes": 10, "channels": 3, "width": 4})
+    _accepted(_factories[name], name, {"classes": 10, "channels": 3, "width": 4, "inputs": 3072})
     return _factories[name]
 
 
@@ -166,20 +203,32 @@ def part_of(parameter: str) -> Literal["trunk", "classifier", "heads"]:
     return "heads" if parameter.startswith("heads.") else "trunk"
 
 
-OTHER_NAMES = {"num_classes": "classes", "n_classes": "classes", "in_channels": "channels"}
+OTHER_NAMES = {
+    "num_classes": "classes",
+    "n_classes": "classes",
+    "in_channels": "channels",
+    "in_features": "inputs",
+    "input_dim": "inputs",
+}
 """What parameters of other people's networks are called, and what that is here."""
 
 
-def _accepted(factory: Callable[..., Any], name: str, sizes: dict[str, int]) -> dict[str, int]:
-    """Those of the sizes that a factory names, by the name it gives them."""
+SIZES = ("classes", "channels", "width")
+"""What a factory that takes any parameters is given."""
+
+
+def _accepted(factory: Callable[..., Any], name: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Those of the sizes that a factory names, by the name it gives them; ``inputs`` if it has no default."""
+    usual = {size: sizes[size] for size in SIZES}
     try:
         known = inspect.signature(factory).parameters.values()
     except ValueError:  # written in C, without a signature to look at
-        return sizes
+        return usual
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
-        return sizes
-    given = {p.name: sizes[OTHER_NAMES.get(p.name, p.name)] for p in known
-             if OTHER_NAMES.get(p.name, p.name) in sizes}  # fmt: skip
+        return usual | {p.name: sizes[p.name] for p in known if p.name in sizes}
+    meant = {p.name: OTHER_NAMES.get(p.name, p.name) for p in known}
+    given = {p.name: sizes[meant[p.name]] for p in known
+             if meant[p.name] in sizes and (meant[p.name] != "inputs" or p.default is p.empty)}  # fmt: skip
     needed = [p.name for p in known if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     missing = [parameter for parameter in needed if parameter not in given]
     if missing:

@@ -39,14 +39,16 @@ def partition_bubbles(
 
     ``source`` is a run, or a partition with the labels of its training images and the names of the classes.
     """
+    what = "images"
     if isinstance(source, Run):
-        title = title or _describe(source)
-        source = _holdings(source)
+        title, dataset = title or _describe(source), source.dataset()
+        what = dataset.train.called
+        source = source.partition, dataset.train.labels, dataset.classes
     partition, labels, classes = source
     parts = dict(zip(FILLS, partition.class_counts(labels, len(classes)), strict=True))
     if not any(counts.any() for counts in parts.values()):
-        raise RunError("the partition holds no image to draw")
-    figure = _draw(parts, classes, title or "Who holds what")
+        raise RunError(f"the partition holds no {what} to draw")
+    figure = _draw(parts, classes, title or "Who holds what", what)
     rows = [
         (client, label, name, *(int(counts[client, label]) for counts in parts.values()))
         for client in range(partition.clients)
@@ -58,17 +60,12 @@ def partition_bubbles(
     ]
 
 
-def _holdings(run: Run) -> tuple[Partition, Any, Sequence[str]]:
-    dataset = run.dataset()
-    return run.partition, dataset.train.labels, dataset.classes
-
-
 def _describe(run: Run) -> str:
     partition = run.config.partition
     return f"Who holds what: {run.config.data.name}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
 
 
-def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str) -> Figure:
+def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str, what: str = "images") -> Figure:
     numbers = len(classes) <= MANY_CLASSES
     drawn = {part: counts[:MOST_CLIENTS, :MOST_CLASSES] for part, counts in parts.items()}
     clients, size = drawn["labelled"].shape
@@ -85,20 +82,21 @@ def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str) -> F
     )
     for axes, (part, counts) in zip(panels, parts.items(), strict=True):
         _panel(axes, drawn[part], classes[:size], FILLS[part], numbers)
-        heading = f"{part.capitalize()}: {counts.sum():,} images"
+        heading = f"{part.capitalize()}: {counts.sum():,} {what}"
         if numbers:
             heading += f", {counts.sum() / len(counts):,.1f} per client on average"
         plot_style.dress(axes, title=heading, x="client", y="class")
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
-    plot_style.note(figure, "\n".join(_caption(drawn, *parts["labelled"].shape)))
+    total = parts["labelled"].shape
+    plot_style.note(figure, "\n".join(_caption(drawn, total[0], total[1], what)))
     return figure
 
 
-def _caption(drawn: Mapping[str, Indices], clients: int, classes: int) -> list[str]:
+def _caption(drawn: Mapping[str, Indices], clients: int, classes: int, what: str) -> list[str]:
     """What the bubbles mean, and what is left out."""
     largest = " and ".join(f"{counts.max():,} ({part})" for part, counts in drawn.items())
-    lines = [f"Area in proportion to the number of images; the largest bubbles are {largest}."]
+    lines = [f"Area in proportion to the number of {what}; the largest bubbles are {largest}."]
     if classes > MANY_CLASSES:
         lines.append(f"More than {MANY_CLASSES} classes: the numbers are in the CSV file only.")
     if clients > MOST_CLIENTS:

@@ -10,6 +10,7 @@ from proxyfl.data.partition import Partition
 from proxyfl.methods import registry
 from proxyfl.models import Network
 from proxyfl.runs.federation import Federation
+from proxyfl.runs.fit import require_fit
 from proxyfl.runs.simulation import Simulation, prepare
 
 
@@ -29,7 +30,10 @@ def assemble(
     config: Config, simulation: Simulation, *, start: Tensors | None = None, workers: int | None = None
 ) -> Federation:
     """The same over data that is dealt already."""
-    dataset, model = simulation.dataset, config.model
+    dataset = simulation.dataset
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
-    network = Network.of(model.name, len(dataset.classes), dataset.channels, model.width)
-    return Federation.assembled(config, simulation, network, method, start, workers=workers)
+    network = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
+    federation = Federation.assembled(config, simulation, network, method, start, workers=workers)
+    if dataset.is_vectors:  # most networks take images
+        require_fit(federation.trainer)
+    return federation

@@ -54,6 +54,7 @@ def describe(
             "weights": f"{OBJECT}weights" if start else "",
             "weights_hash": content_hash(start) if start else "",
         },
+        "vectors": dataclasses.asdict(simulation.train_views.vectors),
         "train": {**dataclasses.asdict(train or TrainSettings()), **_named(optimiser)},
         "federation": dict(federation),
         "aggregation": aggregation,

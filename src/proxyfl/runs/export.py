@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError, RunError
 from proxyfl.core.settings import OBJECT
 from proxyfl.core.state import Tensors
-from proxyfl.data.augment import normalise
 from proxyfl.data.dataset import Split, resize
-from proxyfl.data.own import pixels
+from proxyfl.data.own import pixels, vectors
+from proxyfl.data.vectors import prepared
 from proxyfl.methods.base import Method
 from proxyfl.models import Network
 
@@ -48,12 +48,28 @@ class ModelCard:
     round: int
     accuracy: float | None
     """None where its round was not measured."""
+    hidden: tuple[int, ...] = ()
+    dropout: float = 0.0
+    features: tuple[str, ...] = ()
+    """The names of a vector's features, where its data had some."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample: (channels, size, size), or (channels,) for vectors."""
+        return (self.channels, self.image_size, self.image_size) if self.image_size else (self.channels,)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What is written: without what came later and is at its default."""
+        usual = {spec.name: spec.default for spec in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 @dataclass
 class TrainedModel:
     """A network with its card. Call it with images for probabilities: a tensor or a numpy array, uint8 or
-    between 0 and 1, channels first or last. Images of another size are resized, with a warning.
+    between 0 and 1, channels first or last. Images of another size are resized, with a warning. A model of
+    vectors takes numbers of shape (N, d), as its data has them.
     """
 
     network: nn.Module
@@ -61,20 +77,22 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         card = self.card
-        taken = f"{card.channels} × {card.image_size} × {card.image_size}"
+        taken = " × ".join(map(str, card.shape))
         return f"<TrainedModel: {card.network} of {card.method}, {taken} to {len(card.classes)} classes>"
 
     @torch.inference_mode()
     def __call__(self, images: Any) -> Tensor:
         device = next(self.network.parameters()).device
         fitting = self._fitting(images)
-        logits = self.network(normalise(fitting.to(device), self.card.mean, self.card.std))
+        logits = self.network(prepared(fitting.to(device), self.card.mean, self.card.std))
         probabilities: Tensor = logits.float().softmax(1)
         return probabilities
 
     def _fitting(self, images: Any) -> Tensor:
-        """uint8 (N, channels, size, size)."""
+        """uint8 (N, channels, size, size), or float32 (N, features)."""
         size, channels = self.card.image_size, self.card.channels
+        if not size:
+            return fitting_vectors(images, channels)
         if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4:
             given = images
         else:
@@ -88,6 +106,18 @@ class TrainedModel:
         return resize(Split(given.cpu(), torch.zeros(len(given), dtype=torch.int64)), size).images
 
 
+def fitting_vectors(samples: Any, features: int) -> Tensor:
+    """float32 (N, features)."""
+    if len(getattr(samples, "shape", ())) != 2 and not isinstance(samples, list):
+        raise DataError(
+            f"the model takes vectors of {features} features; give an array of shape (N, {features})"
+        )
+    found = vectors(samples)
+    if found.shape[1] != features:
+        raise DataError(f"the vectors have {found.shape[1]} features, those of the model {features}")
+    return found
+
+
 def model_card(
     config: Config,
     method: Method,
@@ -97,6 +127,7 @@ def model_card(
     classes: Sequence[str],
     mean: Sequence[float],
     std: Sequence[float],
+    features: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What a saved model says about itself, but for the round."""
     return {
@@ -109,23 +140,26 @@ def model_card(
         "mean": mean,
         "std": std,
         "method": config.method.name,
+        "hidden": config.model.hidden,
+        "dropout": config.model.dropout,
+        "features": features,
     }
 
 
 def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
-    write_verified(path, weights, {"proxyfl": json.dumps(asdict(card))})
+    write_verified(path, weights, {"proxyfl": json.dumps(card.told)})
 
 
 def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> None:
     """Refuse a card that does not belong to these weights, before any memory is given for its network."""
-    texts = (card.network, card.method, *card.classes)
-    sizes = (card.width, card.channels, card.image_size, card.round)
+    texts = (card.network, card.method, *card.classes, *card.features)
+    sizes = (card.width, card.channels, card.image_size, card.round, *card.hidden)
     if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in sizes):
         raise ValueError("its card has a name that is no text or a size that is no whole number")
-    numbers = (*card.mean, *card.std, 0.0 if card.accuracy is None else card.accuracy)
+    numbers = (*card.mean, *card.std, card.dropout, 0.0 if card.accuracy is None else card.accuracy)
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         raise ValueError("its card has a number that is none")
-    if not len(card.mean) == len(card.std) == card.channels or not 1 <= card.image_size <= MAX_SIZE:
+    if not len(card.mean) == len(card.std) == card.channels or not 0 <= card.image_size <= MAX_SIZE:
         raise ValueError(
             f"its card speaks of {card.channels} channels and images of {card.image_size} pixels"
         )
@@ -146,16 +180,17 @@ def load_model(path: str | Path, device: str = "cpu", *, network: Any = None) ->
     path = Path(path)
     try:
         weights, metadata = read_verified(path)
-        fields = json.loads(metadata["proxyfl"])
-        for name in ("classes", "mean", "std"):
-            fields[name] = tuple(fields[name])
-        card = ModelCard(**fields)
+        found = json.loads(metadata["proxyfl"])
+        for name in ("classes", "mean", "std", "hidden", "features"):
+            found[name] = tuple(found[name]) if name in found else ()
+        card = ModelCard(**found)
         if network is None and card.network.startswith(OBJECT):
             raise NotRegistered(
                 f"{path}: its network, {card.network.removeprefix(OBJECT)}, is not registered; open it in "
                 f"Python with proxyfl.load_model(PATH, network={card.network.removeprefix(OBJECT)})"
             )
-        built = Network.of(network or card.network, len(card.classes), card.channels, card.width)
+        more = {"image_size": card.image_size, "hidden": card.hidden, "dropout": card.dropout}
+        built = Network.of(network or card.network, len(card.classes), card.channels, card.width, **more)
         _require_plausible(card, weights, built)
         trained = built(card.heads)
         trained.load_state_dict(weights)

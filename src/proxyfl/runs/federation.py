@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from proxyfl.aggregation import Aggregator, Mean
-from proxyfl.core.config import Config, KeepSettings, TrainSettings
+from proxyfl.core.config import Config, KeepSettings, TrainSettings, VectorSettings
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.state import ServerState, Tensors
 from proxyfl.data.dataset import Dataset, Split
@@ -45,7 +45,8 @@ class Federation:
     """Many clients that train one model together.
 
     ``network`` is a registered name, an ``nn.Module`` class or a function that builds one from ``classes``,
-    ``channels`` and ``width`` or fewer of them. ``weights`` are tensors to start from. ``workers`` processes
+    ``channels`` and ``width`` or fewer of them; by default ``resnet8``, or ``mlp`` for vectors, whose views
+    ``vectors`` describes. ``weights`` are tensors to start from. ``workers`` processes
     train clients at the same time, by default one per core; 0 trains them in this process; ``engine`` brings
     another engine. Whatever trains, the result is the same to the bit.
 
@@ -64,7 +65,7 @@ class Federation:
         self,
         data: Dataset,
         partition: Partition,
-        network: Any = "resnet8",
+        network: Any = None,
         method: Method | str = "proxyfl",
         *,
         rounds: int = 20,
@@ -72,6 +73,7 @@ class Federation:
         seed: int = 1,
         width: int = 4,
         train: TrainSettings | None = None,
+        vectors: VectorSettings | None = None,
         optimiser: OptimiserFactory | None = None,
         aggregator: Aggregator | None = None,
         weights: Tensors | nn.Module | str | Path | None = None,
@@ -91,9 +93,10 @@ class Federation:
             raise DataError(
                 f"data is a {type(data).__name__}; make a data set with Dataset.of(images, labels)"
             )
-        simulation = simulate(data, partition)
+        simulation = simulate(data, partition, vectors)
         parts = registry.create(method) if isinstance(method, str) else method
-        built = Network.of(network, len(data.classes), data.channels, width)
+        chosen = network or ("mlp" if data.is_vectors else "resnet8")
+        built = Network.of(chosen, len(data.classes), data.channels, width, image_size=data.image_size)
         rule = aggregator or Mean()
         start = weights_of(network if weights is None and isinstance(network, nn.Module) else weights)
         federation = {
@@ -111,7 +114,7 @@ class Federation:
             optimiser=optimiser, start=start,
         )  # fmt: skip
         self._assemble(config, simulation, built, parts, start, optimiser, rule, workers, engine)
-        require_fit(self.trainer, simulation)
+        require_fit(self.trainer)
 
     def _assemble(
         self,

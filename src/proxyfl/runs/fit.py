@@ -15,7 +15,6 @@ from proxyfl.core.state import Tensors
 from proxyfl.data.partition import Partition
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.methods.base import Method
-from proxyfl.runs.simulation import Simulation
 from proxyfl.runs.start import read_weights
 
 
@@ -40,20 +39,24 @@ def require_kinds(partition: Any, method: Any, train: Any, aggregator: Any, keep
             raise ConfigError(f"{name} is {given}; {cure}")
 
 
-def require_fit(trainer: ClientTrainer, simulation: Simulation) -> None:
-    """Refuse a network that cannot take these images or name these classes, before any round."""
-    dataset = simulation.dataset
+def require_fit(trainer: ClientTrainer) -> None:
+    """Refuse a network that cannot take these samples or name these classes, before any round."""
+    built, classes = trainer.factory, trainer.classes
     network = trainer.new_network().eval()
-    images = torch.zeros((2, dataset.channels, dataset.image_size, dataset.image_size))
+    images = torch.zeros((2, *built.shape))
     try:
         with torch.inference_mode():
             shape = tuple(network(images).shape)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if not built.image_size:
+            raise ConfigError(
+                f"model '{built.name}' cannot take vectors, and the data holds vectors of {built.channels} "
+                "features; choose mlp or linear (model.name = mlp)"
+            ) from error
         raise ConfigError(
-            f"model '{trainer.factory.name}' cannot take images of shape {tuple(images.shape[1:])}: {error}"
+            f"model '{built.name}' cannot take images of shape {built.shape}: {error}"
         ) from error
-    if shape != (2, len(dataset.classes)):
+    if shape != (2, classes):
         raise ConfigError(
-            f"model '{trainer.factory.name}' gives {shape[1:]} numbers per image; there are "
-            f"{len(dataset.classes)} classes"
+            f"model '{built.name}' gives {shape[1:]} numbers per image; there are {classes} classes"
         )

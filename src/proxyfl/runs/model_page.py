@@ -18,25 +18,23 @@ def model_page(
     """The page of a run's model. ``per_class`` has the test images of each class and the share that is right;
     it is empty where there was nothing to test on. ``compared`` says how the file agrees with the original.
     """
-    config = run.config
+    config, dealt = run.config, run.config.partition
     total = sum(images for images, _ in per_class)
     right = sum(images * (share or 0) for images, share in per_class)
     accuracy = right / total if total else card.accuracy
     parts = [
-        _front_matter(run, accuracy),
+        _front_matter(run, "image" if card.image_size else "tabular", accuracy),
         f"# {run.path.name}",
         f"{card.network} for {len(card.classes)} classes, trained with {card.method} in a federation of "
-        f"{config.partition.clients} clients, {card.round} rounds.",
+        f"{dealt.clients} clients, {card.round} rounds.",
         "## Intended use",
         f"- Made for: {BLANK}\n- Not made for: {BLANK}\n- Who may be harmed by mistakes, and how: {BLANK}",
         "## How to use it",
-        f"`{file}` takes uint8 images of shape (N, {card.channels}, {card.image_size}, {card.image_size}), "
-        "values 0 to 255, and gives probabilities (N, classes). Normalisation and softmax are inside; bring "
-        f"images to this size first. The class names are in its metadata. {compared}",
+        f"`{file}` takes {_taken(card)} The class names are in its metadata. {compared}",
         "## Data",
-        f"- Data set: {config.data.name}\n- Labels: {_labels(run)}\n- Clients: {config.partition.clients}, "
-        f"dealt by '{config.partition.scheme}', alpha = {config.partition.alpha:g}\n- Where the images come "
-        f"from, and who may use them: {BLANK}",
+        f"- Data set: {config.data.name}\n- Labels: {_labels(run, card)}\n"
+        f"- Clients: {dealt.clients}, dealt by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
+        f"- Where the {_called(card)} come from, and who may use them: {BLANK}",
         "## Accuracy",
         _accuracies(card, per_class, accuracy),
         "## Settings",
@@ -46,14 +44,33 @@ def model_page(
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(run: Run, accuracy: float | None) -> str:
+def _called(card: ModelCard) -> str:
+    return "images" if card.image_size else "vectors"
+
+
+def _taken(card: ModelCard) -> str:
+    """What goes in and what comes out."""
+    if card.image_size:
+        return (
+            f"uint8 images of shape (N, {card.channels}, {card.image_size}, {card.image_size}), values 0 to "
+            "255, and gives probabilities (N, classes). Normalisation and softmax are inside; bring images "
+            "to this size first."
+        )
+    names = f" in the order {', '.join(card.features)}" if card.features else ""
+    return (
+        f"float32 vectors of shape (N, {card.channels}), the features as the data has them{names}, and gives "
+        "probabilities (N, classes). Standardisation and softmax are inside."
+    )
+
+
+def _front_matter(run: Run, kind: str, accuracy: float | None) -> str:
     """YAML; text is written as JSON has it, which YAML reads."""
     config, text = run.config, json.dumps
     lines = [
         "---",
         "# license: to be filled in",
         "library_name: proxyfl",
-        "pipeline_tag: image-classification",
+        f"pipeline_tag: {kind}-classification",
         "tags:",
         *(f"- {tag}" for tag in ("federated-learning", "semi-supervised-learning")),
         f"- {text(config.method.name)}",
@@ -66,7 +83,7 @@ def _front_matter(run: Run, accuracy: float | None) -> str:
             f"- name: {text(run.path.name)}",
             "  results:",
             "  - task:",
-            "      type: image-classification",
+            f"      type: {kind}-classification",
             "    dataset:",
             f"      name: {text(config.data.name)}",
             f"      type: {text(config.data.name.split(':')[0])}",
@@ -77,9 +94,10 @@ def _front_matter(run: Run, accuracy: float | None) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _labels(run: Run) -> str:
+def _labels(run: Run, card: ModelCard) -> str:
     labels = run.config.labels
-    return f"{labels.per_class} per class" if labels.per_class else f"{100 * labels.ratio:g} % of the images"
+    share = f"{100 * labels.ratio:g} % of the {_called(card)}"
+    return f"{labels.per_class} per class" if labels.per_class else share
 
 
 def _accuracies(
@@ -87,8 +105,9 @@ def _accuracies(
 ) -> str:
     if not per_class:
         known = "not measured" if accuracy is None else f"{accuracy:.2%}, as the run recorded it"
-        return f"On test images: {known}. Per class: not measured, since the test images were not at hand."
-    rows = ["| class | test images | accuracy |", "|---|---:|---:|"]
+        what = f"test {_called(card)}"
+        return f"On {what}: {known}. Per class: not measured, since the {what} were not at hand."
+    rows = [f"| class | test {_called(card)} | accuracy |", "|---|---:|---:|"]
     for name, (images, share) in zip(card.classes, per_class, strict=True):
         shown = name.replace("|", "\\|")
         rows.append(f"| {shown} | {images:,} | {'–' if share is None else f'{share:.2%}'} |")

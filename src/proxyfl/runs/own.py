@@ -36,6 +36,7 @@ def choose(name: str, found: Look, asked_clients: int = 0) -> Tree:
     - Labels: all there are, where some images are unlabelled; else a tenth of every class.
     - Image size: that of the images, where all have the same up to 64 pixels; else the largest of 8, 16, 24,
       32, 48 and 64 that the median image fills.
+    - Network: resnet8 for images, mlp for vectors.
     - Width 1 below 5,000 training images, 2 below 20,000, else 4.
     - Batch: 16 labelled images where a client has fewer than 64, 32 below 256, else 64.
     - Epochs: 5 where a client has fewer than 1,000 images, else 2. Rounds: 30 below 20,000 images, else 100.
@@ -46,7 +47,7 @@ def choose(name: str, found: Look, asked_clients: int = 0) -> Tree:
     ratio = 1.0 if found.unlabelled else 0.1
     share = found.labelled * ratio / clients
     tree: Tree = {
-        "data": {"name": name, "image_size": _size(found)},
+        "data": {"name": name, "image_size": 0 if found.features else _size(found)},
         "labels": {"ratio": ratio, "rule": "stratified"},
         "partition": {"clients": clients},
         "model": {"width": _step(found.train, (5_000, 1), (20_000, 2), otherwise=4)},
@@ -62,6 +63,8 @@ def choose(name: str, found: Look, asked_clients: int = 0) -> Tree:
     }
     if natural:
         tree["partition"]["scheme"] = NATURAL
+    if found.features:
+        tree["model"]["name"] = "mlp"
     return tree
 
 
@@ -80,7 +83,8 @@ def told(config: Config) -> str:
     """What was chosen, in one line."""
     partition, train, federation = config.partition, config.train, config.federation
     clients = f"{partition.clients} clients ({partition.scheme}), {federation.per_round} in a round"
-    size = f"images of {config.data.image_size} pixels, width {config.model.width}"
+    pixels, model = config.data.image_size, config.model
+    size = f"{f'images of {pixels} pixels' if pixels else f'network {model.name}'}, width {model.width}"
     steps = f"batches of {train.batch}, {train.epochs} epochs, {federation.rounds} rounds"
     labels = f"{100 * config.labels.ratio:g} % of the labels"
     return f"chosen from the data: {size}, {clients}, {steps}, {labels}; change any of it with --set"

@@ -1,7 +1,7 @@
 """A model as a file that runs without this library: normalisation and softmax inside, class names with it.
 
-It takes uint8 images (N, channels, height, width) and gives probabilities (N, classes). Bringing images to
-the model's size is left to whoever calls it.
+It takes uint8 images (N, channels, height, width), or float32 vectors (N, features), and gives probabilities
+(N, classes). Bringing images to the model's size is left to whoever calls it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.errors import RunError, missing_extra
+from proxyfl.data.vectors import is_vectors
 from proxyfl.runs.export import ModelCard, TrainedModel
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "torchscript": ".pt"}
@@ -48,11 +49,20 @@ class Portable(nn.Module):
         mean, std = torch.tensor(card.mean, dtype=torch.float64), torch.tensor(card.std, dtype=torch.float64)
         self.scale: Tensor
         self.shift: Tensor
-        self.register_buffer("scale", (1 / (255 * std)).float().reshape(1, -1, 1, 1))
-        self.register_buffer("shift", (-mean / std).float().reshape(1, -1, 1, 1))
+        self.takes_images = bool(card.image_size)
+        if self.takes_images:
+            self.register_buffer("scale", (1 / (255 * std)).float().reshape(1, -1, 1, 1))
+            self.register_buffer("shift", (-mean / std).float().reshape(1, -1, 1, 1))
+        else:  # features may be far from 0: the mean is taken off before they are scaled
+            self.register_buffer("scale", std.float().reshape(1, -1))
+            self.register_buffer("shift", mean.float().reshape(1, -1))
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.network(images.float() * self.scale + self.shift)
+        if self.takes_images:
+            seen = images.float() * self.scale + self.shift
+        else:
+            seen = (images - self.shift) / self.scale
+        logits: Tensor = self.network(seen)
         return logits.float().softmax(1)
 
 
@@ -91,7 +101,7 @@ def probabilities(trained: TrainedModel, images: Tensor) -> Tensor:
 
 
 def _metadata(card: ModelCard) -> dict[str, str]:
-    return {CLASSES: json.dumps(card.classes), "proxyfl": json.dumps(asdict(card))}
+    return {CLASSES: json.dumps(card.classes), "proxyfl": json.dumps(card.told)}
 
 
 def _write_onnx(network: nn.Module, images: Tensor, path: Path, metadata: dict[str, str]) -> Runs:
@@ -102,12 +112,13 @@ def _write_onnx(network: nn.Module, images: Tensor, path: Path, metadata: dict[s
     except ImportError as error:
         raise missing_extra("onnx, onnxscript and onnxruntime", "onnx") from error
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    name = "vectors" if is_vectors(images) else "images"
     program = torch.onnx.export(
         network,
         (images,),
         dynamo=True,
         verbose=False,
-        input_names=["images"],
+        input_names=[name],
         output_names=["probabilities"],
         dynamic_shapes={"images": {0: torch.export.Dim.DYNAMIC}},
     )
@@ -116,7 +127,7 @@ def _write_onnx(network: nn.Module, images: Tensor, path: Path, metadata: dict[s
     program.model.metadata_props.update(metadata)
     program.save(str(path), external_data=False)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda part: torch.from_numpy(session.run(None, {"images": part.numpy()})[0])
+    return lambda part: torch.from_numpy(session.run(None, {name: part.numpy()})[0])
 
 
 def _write_program(network: nn.Module, images: Tensor, path: Path, metadata: dict[str, str]) -> Runs:

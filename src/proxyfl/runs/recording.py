@@ -125,6 +125,7 @@ def card_of(federation: Federation) -> dict[str, Any]:
         classes=dataset.classes,
         mean=views.mean,
         std=views.std,
+        features=dataset.features,
     )
 
 

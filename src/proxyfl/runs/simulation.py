@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from proxyfl.core.config import Config
+from proxyfl.core.config import Config, VectorSettings
 from proxyfl.core.errors import DataError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.data import sources
@@ -69,7 +69,7 @@ class Simulation:
         return digest.hexdigest()
 
 
-def simulate(dataset: Dataset, partition: Partition) -> Simulation:
+def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | None = None) -> Simulation:
     """With the data set's own views. Every index must name an image, every labelled one have a label."""
     held = partition.validation
     parts = {"labelled": partition.labelled, "unlabelled": partition.unlabelled}
@@ -84,7 +84,7 @@ def simulate(dataset: Dataset, partition: Partition) -> Simulation:
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
         raise DataError(f"'{dataset.name}' has no training images to share out")
-    views = ViewSettings(dataset.flip, dataset.mean, dataset.std)
+    views = ViewSettings(dataset.flip, dataset.mean, dataset.std, vectors or VectorSettings())
     return Simulation(dataset, partition, 0, views, views)
 
 
@@ -143,33 +143,35 @@ def remarks(config: Config, simulation: Simulation) -> list[str]:
     if config.labels.rule == "stratified":
         shown = [f"{name} {count:,}" for name, count in zip(dataset.classes, counts, strict=True)]
         more = f" and {len(shown) - MOST_NAMED:,} more classes" if len(shown) > MOST_NAMED else ""
-        unlabelled = f"{len(partition.unlabelled.values):,} images are unlabelled"
-        lines.append(f"note: labelled images: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}")
+        unlabelled = f"{len(partition.unlabelled.values):,} {dataset.train.called} are unlabelled"
+        lines.append(
+            f"note: labelled {dataset.train.called}: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}"
+        )
     return lines + [f"warning: {line}" for line in doubts(dataset, partition)]
 
 
 def doubts(dataset: Dataset, partition: Partition) -> list[str]:
     """Why a run on this data cannot mean much, a line each."""
-    lines = []
+    lines, what = [], dataset.train.called
     if len(dataset.classes) == 1:
         lines.append(f"there is only one class, '{dataset.classes[0]}': every accuracy is 100 %")
     count = len(dataset.train)
     if count < partition.clients:
-        lines.append(f"{count:,} training images are fewer than {partition.clients:,} clients")
+        lines.append(f"{count:,} training {what} are fewer than {partition.clients:,} clients")
     elif count < MEANINGFUL * len(dataset.classes):
-        lines.append(f"{count:,} training images of {len(dataset.classes)} classes are too few to learn from")
+        lines.append(f"{count:,} training {what} of {len(dataset.classes)} classes are too few to learn from")
     empty = (partition.sizes == 0).nonzero()[0].tolist()
     if empty:
         natural = len(dataset.clients) == partition.clients
         names = [dataset.clients[place] if natural else str(place) for place in empty[:MOST_NAMED]]
         more = f" and {len(empty) - MOST_NAMED:,} more" if len(empty) > MOST_NAMED else ""
-        lines.append(f"{len(empty):,} clients have no images: {', '.join(names)}{more}")
+        lines.append(f"{len(empty):,} clients have no {what}: {', '.join(names)}{more}")
     return lines
 
 
 def _views(config: Config, dataset: Dataset) -> tuple[ViewSettings, ViewSettings]:
     flip = dataset.flip if config.data.flip == "own" else config.data.flip == "always"
-    if config.data.norm == "release" and dataset.channels == 3:
+    if config.data.norm == "release" and dataset.channels == 3 and not dataset.is_vectors:
         return release_views(dataset, flip)
-    own = ViewSettings(flip, dataset.mean, dataset.std)
+    own = ViewSettings(flip, dataset.mean, dataset.std, config.vectors)
     return own, own

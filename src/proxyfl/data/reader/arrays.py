@@ -1,4 +1,5 @@
-"""Arrays in one .npz file: images (uint8), labels, and where there are some the names of classes and clients.
+"""Arrays in one .npz file: images (uint8) or vectors, labels, and where there are some names of classes and
+clients.
 
 Nothing is trusted: pickled members are refused, and sizes are read from the headers before any memory is
 given. A label of -1 means that an image has none; where an array of labels is missing, no image has one.
@@ -19,6 +20,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.data.arrays import read_header
 from proxyfl.data.files import in_words, memory_limit
 from proxyfl.data.reader.listing import NO_LABEL, SPLITS, parse_keys
+from proxyfl.data.vectors import KINDS, is_vectors, numbers
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Headers: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -27,8 +29,10 @@ NAMINGS: tuple[dict[str, tuple[str, str]], ...] = (
     {split: (f"x_{split}", f"y_{split}") for split in SPLITS},
     {split: (f"{split}_images", f"{split}_labels") for split in SPLITS},
     {"train": ("images", "labels")},
+    {"train": ("vectors", "labels")},
+    {"train": ("X", "y")},
 )
-"""The names of images and labels of each split: Keras's, MedMNIST's, and those of one set."""
+"""The names of images or vectors and labels of each split: Keras's, MedMNIST's, and those of one set."""
 
 ROLES = (
     *("images", "labels", "val_images", "val_labels", "test_images", "test_labels"),
@@ -39,12 +43,14 @@ ROLES = (
 
 @dataclass(frozen=True)
 class Arrays:
-    """What a file holds: images (N, channels, height, width) and labels (-1: none) by split."""
+    """What a file holds: images (N, C, H, W) or vectors (N, d), and labels (-1: none); by split."""
 
     parts: dict[str, tuple[Array, Array]]
     classes: tuple[str, ...] | None = None
     clients: Array | None = None
     """The client of each training image, as text."""
+    features: tuple[str, ...] = ()
+    """The names of a vector's features, where the file has some."""
 
 
 def read_headers(file: Path) -> Headers:
@@ -129,7 +135,7 @@ def read_arrays(file: Path, keys: str = "") -> Arrays:
 
 
 def _part(file: Path, loaded: Mapping[str, Array], image_key: str, label_key: str) -> tuple[Array, Array]:
-    images = channels_first(loaded[image_key])
+    images = samples_of(file, image_key, loaded[image_key])
     labels = loaded.get(label_key)
     if labels is None:
         return images, np.full(len(images), NO_LABEL)
@@ -143,11 +149,15 @@ def _part(file: Path, loaded: Mapping[str, Array], image_key: str, label_key: st
 
 
 def check_images(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Raise where an array cannot be images."""
+    """Raise where an array can be neither images nor vectors."""
+    if len(shape) == 2 and dtype.kind in KINDS and 0 not in shape:
+        return
     if dtype != np.uint8:
         raise DataError(f"{file}: {name} is {dtype}, expected uint8 from 0 to 255")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)) or 0 in shape:
-        raise DataError(f"{file}: {name} has shape {shape}, expected (N, H, W) or (N, H, W, 3)")
+        raise DataError(
+            f"{file}: {name} has shape {shape}, expected (N, H, W) or (N, H, W, 3), or (N, d) for vectors"
+        )
 
 
 def check_labels(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -160,6 +170,11 @@ def check_labels(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[
         )
     if len(shape) not in (1, 2) or 0 in shape:
         raise DataError(f"{file}: {name} has shape {shape}, expected (N,) or (N, 1)")
+
+
+def samples_of(file: Path, name: str, array: Array) -> Array:
+    """Images with their channels first, or vectors as float32."""
+    return numbers(array, f"{file}: {name}") if is_vectors(array) else channels_first(array)
 
 
 def channels_first(images: Array) -> Array:

@@ -1,4 +1,5 @@
-"""Data that has to fit what is known: a federation's classes, channels and image size. Sites read theirs so.
+"""Data that has to fit what is known: a federation's classes, channels and image size, or the features of its
+vectors. Sites read theirs so.
 
 Every fault is an error: a site's people should mend their data before they take part.
 """
@@ -24,20 +25,26 @@ from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import in_words, memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.reader.arrays import Array, read_arrays
+from proxyfl.data.reader.columns import read_rows
 from proxyfl.data.reader.folders import list_images
-from proxyfl.data.reader.listing import CLIENT, NO_LABEL, Listing, class_number
-from proxyfl.data.reader.tables import LABELS_FILE, list_beside
+from proxyfl.data.reader.listing import CLIENT, NO_LABEL, Listing, class_number, in_order
+from proxyfl.data.reader.tables import LABELS_FILE, list_beside, read_table
+from proxyfl.data.vectors import is_vectors
 
 CACHE_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Form:
-    """What images have to be."""
+    """What images have to be. A ``size`` of 0 means vectors of ``channels`` features, which may have names.
+    ``keys`` names a table's columns.
+    """
 
     classes: tuple[str, ...]
     channels: int
     size: int
+    features: tuple[str, ...] = ()
+    keys: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,12 @@ class Known:
 
 
 def find_form(path: Path) -> str:
-    """Which form the data at ``path`` has: ``folder``, ``csv`` or ``npz``."""
+    """Which form the data at ``path`` has: ``folder``, ``csv``, ``parquet`` or ``npz``."""
     if path.is_dir():
         return "csv" if (path / LABELS_FILE).is_file() else "folder"
     if not path.is_file():
         raise DataError(f"{path} does not exist; give a folder of images, a CSV of labels or an npz file")
-    if path.suffix.lower() in (".csv", ".npz"):
+    if path.suffix.lower() in (".csv", ".parquet", ".npz"):
         return path.suffix.lower()[1:]
     kind = "an image" if path.suffix.lower() in SUFFIXES else f"a '{path.suffix}' file"
     raise DataError(f"{path} is {kind}; give a folder of images, a CSV of labels or an npz file")
@@ -81,6 +88,10 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
     found = find_form(place)
     if found == "npz":
         return read_npz(place, form, by_name=by_name)
+    if not form.size:
+        return _read_table(place, form)
+    if found == "parquet":
+        raise DataError(f"{place} is a table in parquet; give the paths of images as a CSV")
     listing = list_beside(place, form.classes) if place.is_file() else list_images(place, form.classes)
     if listing.clients:
         raise DataError(
@@ -90,6 +101,31 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
     split, depth = _read(listing, form, cache)
     splits = tuple(entry.split or "" for entry in listing.entries)
     return Known(split, splits, found, listing.ignored, depth)
+
+
+def _read_table(place: Path, form: Form) -> Known:
+    """The vectors in a table's rows."""
+    if place.is_dir():
+        raise DataError(
+            f"{place} is a folder, and vectors of {form.channels} features are wanted; give an npz file or a "
+            "table of numbers"
+        )
+    rows = read_rows(read_table(place, form.keys), form.classes, form.features)
+    clients = in_order(entry.client for entry in rows.entries if entry.client is not None)
+    if clients:
+        raise DataError(
+            f"{place} holds the vectors of {len(clients)} clients; a site is one client: give a table of its "
+            "own rows, without the column 'client'"
+        )
+    if rows.vectors.shape[1] != form.channels:
+        raise DataError(_other_features(place, rows.vectors.shape[1], form))
+    labels = [NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in rows.entries]
+    split = Split(torch.from_numpy(rows.vectors), torch.tensor(labels, dtype=torch.int64))
+    return Known(split, tuple(entry.split or "" for entry in rows.entries), place.suffix.lower()[1:])
+
+
+def _other_features(file: Path, found: int, form: Form) -> str:
+    return f"{file}: its vectors have {found:,} features, {form.channels:,} are wanted"
 
 
 def _read(listing: Listing, form: Form, cache: Path | None) -> tuple[Split, str]:
@@ -141,6 +177,11 @@ def _fitting(
     labels = torch.from_numpy(numbers)
     if by_name:
         labels = _renumbered(file, labels, names, list(form.classes))
+    if is_vectors(images) != (not form.size):
+        theirs, ours = ("vectors", "images") if form.size else ("images", "vectors")
+        raise DataError(f"{file} holds {theirs}, but {ours} are wanted")
+    if not form.size and images.shape[1] != form.channels:
+        raise DataError(_other_features(file, images.shape[1], form))
     if images.shape[1] != form.channels:
         raise DataError(f"{file}: images have {images.shape[1]} channel(s), the federation's {form.channels}")
     wrong = ((labels < NO_LABEL) | (labels >= len(form.classes))).nonzero()
@@ -151,7 +192,8 @@ def _fitting(
             f"use 0 to {len(form.classes) - 1}, or -1 for none"
         )
     split = Split(images, labels)
-    return split if images.shape[-2:] == (form.size, form.size) else resize(split, form.size)
+    fits = not form.size or images.shape[-2:] == (form.size, form.size)
+    return split if fits else resize(split, form.size)
 
 
 def _renumbered(file: Path, labels: Tensor, names: Sequence[str] | None, classes: list[str]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tables that say which image has which label: ``labels.csv`` beside images, and ``table:FILE``.
+"""Tables that say which image or vector has which label: ``labels.csv`` beside images, and ``table:FILE``.
 
 Nothing is trusted: no path leads out of the table's folder.
 """
@@ -20,6 +20,8 @@ from proxyfl.data.reader.listing import Entry, Listing, class_number, parse_keys
 LABELS_FILE = "labels.csv"
 ROLES = ("file", "label", "client", "split")
 """The columns that mean something; ``data.keys`` says which are called otherwise."""
+CHOICES = ("features", "without")
+"""In ``data.keys``: columns of vectors to take, or to leave out, joined by +."""
 MAX_CSV = 256 << 20
 
 
@@ -31,6 +33,9 @@ class Table:
     columns: dict[str, list[Any]]
     lines: Sequence[int]
     roles: dict[str, str]
+    features: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    """Names or patterns of columns that ``data.keys`` chooses."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -53,14 +58,15 @@ def _text(cell: Any) -> str:
 
 def read_table(file: Path, keys: str = "") -> Table:
     """The whole table. A column that ``keys`` names must be there."""
-    given = parse_keys(keys, ROLES)
+    given = parse_keys(keys, (*ROLES, *CHOICES))
+    chosen = {role: tuple(filter(None, given.pop(role, "").split("+"))) for role in CHOICES}
     read = _parquet if file.suffix.lower() == ".parquet" else _csv
     columns, lines = read(file)
     for role, name in given.items():
         if name not in columns:
             known = ", ".join(columns)[:300]
             raise DataError(f"{file} has no column '{name}' ({role} in data.keys); its columns are {known}")
-    return Table(file, columns, lines, {role: given.get(role, role) for role in ROLES})
+    return Table(file, columns, lines, {role: given.get(role, role) for role in ROLES}, **chosen)
 
 
 def _csv(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
@@ -119,7 +125,7 @@ def list_beside(file: Path, classes: Sequence[str] | None = None) -> Listing:
     images, ignored = every_image(root, root)
     known = {path.relative_to(root).as_posix(): path for path in images}
     named: dict[str, Entry] = {}
-    for place, name, entry in _entries(table, classes):
+    for place, name, entry in entries(table, classes):
         key = safe_relative(name, table.where(place))
         if key not in known:
             raise DataError(f"{table.where(place)}: there is no image '{name}' below {root}")
@@ -136,9 +142,9 @@ def list_beside(file: Path, classes: Sequence[str] | None = None) -> Listing:
 def list_table(table: Table) -> Listing:
     """The images that a table names, in its order, and no others."""
     root, home = table.file.parent, table.file.parent.resolve()
-    entries: list[Entry] = []
+    found: list[Entry] = []
     seen: set[str] = set()
-    for place, name, entry in _entries(table, None):
+    for place, name, entry in entries(table, None):
         key = safe_relative(name, table.where(place))
         path = root / key
         if key in seen:
@@ -148,11 +154,11 @@ def list_table(table: Table) -> Listing:
         if not path.resolve().is_relative_to(home):
             raise DataError(f"{table.where(place)}: '{name}' is a link that leads out of {root}; copy it")
         seen.add(key)
-        entries.append(Entry(path, entry.label, entry.client, entry.split))
-    return Listing(root, "table", tuple(entries))
+        found.append(Entry(path, entry.label, entry.client, entry.split))
+    return Listing(root, "table", tuple(found))
 
 
-def _entries(table: Table, classes: Sequence[str] | None) -> Iterator[tuple[int, str, Entry]]:
+def entries(table: Table, classes: Sequence[str] | None) -> Iterator[tuple[int, str, Entry]]:
     """(row, file's name, what is known of it) of every row."""
     empty = [""] * len(table)
     files, labels, clients, splits = (table.texts(role) or empty for role in ROLES)

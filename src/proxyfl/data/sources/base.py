@@ -14,6 +14,7 @@ import torch
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.files import Checksum, RemoteFile
+from proxyfl.data.vectors import is_vectors, statistics
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -123,8 +124,9 @@ class Source(ABC):
         note: str = "",
         validation: tuple[Array, Array] | None = None,
         clients: tuple[Array, tuple[str, ...]] | None = None,
+        features: tuple[str, ...] = (),
     ) -> Dataset:
-        """Check what was read and dress it as a Dataset. Images are (N, C, H, W), labels (N,).
+        """Check what was read and dress it as a Dataset: images (N, C, H, W) or vectors (N, d), labels (N,).
 
         People's own training images may be without a label (-1), and belong to ``clients``: the number of
         each one's, and their names.
@@ -137,10 +139,11 @@ class Source(ABC):
         if validation is not None and len(validation[1]):
             splits.append(_split(self.name, "validation", *validation, len(names)))
         if len({split.images.shape[1:] for split in splits}) > 1:
-            raise DataError(f"{self.name}: training and test images differ in shape")
+            shapes = " and ".join(sorted({str(tuple(split.images.shape[1:])) for split in splits}))
+            raise DataError(f"{self.name}: training and test {splits[0].called} differ in shape: {shapes}")
         mean, std = self.mean, self.std
         if mean is None or std is None:
-            mean, std = channel_statistics(train[0])
+            mean, std = sample_statistics(train[0])
         return Dataset(
             name=self.name,
             train=splits[0],
@@ -148,12 +151,13 @@ class Source(ABC):
             classes=names,
             mean=mean,
             std=std,
-            flip=self.flip,
+            flip=self.flip and not is_vectors(train[0]),
             full_size=self.full_size or len(splits[0]),
             partial=self.shortfall(len(splits[0]), len(splits[1]), note),
             validation=splits[2] if len(splits) > 2 else None,
             holders=None if clients is None else torch.from_numpy(clients[0]),
             clients=() if clients is None else clients[1],
+            features=features,
         )
 
     def shortfall(self, train: int, test: int, note: str = "") -> str:
@@ -170,7 +174,8 @@ class Source(ABC):
 def _split(
     name: str, word: str, images: Array, labels: Array, classes: int, *, unknown: bool = False
 ) -> Split:
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+    fits = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3)
+    if not fits and not (images.dtype == np.float32 and is_vectors(images)):
         facts = f"{images.dtype} of shape {images.shape}"
         raise DataError(f"{name}: {word} images are {facts}, expected uint8 (N, 1 or 3, H, W)")
     if len(images) == 0:
@@ -193,6 +198,11 @@ def count_classes(name: str, *labels: Array) -> tuple[str, ...]:
     if highest >= MAX_CLASSES:
         raise DataError(f"{name}: a label is {highest}; at most {MAX_CLASSES:,} classes, can be read")
     return tuple(str(label) for label in range(highest + 1))
+
+
+def sample_statistics(samples: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of images, or of each feature of vectors."""
+    return statistics(samples) if is_vectors(samples) else channel_statistics(samples)
 
 
 def channel_statistics(images: Array, chunk: int = 4096) -> tuple[tuple[float, ...], tuple[float, ...]]:

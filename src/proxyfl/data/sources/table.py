@@ -1,7 +1,8 @@
-"""People's own images named in a table: ``table:FILE.csv`` or ``table:FILE.parquet``.
+"""People's own images or vectors in a table: ``table:FILE.csv`` or ``table:FILE.parquet``.
 
-A column ``file`` holds paths below the table's folder; ``label``, ``client`` and ``split`` may be empty or
-missing. ``data.keys`` names columns that are called otherwise.
+A column ``file`` holds paths below the table's folder; without one, the numeric columns are vectors
+(``data/reader/columns.py``). ``label``, ``client`` and ``split`` may be empty or missing. ``data.keys`` names
+columns that are called otherwise.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxyfl.core.errors import DataError
+from proxyfl.data.dataset import Dataset
+from proxyfl.data.reader.columns import arrays_of, holds_vectors
 from proxyfl.data.reader.listing import Listing
-from proxyfl.data.reader.tables import list_table, read_table
+from proxyfl.data.reader.tables import Table, list_table, read_table
+from proxyfl.data.sources.arrays import dress
+from proxyfl.data.sources.base import Found
 from proxyfl.data.sources.listed import Listed
 
 
@@ -23,21 +28,35 @@ class Tabled(Listed):
         return place.is_file()
 
     def listing(self, place: Path) -> Listing:
+        return list_table(self._table(place))
+
+    def _table(self, place: Path) -> Table:
         if place.suffix.lower() not in (".csv", ".parquet"):
             raise DataError(f"table: {place} must end in .csv or .parquet")
-        table = read_table(place, self.keys)
-        if table.texts("file") is None:
-            columns = ", ".join(table.columns)[:300] or "nothing"
-            raise DataError(
-                f"table: {place} has no column 'file' with the paths of images, but {columns}; "
-                "name it with data.keys, as in data.keys=file=image_path"
-            )
-        return list_table(table)
+        return read_table(place, self.keys)
+
+    def vectors(self, place: Path) -> Dataset | None:
+        """The rows of a table of vectors; None where it names images."""
+        table = self._table(place)
+        return dress(self, place, arrays_of(table)) if holds_vectors(table) else None
+
+    def locate(self, root: Path) -> Found:
+        places = self.places(root)
+        place = next(filter(self.is_there, places), None)
+        dataset = None if place is None else self.vectors(place)
+        if place is None or dataset is None:
+            return super().locate(root)
+        return Found(places, place, (place,), (len(dataset.train), len(dataset.test)))
+
+    def load(self, root: Path, *, image_size: int | None = None) -> Dataset:
+        place = next(filter(self.is_there, self.places(root)), None)
+        dataset = None if place is None else self.vectors(place)
+        return super().load(root, image_size=image_size) if dataset is None else dataset
 
 
 TABLE = Tabled(
     name="table",
-    title="Your own images in a table of paths and labels: table:FILE.csv or .parquet",
+    title="Your own vectors, or paths of images, in a table: table:FILE.csv or .parquet",
     takes_path=True,
     takes_keys=True,
     flip=True,

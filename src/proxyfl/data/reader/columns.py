@@ -1,0 +1,154 @@
+"""Tables whose rows are vectors: the numeric columns are the features, but for label, client and split.
+
+A column is numeric where most of its cells are numbers; a cell in it that is none is a fault. Other columns
+are left out. ``data.keys`` may choose: ``features=age+dose+lab_*`` or ``without=id``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from proxyfl.core.errors import DataError
+from proxyfl.data.images import SUFFIXES
+from proxyfl.data.reader.arrays import Array, Arrays
+from proxyfl.data.reader.listing import NO_LABEL, Entry, in_order
+from proxyfl.data.reader.tables import ROLES, Table, entries
+from proxyfl.data.vectors import numbers
+
+log = logging.getLogger(__name__)
+NAMED = 8
+"""Columns named in a sentence."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Vectors (N, d) as float32, the names of their features, and what is known of each."""
+
+    vectors: Array
+    features: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+
+def holds_vectors(table: Table) -> bool:
+    """Whether a table is about vectors: it names no image files, or its features were chosen."""
+    return bool(table.features) or table.texts("file") is None
+
+
+def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequence[str] = ()) -> Rows:
+    """All rows. ``features`` are the names that are wanted where they are known, as for a model; where the
+    classes are given, as at a site, another one is refused.
+    """
+    names = _known(table, features) if features else _found(table)
+    columns = [_numeric(table, name) for name in names]
+    vectors = np.stack(columns, 1) if len(table) else np.zeros((0, len(names)))
+    found = tuple(entry for _, _, entry in entries(table, classes))
+    return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found)
+
+
+def arrays_of(table: Table) -> Arrays:
+    """The rows by split, with their classes and clients."""
+    rows = read_rows(table)
+    classes = in_order(entry.label for entry in rows.entries if entry.label is not None)
+    if not classes:
+        cure = "name its column with data.keys, as in data.keys=label=diagnosis"
+        column = table.roles["label"]
+        why = f"there is no column '{column}'" if table.texts("label") is None else f"'{column}' is empty"
+        raise DataError(f"table: {table.file}: no row has a label: {why}; {cure}")
+    place = {name: number for number, name in enumerate(classes)}
+    labels = np.array([NO_LABEL if row.label is None else place[row.label] for row in rows.entries], np.int64)
+    splits = np.array([row.split or "train" for row in rows.entries])
+    parts = {
+        split: (rows.vectors[splits == split], labels[splits == split])
+        for split in ("train", "val", "test")
+        if (splits == split).any()
+    }
+    clients = np.array([row.client or "" for row in rows.entries])[splits == "train"]
+    return Arrays(parts, classes, clients if clients.any() else None, rows.features)
+
+
+def _known(table: Table, features: Sequence[str]) -> Sequence[str]:
+    missing = [name for name in features if name not in table.columns]
+    if missing:
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        raise DataError(f"{table.file} has no column {', '.join(map(repr, missing[:NAMED]))}{more}")
+    return features
+
+
+def _found(table: Table) -> list[str]:
+    """The columns that are features."""
+    taken = {table.roles[role] for role in ROLES}
+    if table.features:
+        return _matching(table, table.features, "features")
+    left_out = taken.union(_matching(table, table.without, "without") if table.without else ())
+    names = [name for name in table.columns if name not in left_out]
+    found = [name for name in names if _is_numeric(table.columns[name])]
+    others = [name for name in names if name not in found]
+    for name in others:
+        if any(str(cell).lower().endswith(tuple(SUFFIXES)) for cell in table.columns[name][:NAMED]):
+            raise DataError(
+                f"table: {table.file}: column '{name}' names image files; say so with data.keys=file={name}, "
+                "or choose the columns of vectors with data.keys=features=A+B"
+            )
+    if not found:
+        columns = ", ".join(table.columns)[:300] or "nothing"
+        raise DataError(
+            f"table: {table.file} has no column 'file' with the paths of images, and no column of numbers, "
+            f"but {columns}; name them with data.keys, as in data.keys=file=image_path"
+        )
+    if others:
+        log.warning("table: columns that are no numbers are left out: %s", ", ".join(others)[:300])
+    return found
+
+
+def _matching(table: Table, patterns: Sequence[str], role: str) -> list[str]:
+    """The columns that patterns fit, in the order of the patterns."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        fits = [name for name in table.columns if name == pattern or fnmatchcase(name, pattern)]
+        if not fits:
+            known = ", ".join(table.columns)[:300]
+            raise DataError(
+                f"{table.file} has no column '{pattern}' ({role} in data.keys); its columns are {known}"
+            )
+        found.update(dict.fromkeys(fits))
+    return list(found)
+
+
+def _is_numeric(cells: Sequence[Any]) -> bool:
+    """Whether most of the cells that hold something are numbers."""
+    held = [cell for cell in cells if cell is not None and cell != ""]
+    return 2 * sum(_number(cell) is not None for cell in held) > len(held)
+
+
+def _numeric(table: Table, name: str) -> Array:
+    """A column as numbers; what is missing is no number (nan)."""
+    cells = table.columns[name]
+    found = np.empty(len(cells))
+    for place, cell in enumerate(cells):
+        value = np.nan if cell is None or cell == "" else _number(cell)
+        if value is None:
+            shown = str(cell)[:40]
+            raise DataError(
+                f"{table.where(place)}: '{shown}' in column '{name}' is no number; mend it, or leave the "
+                f"column out with data.keys=without={name}"
+            )
+        found[place] = value
+    return found
+
+
+def _number(cell: Any) -> float | None:
+    if not isinstance(cell, str | int | float | Decimal):
+        return None
+    try:
+        return float(cell)
+    except OverflowError:
+        return float("inf")
+    except ValueError:
+        return None

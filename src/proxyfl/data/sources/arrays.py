@@ -1,0 +1,61 @@
+"""What the sources of arrays and of tables of vectors share: from arrays to a data set."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from proxyfl.core.errors import DataError
+from proxyfl.data.dataset import Dataset
+from proxyfl.data.reader.arrays import Arrays
+from proxyfl.data.sources.base import Array, Source, count_classes, hold_out
+from proxyfl.data.sources.listed import held_counts, holders
+from proxyfl.data.vectors import is_vectors
+
+log = logging.getLogger(__name__)
+
+
+def dress(source: Source, file: Path, arrays: Arrays) -> Dataset:
+    """The data set that a file's arrays are; a test split is cut where there is none."""
+    if "train" not in arrays.parts:
+        raise DataError(f"{source.name}: {file} has no training images; add x_train or train_images")
+    train, owners = arrays.parts["train"], arrays.clients
+    what = "vectors" if is_vectors(train[0]) else "images"
+    classes = arrays.classes or count_classes(source.name, *(labels for _, labels in arrays.parts.values()))
+    parts = {
+        split: _labelled(source.name, what, part) for split, part in arrays.parts.items() if split != "train"
+    }
+    if "test" not in parts:
+        held = _held(f"{source.name}: {file}", what, train[1], len(classes))
+        counts = held.sum(), len(held)
+        log.warning("%s: no test %s: %d of %d held out as the test split", source.name, what, *counts)
+        parts["test"] = train[0][held], train[1][held]
+        train, owners = (train[0][~held], train[1][~held]), None if owners is None else owners[~held]
+    return source.deliver(
+        train,
+        parts["test"],
+        classes=classes,
+        validation=parts.get("val"),
+        clients=None if owners is None else holders(source.name, [name or None for name in owners.tolist()]),
+        features=arrays.features,
+    )
+
+
+def _held(where: str, what: str, labels: Array, classes: int) -> Array:
+    if labels.max() >= classes or labels.min() < -1:
+        raise DataError(f"{where}: labels go from {labels.min()} to {labels.max()}; use -1 to {classes - 1}")
+    held = hold_out(labels, held_counts(labels, classes))
+    if not held.any():
+        raise DataError(f"{where} has too few {what} with a label; give two or more of a class")
+    return held
+
+
+def _labelled(name: str, what: str, part: tuple[Array, Array]) -> tuple[Array, Array]:
+    """A test or validation split without the samples that have no label."""
+    known = part[1] != -1
+    if known.all():
+        return part
+    log.warning("%s: %d test or validation %s without a label are left out", name, np.sum(~known), what)
+    return part[0][known], part[1][known]

@@ -1,0 +1,52 @@
+"""Fully connected networks for vectors. Images are flattened."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+UNITS = 64
+"""Of a hidden layer at width 1, where no sizes are given."""
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU, for vectors: two of 64 × width, or those of model.hidden."""
+
+    def __init__(
+        self, classes: int, inputs: int, width: int = 4, hidden: tuple[int, ...] = (), dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        sizes = (inputs, *(hidden or 2 * (UNITS * width,)))
+        layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        for number, (before, after) in enumerate(pairwise(sizes), 1):
+            layers[f"hidden{number}"] = nn.Linear(before, after)
+            layers[f"relu{number}"] = nn.ReLU()
+            if dropout:
+                layers[f"dropout{number}"] = nn.Dropout(dropout)
+        self.trunk = nn.Sequential(layers)
+        self.classifier = nn.Linear(sizes[-1], classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.trunk(x)
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+class LinearModel(nn.Module):
+    """One linear layer (logistic regression), for vectors."""
+
+    def __init__(self, classes: int, inputs: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(inputs, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
