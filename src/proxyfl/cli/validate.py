@@ -75,18 +75,13 @@ def _sizes(config: Config, root: Path | None) -> str:
 def _parameters(config: Config, dataset: Dataset) -> int:
     from proxyfl.core.rng import SERVER, isolated
     from proxyfl.methods import registry
-    from proxyfl.models import build
+    from proxyfl.models import Network
 
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    network = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
     with isolated(config.seed, 0, SERVER, "count"):  # building draws from the global generator
-        network = build(
-            config.model.name,
-            len(dataset.classes),
-            dataset.channels,
-            config.model.width,
-            heads=method.needs_heads,
-        )
-    return sum(parameter.numel() for parameter in network.parameters())
+        built = network(method.needs_heads)
+    return sum(parameter.numel() for parameter in built.parameters())
 
 
 def _validate_run(path: Path) -> None:

@@ -98,6 +98,12 @@ class ModelSettings:
 
     name: str = setting("resnet8", "registered network")
     width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
+    norm: str = setting(
+        "batch",
+        "normalisation in place of a network's batch norm: as it is, or group norm",
+        choices=("batch", "group"),
+        later=True,
+    )
     weights: str = setting(
         "",
         "start from these weights: a model file (like RUN/models/best.safetensors), or a run's last model; "

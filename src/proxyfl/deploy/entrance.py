@@ -16,7 +16,7 @@ from proxyfl.deploy.gate import is_open
 from proxyfl.deploy.programs import Program, wait_until
 from proxyfl.deploy.roster import site_keys
 from proxyfl.deploy.settings import Deployment, Site
-from proxyfl.models import build
+from proxyfl.models import Network
 
 PORT_FILE = "superlink.port"
 """Below the deployment's state: the port of the loopback device at which the SuperLink was started."""
@@ -111,10 +111,10 @@ def volume(deployment: Deployment) -> int:
         return deployment.max_site_mb << 20
     config = deployment.config
     heads = validation.method_of(config).needs_heads
-    network = build(
-        config.model.name, len(deployment.classes), deployment.channels, config.model.width, heads=heads
+    network = Network.configured(
+        config.model, len(deployment.classes), deployment.channels, deployment.image_size
     )
-    return MODELS * size_in_bytes(network.state_dict()) + MORE
+    return MODELS * size_in_bytes(network(heads).state_dict()) + MORE
 
 
 def check_site_files(site: Site) -> None:

@@ -106,7 +106,7 @@ def rehearse(deployment: Deployment) -> tuple[Task, Update]:
     with tempfile.TemporaryDirectory() as folder:
         method, views = validation.method_of(config), ViewSettings(False, deployment.mean, deployment.std)
         classes, store = len(deployment.classes), ClientStore(Path(folder) / "client")
-        network = Network.of(config.model.name, classes, deployment.channels, config.model.width)
+        network = Network.configured(config.model, classes, deployment.channels, deployment.image_size)
         trainer = trainer_of(config, method, network, views, store)
         engine = InlineEngine(trainer, lambda client: _made_up(deployment))
         counts = np.full(len(deployment.sites), IMAGES, dtype=np.int64)

@@ -247,7 +247,7 @@ class DeployedServer:
         clients_store, server_store = (
             ClientStore(place, versions, cure) for place in (run.clients, run.server)
         )
-        network = Network.of(config.model.name, classes, form.channels, config.model.width)
+        network = Network.configured(config.model, classes, form.channels, form.image_size)
         trainer = trainer_of(config, method, network, views, clients_store, read_start(run, config))
         setup = {
             **self.form,

@@ -1,14 +1,14 @@
-"""Networks: a registry of names, ResNet-8, and the projection heads that add-ons hang on them."""
+"""Networks: a registry of names, the built-in ones, and the projection heads that add-ons hang on them."""
 
 from __future__ import annotations
 
 from proxyfl.models.heads import ProjectionHeads, attach_heads
+from proxyfl.models.norm import NORMS
 from proxyfl.models.registry import (
-    ModelInfo,
     Network,
     build,
-    describe,
     name_of,
+    names,
     part_of,
     register,
     require,
@@ -16,16 +16,16 @@ from proxyfl.models.registry import (
 from proxyfl.models.resnet import ConvNorm, ResNet, fold_batchnorm
 
 __all__ = [
+    "NORMS",
     "ConvNorm",
-    "ModelInfo",
     "Network",
     "ProjectionHeads",
     "ResNet",
     "attach_heads",
     "build",
-    "describe",
     "fold_batchnorm",
     "name_of",
+    "names",
     "part_of",
     "register",
     "require",

@@ -29,7 +29,7 @@ def assemble(
     config: Config, simulation: Simulation, *, start: Tensors | None = None, workers: int | None = None
 ) -> Federation:
     """The same over data that is dealt already."""
-    dataset, model = simulation.dataset, config.model
+    dataset = simulation.dataset
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
-    network = Network.of(model.name, len(dataset.classes), dataset.channels, model.width)
+    network = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
     return Federation.assembled(config, simulation, network, method, start, workers=workers)

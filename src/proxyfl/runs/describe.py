@@ -51,6 +51,7 @@ def describe(
         "model": {
             "name": models.name_of(network.factory) or f"{OBJECT}{network.name}",
             "width": network.width,
+            "norm": network.norm,
             "weights": f"{OBJECT}weights" if start else "",
             "weights_hash": content_hash(start) if start else "",
         },

@@ -22,7 +22,7 @@ from proxyfl.data.augment import normalise
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.own import pixels
 from proxyfl.methods.base import Method
-from proxyfl.models import Network
+from proxyfl.models import NORMS, Network
 
 MAX_SIZE = 4096
 """Pixels along the side of the images that a model may ask for."""
@@ -48,6 +48,7 @@ class ModelCard:
     round: int
     accuracy: float | None
     """None where its round was not measured."""
+    norm: str = "batch"
 
 
 @dataclass
@@ -109,6 +110,7 @@ def model_card(
         "mean": mean,
         "std": std,
         "method": config.method.name,
+        "norm": config.model.norm,
     }
 
 
@@ -118,7 +120,7 @@ def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
 
 def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> None:
     """Refuse a card that does not belong to these weights, before any memory is given for its network."""
-    texts = (card.network, card.method, *card.classes)
+    texts = (card.network, card.method, card.norm, *card.classes)
     sizes = (card.width, card.channels, card.image_size, card.round)
     if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in sizes):
         raise ValueError("its card has a name that is no text or a size that is no whole number")
@@ -129,6 +131,8 @@ def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> Non
         raise ValueError(
             f"its card speaks of {card.channels} channels and images of {card.image_size} pixels"
         )
+    if card.norm not in NORMS:
+        raise ValueError("its card names a normalisation that does not exist")
     with torch.device("meta"):  # shapes without memory
         shapes = built(card.heads).state_dict()
     if {name: value.shape for name, value in shapes.items()} != {k: v.shape for k, v in weights.items()}:
@@ -155,7 +159,14 @@ def load_model(path: str | Path, device: str = "cpu", *, network: Any = None) ->
                 f"{path}: its network, {card.network.removeprefix(OBJECT)}, is not registered; open it in "
                 f"Python with proxyfl.load_model(PATH, network={card.network.removeprefix(OBJECT)})"
             )
-        built = Network.of(network or card.network, len(card.classes), card.channels, card.width)
+        built = Network.of(
+            network or card.network,
+            len(card.classes),
+            card.channels,
+            card.width,
+            image_size=card.image_size,
+            norm=card.norm,
+        )
         _require_plausible(card, weights, built)
         trained = built(card.heads)
         trained.load_state_dict(weights)

@@ -45,7 +45,8 @@ class Federation:
     """Many clients that train one model together.
 
     ``network`` is a registered name, an ``nn.Module`` class or a function that builds one from ``classes``,
-    ``channels`` and ``width`` or fewer of them. ``weights`` are tensors to start from. ``workers`` processes
+    ``channels``, ``width`` and ``image_size`` or fewer of them; ``norm = "group"`` puts group norm in the
+    place of its batch norm. ``weights`` are tensors to start from. ``workers`` processes
     train clients at the same time, by default one per core; 0 trains them in this process; ``engine`` brings
     another engine. Whatever trains, the result is the same to the bit.
 
@@ -71,6 +72,7 @@ class Federation:
         per_round: int | None = None,
         seed: int = 1,
         width: int = 4,
+        norm: str = "batch",
         train: TrainSettings | None = None,
         optimiser: OptimiserFactory | None = None,
         aggregator: Aggregator | None = None,
@@ -93,7 +95,9 @@ class Federation:
             )
         simulation = simulate(data, partition)
         parts = registry.create(method) if isinstance(method, str) else method
-        built = Network.of(network, len(data.classes), data.channels, width)
+        built = Network.of(
+            network, len(data.classes), data.channels, width, image_size=data.image_size, norm=norm
+        )
         rule = aggregator or Mean()
         start = weights_of(network if weights is None and isinstance(network, nn.Module) else weights)
         federation = {

@@ -132,8 +132,8 @@ class SiteSide:
         return trainer_of(
             config,
             method,
-            Network.of(
-                config.model.name, len(self.form["classes"]), self.form["channels"], config.model.width
+            Network.configured(
+                config.model, len(self.form["classes"]), self.form["channels"], self.form["image_size"]
             ),
             ViewSettings(self.form["flip"], tuple(self.form["mean"]), tuple(self.form["std"])),
             ClientStore(self.state / self.name / run, versions, CURE),
