@@ -31,6 +31,9 @@ Size = Annotated[
 ]
 Width = Annotated[int, typer.Option(min=1, help="Width factor, for networks that have one.")]
 Norm = Annotated[str, typer.Option(help="What becomes of batch norm, as in model.norm.")]
+Trainable = Annotated[str, typer.Option(help="What is trained and travels, as in model.trainable.")]
+Rank = Annotated[int, typer.Option(min=0, help="Rank of adapters, as in model.lora_rank; 0: none.")]
+Targets = Annotated[str, typer.Option(help="Layers with adapters, as in model.lora_targets.")]
 
 
 @app.callback(epilog=EXAMPLES)
@@ -80,6 +83,9 @@ def show(
     size: Size = None,
     width: Width = 4,
     norm: Norm = "batch",
+    trainable: Trainable = "all",
+    lora_rank: Rank = 0,
+    lora_targets: Targets = "*",
 ) -> None:
     """A network layer by layer: what each gives, its parameters and its work for one image.
 
@@ -92,24 +98,26 @@ def show(
     from proxyfl.models import Network
     from proxyfl.models.measure import measure, summary
 
-    model = read_section(ModelSettings, {"name": name, "width": width, "norm": norm}, "clean", "model.")
+    partly = {"trainable": trainable, "lora_rank": lora_rank, "lora_targets": lora_targets}
+    given = {"name": name, "width": width, "norm": norm, **partly}
+    model = read_section(ModelSettings, given, "clean", "model.")
     sizes = _sizes(data, classes, channels, size)
     cost = measure(Network.configured(model, **sizes))
     console = out()
     console.print(f"[bold]{escape(name)}[/]: {escape(summary(name))}", soft_wrap=True)
     console.print(f"[dim]for {_images(sizes)}[/]\n")
-    right = ("parameters", "MFLOP")
+    right = ("parameters", "trained", "MFLOP")
     table = plain_table("layer", "kind", "gives", *right, right=right, keep=("layer", "gives", *right))
     for layer in cost.layers:
         shape = " × ".join(map(str, layer.shape))
-        table.add_row(
-            escape(layer.name), layer.kind, shape, f"{layer.parameters:,}", f"{layer.flops / 1e6:.2f}"
-        )
-    table.add_row("[bold]all[/]", "", "", f"[bold]{cost.parameters:,}[/]", f"[bold]{cost.flops / 1e6:.2f}[/]")
+        counts = (f"{layer.parameters:,}", f"{layer.trained:,}", f"{layer.flops / 1e6:.2f}")
+        table.add_row(escape(layer.name), layer.kind, shape, *counts)
+    totals = (f"{cost.parameters:,}", f"{cost.trained:,}", f"{cost.flops / 1e6:.2f}")
+    table.add_row("[bold]all[/]", "", "", *(f"[bold]{total}[/]" for total in totals))
     console.print(table)
-    buffers = cost.state - cost.parameters
+    buffers = cost.state - cost.trained
     travels = f"{cost.bytes / 1e6:.2f} MB travel each way for a client"
-    console.print(f"\n{travels}: {cost.parameters:,} parameters and {buffers:,} numbers in buffers")
+    console.print(f"\n{travels}: {cost.trained:,} parameters and {buffers:,} numbers in buffers")
 
 
 def _sizes(data: str | None, classes: int | None, channels: int | None, size: int | None) -> dict[str, Any]:

@@ -104,6 +104,17 @@ class ModelSettings:
         choices=("batch", "group"),
         later=True,
     )
+    trainable: str = setting(
+        "all",
+        "what is trained and travels: all, head (the classifier), or patterns over names of parameters with "
+        "commas between them, such as trunk.stage3.*,classifier.*",
+        later=True,
+    )
+    lora_rank: int = setting(
+        0, "rank of adapters that are trained in the place of weights; 0: none", low=0, high=4096, later=True
+    )
+    lora_targets: str = setting("*", "layers with adapters, as patterns over their names", later=True)
+    lora_alpha: float = setting(8.0, "adapters count alpha / rank times", low=0, later=True)
     weights: str = setting(
         "",
         "start from these weights: a model file (like RUN/models/best.safetensors), or a run's last model; "

@@ -31,7 +31,7 @@ from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods.base import Method
-from proxyfl.models import Network
+from proxyfl.models import Network, frozen_tensors
 
 BATCH, IMAGES = 4, 8
 """Of the rehearsal: what is sent does not depend on them."""
@@ -163,7 +163,7 @@ def _stays(method: Method) -> tuple[str, ...]:
 
 def _remarks(deployment: Deployment, method: Method, update: Update, classes: int) -> tuple[str, ...]:
     """What can be learned from what is sent."""
-    remarks = []
+    remarks = _frozen_remarks(deployment)
     if by_part(update.weights)["classifier"]:
         remarks.append(
             "classifier rows and biases move towards the classes a site has: the server can estimate the "
@@ -183,6 +183,19 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
     )
     remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
+
+
+def _frozen_remarks(deployment: Deployment) -> list[str]:
+    model = deployment.config.model
+    network = Network.configured(model, len(deployment.classes), deployment.channels, deployment.image_size)
+    if not network.is_partial:
+        return []
+    with torch.device("meta"):  # shapes without memory
+        frozen = dict(frozen_tensors(network.adapt(network())))
+    count = sum(value.numel() for value in frozen.values())
+    size = f"{count:,} numbers ({size_in_bytes(frozen) / 1e6:.2f} MB)"
+    how = "a site is sent them once" if model.weights else "a site makes them from the seed"
+    return [f"{size} of the network are not trained and do not travel with a round: {how}"]
 
 
 def _rows(value: Tensor) -> str:

@@ -79,11 +79,28 @@ class ClientTrainer:
         """The network before the first round, the same in every process: as the seed initialises it, and
         where the run starts from weights, with those.
         """
+        with isolated(self.seed, 0, SERVER, "adapters"):
+            return self.factory.adapt(self.plain_network())
+
+    def plain_network(self) -> nn.Module:
+        """The same before anything of it was frozen or got an adapter."""
         with isolated(self.seed, 0, SERVER, "initialise"):
             network = self.factory(heads=self.method.needs_heads)
         if self.start:
             network.load_state_dict(fitting(self.start, network.state_dict()), strict=False)
         return network
+
+    @cached_property
+    def plain(self) -> Tensors:
+        """The whole network before the first round, but for what is private."""
+        return self.method.shared(detached(self.plain_network().state_dict()))
+
+    def whole(self, weights: Tensors) -> Tensors:
+        """The state of a network to evaluate, save or export: what travels, what is frozen, and adapters made
+        part of the weights beside them.
+        """
+        trained = self.method.model(weights)
+        return self.factory.whole(self.plain, trained) if self.factory.is_partial else trained
 
     def placed(self, network: nn.Module) -> nn.Module:
         """On the device, in the memory layout in which convolutions are fastest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxyfl.models.heads import ProjectionHeads, attach_heads
+from proxyfl.models.lora import LoRA, is_adapter
 from proxyfl.models.norm import NORMS
 from proxyfl.models.registry import (
     Network,
@@ -14,16 +15,21 @@ from proxyfl.models.registry import (
     require,
 )
 from proxyfl.models.resnet import ConvNorm, ResNet, fold_batchnorm
+from proxyfl.models.trainable import duplicate, frozen_tensors
 
 __all__ = [
     "NORMS",
     "ConvNorm",
+    "LoRA",
     "Network",
     "ProjectionHeads",
     "ResNet",
     "attach_heads",
     "build",
+    "duplicate",
     "fold_batchnorm",
+    "frozen_tensors",
+    "is_adapter",
     "name_of",
     "names",
     "part_of",

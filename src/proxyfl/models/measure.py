@@ -17,23 +17,31 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from proxyfl.models.registry import Network, names, require
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
 
 @dataclass(frozen=True)
 class Layer:
-    """A module with tensors of its own. ``flops`` and ``shape`` (of what it gives) are for one image."""
+    """A module with parameters of its own, ``trained`` of which are not frozen. ``flops`` and ``shape`` (of
+    what it gives) are for one image.
+    """
 
     name: str
     kind: str
     shape: tuple[int, ...]
     parameters: int
+    trained: int
     flops: int
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a network for one image; ``state`` is how many numbers it has, buffers included."""
+    """Of a network for one image; ``state`` is how many numbers travel, buffers included, ``bytes`` their
+    size.
+    """
 
     parameters: int
+    trained: int
     state: int
     bytes: int
     flops: int
@@ -44,10 +52,10 @@ def measure(network: Network) -> Cost:
     """Build a network, give it one image, and count."""
     try:
         with torch.device("meta"):  # shapes without memory
-            return _measured(network(), network)
+            return _measured(network.adapt(network()), network)
     except (NotImplementedError, RuntimeError):  # somebody's own that looks at values
         with torch.random.fork_rng(devices=[]):  # initialising draws from the global generator
-            return _measured(network(), network)
+            return _measured(network.adapt(network()), network)
 
 
 def summary(name: str) -> str:
@@ -82,25 +90,33 @@ def _measured(net: nn.Module, network: Network) -> Cost:
     for hook in hooks:
         hook.remove()
     work = {name: sum(found.values()) for name, found in counter.get_flop_counts().items()}
-    own = [(name, module) for name, module in net.named_modules() if _own(module)]
+    layers = tuple(
+        Layer(
+            name,
+            type(module).__name__,
+            shapes.get(module, ()),
+            trained + _frozen(module),
+            trained,
+            work.get(f"{type(net).__name__}.{name}" if name else type(net).__name__, 0),
+        )
+        for name, module in net.named_modules()
+        if (trained := sum(p.numel() for p in module.parameters(recurse=False))) or _frozen(module)
+    )
     state = net.state_dict().values()
     return Cost(
-        parameters=sum(p.numel() for p in net.parameters()),
+        parameters=sum(layer.parameters for layer in layers),
+        trained=sum(layer.trained for layer in layers),
         state=sum(value.numel() for value in state),
         bytes=sum(value.numel() * value.element_size() for value in state),
         flops=counter.get_total_flops(),
-        layers=tuple(
-            Layer(
-                name,
-                type(module).__name__,
-                shapes.get(module, ()),
-                _own(module),
-                work.get(f"{type(net).__name__}.{name}" if name else type(net).__name__, 0),
-            )
-            for name, module in own
-        ),
+        layers=layers,
     )
 
 
-def _own(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters(recurse=False))
+def _frozen(module: nn.Module) -> int:
+    """Frozen parameters, which buffers are not."""
+    return sum(
+        value.numel()
+        for name, value in module.named_buffers(recurse=False)
+        if name in vars(module).get("frozen", ()) and name not in STATISTICS
+    )

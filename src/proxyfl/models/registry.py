@@ -12,11 +12,14 @@ from torch import nn
 
 from proxyfl.core.config import ModelSettings
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.state import Tensors
 from proxyfl.models.cnn import CNN
 from proxyfl.models.heads import attach_heads
+from proxyfl.models.lora import LoRA, add_adapters, merged
 from proxyfl.models.norm import with_norm
 from proxyfl.models.resnet import ResNet
 from proxyfl.models.resnet18 import ResNet18
+from proxyfl.models.trainable import ALL, freeze
 from proxyfl.models.wrn import wide_resnet
 
 Factory = Callable[..., nn.Module]
@@ -96,7 +99,7 @@ class Network:
 
     ``factory`` is a class or function that takes ``classes``, ``channels``, ``width`` and ``image_size``, or
     those of them that it names, or nothing; or a network, which is copied. ``norm`` is what becomes of its
-    batch norm.
+    batch norm, ``trainable`` and ``lora`` say which part of it is trained (:meth:`adapt`).
     """
 
     name: str
@@ -106,6 +109,8 @@ class Network:
     width: int = 4
     image_size: int = 32
     norm: str = "batch"
+    trainable: str = ALL
+    lora: LoRA | None = None
 
     @classmethod
     def of(cls, factory: Any, classes: int, channels: int, width: int = 4, **more: Any) -> Network:
@@ -124,7 +129,31 @@ class Network:
     @classmethod
     def configured(cls, model: ModelSettings, classes: int, channels: int, image_size: int) -> Network:
         """The network that the settings name, for these images."""
-        return cls.of(model.name, classes, channels, model.width, image_size=image_size, norm=model.norm)
+        return cls.of(
+            model.name,
+            classes,
+            channels,
+            model.width,
+            image_size=image_size,
+            norm=model.norm,
+            trainable=model.trainable,
+            lora=LoRA(model.lora_rank, model.lora_targets, model.lora_alpha) if model.lora_rank else None,
+        )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether less than the whole network is trained."""
+        return self.trainable != ALL or self.lora is not None
+
+    def adapt(self, net: nn.Module) -> nn.Module:
+        """``net`` with its adapters, and with what is not trained frozen: its state is then what travels."""
+        if self.lora is not None:
+            add_adapters(net, self.lora, self.name)
+        return freeze(net, self.trainable, self.name) if self.is_partial else net
+
+    def whole(self, plain: Tensors, trained: Tensors) -> Tensors:
+        """The state of the plain network, from the one it began with and what was trained of it."""
+        return merged(plain, trained, self.lora.scale if self.lora else 0.0) if self.is_partial else trained
 
     def __call__(self, heads: bool = False) -> nn.Module:
         """A network, freshly initialised; ``heads`` adds projection heads as ``net.heads``."""

@@ -31,7 +31,7 @@ from proxyfl.federation.measures import choosing
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.optimisers import OptimiserFactory
-from proxyfl.models import Network
+from proxyfl.models import LoRA, Network
 from proxyfl.runs.describe import describe
 from proxyfl.runs.directory import RunDirectory, json_lines
 from proxyfl.runs.fit import require_fit, require_kinds, weights_of
@@ -45,10 +45,10 @@ class Federation:
     """Many clients that train one model together.
 
     ``network`` is a registered name, an ``nn.Module`` class or a function that builds one from ``classes``,
-    ``channels``, ``width`` and ``image_size`` or fewer of them; ``norm = "group"`` puts group norm in the
-    place of its batch norm. ``weights`` are tensors to start from. ``workers`` processes
-    train clients at the same time, by default one per core; 0 trains them in this process; ``engine`` brings
-    another engine. Whatever trains, the result is the same to the bit.
+    ``channels``, ``width`` and ``image_size`` or fewer of them; ``norm`` says what becomes of its batch
+    norm, ``trainable`` and ``lora`` which part of it is trained. ``weights`` are tensors to start from.
+    ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
+    process; ``engine`` brings another engine. Whatever trains, the result is the same to the bit.
 
     >>> import proxyfl
     >>> from proxyfl.methods import ProxyFL
@@ -73,6 +73,8 @@ class Federation:
         seed: int = 1,
         width: int = 4,
         norm: str = "batch",
+        trainable: str = "all",
+        lora: LoRA | None = None,
         train: TrainSettings | None = None,
         optimiser: OptimiserFactory | None = None,
         aggregator: Aggregator | None = None,
@@ -96,8 +98,9 @@ class Federation:
         simulation = simulate(data, partition)
         parts = registry.create(method) if isinstance(method, str) else method
         built = Network.of(
-            network, len(data.classes), data.channels, width, image_size=data.image_size, norm=norm
-        )
+            network, len(data.classes), data.channels, width, image_size=data.image_size, norm=norm,
+            trainable=trainable, lora=lora,
+        )  # fmt: skip
         rule = aggregator or Mean()
         start = weights_of(network if weights is None and isinstance(network, nn.Module) else weights)
         federation = {
@@ -272,8 +275,8 @@ class Federation:
 
     def model(self) -> nn.Module:
         """The network with the present weights, in eval mode, to call with normalised images."""
-        network = self.trainer.new_network()
-        network.load_state_dict(self.method.model(self.state.weights), strict=not self.method.all_private)
+        network = self.trainer.plain_network()
+        network.load_state_dict(self.trainer.whole(self.state.weights), strict=not self.method.all_private)
         return network.eval()
 
     def record(self, path: str | Path) -> Federation:

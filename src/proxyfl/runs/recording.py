@@ -21,6 +21,7 @@ from proxyfl.core.trees import dotted
 from proxyfl.data.files import data_root
 from proxyfl.data.partition import NATURAL
 from proxyfl.federation.client import numerics
+from proxyfl.models import is_adapter
 from proxyfl.runs import checkpoint, repair
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory
@@ -102,7 +103,7 @@ class Recording:
         run, saved = self.run, self.saved
         run.tidy()
         card = card_of(federation)
-        lost = repair.repair(run, saved, federation.simulation.partition, federation.method, card)
+        lost = repair.repair(run, saved, federation.simulation.partition, federation.trainer.whole, card)
         for warning in [*self.warnings, *lost]:
             run.event("warning", text=warning)
             print(f"warning: {warning}", file=sys.stderr)
@@ -111,7 +112,7 @@ class Recording:
         run, saved = self.run, self.saved
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
         federation.settle(run.path)
-        return Recorder(run, federation.config, federation.method, card_of(federation), saved)
+        return Recorder(run, federation.config, federation.trainer.whole, card_of(federation), saved)
 
 
 def card_of(federation: Federation) -> dict[str, Any]:
@@ -148,7 +149,8 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
     for file in (run.metrics, run.metrics_copy, run.timing, run.events):
         file.touch()
     if federation.trainer.start:
-        if missing := sorted(state.weights.keys() - federation.trainer.start.keys()):
+        drawn = state.weights.keys() - federation.trainer.start.keys()
+        if missing := sorted(name for name in drawn if not is_adapter(name)):
             what = f"the weights to start from lack {', '.join(missing)}: those are as the seed makes them"
             print(f"note: {what}", file=sys.stderr)
             run.event("note", text=what)
@@ -174,7 +176,7 @@ def _write_history(run: RunDirectory, federation: Federation) -> bytes:
     for report in reports:
         if keep.snapshot(report.number, federation.config.federation.rounds):
             write_verified(run.snapshots / f"round-{report.number:08d}.safetensors", report.snapshots)
-    model, card = federation.method.model, card_of(federation)
+    model, card = federation.trainer.whole, card_of(federation)
     if reports:
         last = ModelCard(**card, round=federation.state.round, accuracy=reports[-1].accuracy)
         save_model(run.models / "last.safetensors", model(federation.state.weights), last)

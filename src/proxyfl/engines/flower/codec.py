@@ -83,10 +83,12 @@ def pack_broadcast(task: Task) -> ArrayRecord:
     return packed({name: value.detach().cpu().contiguous().clone() for name, value in both.items()})
 
 
-def task_records(task: Task, broadcast: ArrayRecord, setup: Header) -> RecordDict:
-    """``setup`` is what a client needs to know beside the task: the settings above all."""
+def task_records(task: Task, broadcast: ArrayRecord, setup: Header, more: Parts | None = None) -> RecordDict:
+    """``setup`` is what a client needs to know beside the task: the settings above all; ``more`` are parts
+    for it alone.
+    """
     header, own = pack_task(task)
-    parts: Parts = {BROADCAST: broadcast, OWN: packed(own)}
+    parts: Parts = {BROADCAST: broadcast, OWN: packed(own), **(more or {})}
     return content({**setup, **header}, parts)
 
 

@@ -35,6 +35,7 @@ from proxyfl.engines.flower.codec import (
     text,
     whole,
 )
+from proxyfl.engines.flower.frozen import settle_frozen
 from proxyfl.engines.serialization import Header
 from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
@@ -95,7 +96,7 @@ class SiteSide:
         self._say(f"round {whole(header, 'round')}: training")
         began = time.monotonic()
         task, header = read_task(records)
-        trainer = self._trainer(header)
+        trainer = self._trainer(header, records)
         if trainer.method.oracle:
             raise MethodError(f"{trainer.method.name} needs the true labels of unlabelled images")
         data = self.images().client
@@ -107,7 +108,7 @@ class SiteSide:
 
     def _evaluate(self, records: RecordDict) -> RecordDict:
         task, header = read_task(records)
-        trainer, images = self._trainer(header), self.images()
+        trainer, images = self._trainer(header, records), self.images()
         weights, strict = trainer.method.model(task.weights), not trainer.method.all_private
         trainer.network.load_state_dict(weights, strict=strict)
         compute, views = trainer.compute, trainer.views
@@ -122,22 +123,26 @@ class SiteSide:
             )
         return content({"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion})})
 
-    def _trainer(self, header: Header) -> ClientTrainer:
+    def _trainer(self, header: Header, records: RecordDict) -> ClientTrainer:
         self._require_agreement(header)
         config = self._config(header)
         method = registry.create(config.method.name, config.method.parameters, config.fidelity)
         run, versions = header.get("run"), whole(header, "versions")
         if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
             raise Malformed("it names no run")
-        return trainer_of(
+        kept = self.state / self.name / run
+        trainer = trainer_of(
             config,
             method,
             Network.configured(
                 config.model, len(self.form["classes"]), self.form["channels"], self.form["image_size"]
             ),
             ViewSettings(self.form["flip"], tuple(self.form["mean"]), tuple(self.form["std"])),
-            ClientStore(self.state / self.name / run, versions, CURE),
+            ClientStore(kept, versions, CURE),
         )
+        if trainer.factory.is_partial:
+            settle_frozen(trainer, header, records, kept / "frozen.safetensors")
+        return trainer
 
     def _config(self, header: Header) -> Config:
         tree = header.get("config")
