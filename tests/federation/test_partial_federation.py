@@ -39,11 +39,18 @@ def states(config, folder, workers, stop=False):
     return [report.state for report in told.reports]
 
 
-PARTLY = {"head": HEAD, "lora": LORA, "last": LAST}
+PARTLY = {"head": HEAD, "lora": LORA, "last": LAST, "static": {"model__norm": "static"}}
 
 
 @pytest.mark.parametrize(
-    ("method", "partly"), [("proxyfl", "head"), ("proxyfl", "lora"), ("fedloke", "lora"), ("fedavg", "last")]
+    ("method", "partly"),
+    [
+        ("proxyfl", "head"),
+        ("proxyfl", "lora"),
+        ("fedloke", "lora"),
+        ("fedavg", "last"),
+        ("proxyfl", "static"),
+    ],
 )
 def test_resumed_rounds_give_the_same_bits(method, partly, tmp_path):
     config = tiny_config(method, **PARTLY[partly])
@@ -51,7 +58,7 @@ def test_resumed_rounds_give_the_same_bits(method, partly, tmp_path):
     assert all(map(same_state, whole, resumed))
 
 
-@pytest.mark.parametrize("partly", [pytest.param("head", marks=pytest.mark.slow), "lora"])
+@pytest.mark.parametrize("partly", ["lora", "static", pytest.param("head", marks=pytest.mark.slow)])
 def test_workers_give_the_same_bits(partly, tmp_path):
     config = tiny_config("proxyfl", **PARTLY[partly])
     inline, workers = (states(config, tmp_path / str(count), count) for count in (0, 2))

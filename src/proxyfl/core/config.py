@@ -100,8 +100,9 @@ class ModelSettings:
     width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
     norm: str = setting(
         "batch",
-        "normalisation in place of a network's batch norm: as it is, or group norm",
-        choices=("batch", "group"),
+        "a network's batch norm: batch, as it is; group: group norm instead; static: no statistics in "
+        "training, those of the global model are gathered as sums from the round's clients after each mean",
+        choices=("batch", "group", "static"),
         later=True,
     )
     trainable: str = setting(

@@ -18,10 +18,13 @@ from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
-from proxyfl.core.state import Task, Tensors, Update, detached, namespace, within
+from proxyfl.core.state import STATISTICS, Task, Tensors, Update, detached, namespace, within
+from proxyfl.data.augment import normalise
 from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
+from proxyfl.federation.evaluate import eval_batch
 from proxyfl.federation.pseudo_metrics import count_decisions
+from proxyfl.federation.statistics import sums
 from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ClientContext
 from proxyfl.methods.optimisers import OptimiserFactory
@@ -118,9 +121,28 @@ class ClientTrainer:
         steps: Steps = every_step,
     ) -> Update:
         """One client's round. ``truth`` (images to true labels) is asked when the method is done."""
+        if task.purpose == STATISTICS:
+            return self.measure(task, data)
         with span(ROUND):
             update = self._train(task, data, truth, steps)
             return self.outgoing(update, task) if self.outgoing else update
+
+    def measure(self, task: Task, data: ClientData) -> Update:
+        """What static batch norm sees of a client's images, as sums."""
+        start = time.perf_counter()
+        strict = not self.method.all_private
+        self.network.load_state_dict(self.method.model(task.weights), strict=strict)
+        index = torch.cat([data.labelled, data.unlabelled])
+        size = eval_batch(self.compute.eval_batch, data.images.shape[-1], self.device)
+
+        def batches() -> Iterator[Tensor]:
+            for part in index.tensor_split(-(-len(index) // size)):
+                yield normalise(data.images[part].to(self.device), self.views.mean, self.views.std)
+
+        with autocast(self.compute, self.device):
+            found = sums(self.network, batches())
+        spent = time.perf_counter() - start
+        return Update(task.round, task.client, len(data), {}, found, seconds=spent)
 
     def _train(
         self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None, steps: Steps

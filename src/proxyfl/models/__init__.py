@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxyfl.models.heads import ProjectionHeads, attach_heads
 from proxyfl.models.lora import LoRA, is_adapter
-from proxyfl.models.norm import NORMS
+from proxyfl.models.norm import NORMS, STATIC_NORMS
 from proxyfl.models.registry import (
     Network,
     build,
@@ -19,6 +19,7 @@ from proxyfl.models.trainable import duplicate, frozen_tensors
 
 __all__ = [
     "NORMS",
+    "STATIC_NORMS",
     "ConvNorm",
     "LoRA",
     "Network",

@@ -55,7 +55,8 @@ class LowRankConv2d(nn.Conv2d):
     scale: float
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, effective(self), self.bias)
+        found: Tensor = self._conv_forward(x, effective(self), self.bias)
+        return found
 
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LowRankLinear, nn.Conv2d: LowRankConv2d}
@@ -103,8 +104,8 @@ def is_adapted(module: nn.Module) -> bool:
 
 def effective(layer: nn.Module) -> Tensor:
     """The weight that an adapted layer computes with."""
-    parts = (getattr(layer, name) for name in ("weight", FIRST, SECOND))
-    return changed(*parts, layer.scale)  # type: ignore[arg-type]
+    weight, first, second = (getattr(layer, name) for name in ("weight", FIRST, SECOND))
+    return changed(weight, first, second, getattr(layer, "scale", 1.0))
 
 
 def changed(weight: Tensor, first: Tensor, second: Tensor, scale: float) -> Tensor:

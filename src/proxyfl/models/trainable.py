@@ -50,7 +50,7 @@ def freeze(net: nn.Module, trainable: str, name: str) -> nn.Module:
             if isinstance(module, _NormBase):
                 module.track_running_stats = False  # else loading a state asks for a counter
                 module.register_forward_pre_hook(_stay)
-        module.frozen = (*frozen, *(buffers if still else ()))  # type: ignore[assignment]
+        module.frozen = (*frozen, *(buffers if still else ()))
     return net
 
 

@@ -20,7 +20,7 @@ from flwr.app import RecordDict
 
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import ConfigError, DataError, MethodError, ProxyFLError
-from proxyfl.core.state import Failure
+from proxyfl.core.state import STATISTICS, Failure
 from proxyfl.data.dataset import Split
 from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.engines.flower.codec import (
@@ -93,7 +93,9 @@ class SiteSide:
     def _train(self, records: RecordDict, header: Header) -> RecordDict:
         if why := text(header, LEFT_OUT, 400):
             self._say(f"the server did not use this site's answer, {why}")
-        self._say(f"round {whole(header, 'round')}: training")
+        measures = header.get("purpose") == STATISTICS
+        doing, done = ("measuring layers", "measured layers") if measures else ("training", "trained")
+        self._say(f"round {whole(header, 'round')}: {doing}")
         began = time.monotonic()
         task, header = read_task(records)
         trainer = self._trainer(header, records)
@@ -103,7 +105,7 @@ class SiteSide:
         with numerics(trainer.compute):
             answer = answer_records(trainer.train(task, data))
         seconds = time.monotonic() - began
-        self._say(f"round {task.round}: trained in {seconds:.1f} s, sending {_size(answer)}")
+        self._say(f"round {task.round}: {done} in {seconds:.1f} s, sending {_size(answer)}")
         return answer
 
     def _evaluate(self, records: RecordDict) -> RecordDict:
