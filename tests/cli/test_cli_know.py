@@ -117,7 +117,10 @@ def test_methods_show_of_an_unknown_name(call, name, message):
 def test_models_lists_networks_with_their_parameters(call):
     told = call("models").stdout
     assert cells(told, "resnet8")[1] == "1,227,594"
-    assert cells(told, "wrn-28-2")[1:4] == ["1,467,610", "428.7", "94.2"]
+    assert cells(told, "wrn-28-2")[1:5] == ["1,467,610", "1,467,610", "428.7", "94.2"]
+    partly = call("models", "--trainable", "head", "--lora-rank", "4").stdout
+    assert cells(partly, "wrn-28-2")[2] == "70,454"
+    assert cells(partly, "wrn-28-2")[4] == "4.5"  # 16 × 4 bytes × 70,454
     assert "for 10 classes of images of 3 × 32 × 32, width 4" in told
     own = call("models", "--data", "digits", "--width", "1", "--per-round", "4").stdout
     assert cells(own, "resnet8")[1] == "77,754"

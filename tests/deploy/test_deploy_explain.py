@@ -56,8 +56,8 @@ def test_a_partly_trained_network_sends_what_is_trained() -> None:
     assert items(found, "up") == {"weights: classifier": 195, "number of images, seconds": 2}
     assert items(found, "down") == {"weights: classifier": 195}
     assert found.remarks[0] == (
-        "77,785 numbers (0.31 MB) of the network are not trained and do not travel with a round: a site makes "
-        "them from the seed"
+        "77,785 numbers (0.31 MB) of the network are not trained and do not travel with a round: a site "
+        "makes them from the seed"
     )
 
 

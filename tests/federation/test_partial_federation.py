@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load, save
 
 from proxyfl import Experiment
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import ServerState
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import play_round
 from proxyfl.methods import recipes
-from proxyfl.runs import build
+from proxyfl.runs import build, repair
 from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
 
 HEAD = {"model__trainable": "head"}
@@ -67,7 +67,7 @@ def test_workers_give_the_same_bits(partly, tmp_path):
 
 @pytest.mark.parametrize("name", FIRST)
 def test_every_kind_of_method_trains_adapters_of_a_wide_network(name, tmp_path):
-    config = tiny_config(name, model__name="wrn-10-1", rounds=1, **LORA)
+    config = tiny_config(name, model__name="wrn-16-1", rounds=1, **LORA)
     told = Told()
     state = play(config, make_simulation(), tmp_path, observers=[told])
     assert told.reports[0].metrics["failed"] == {}
@@ -122,6 +122,19 @@ def test_saved_models_are_whole_and_plain(tmp_path):
     assert len(names) == 2 * 9 + 2
     again = Experiment("fedavg", "digits", **short, weights=str(run.path)).run(tmp_path / "on", workers=0)
     assert again.environment["start_accuracy"] == pytest.approx(run.metrics[-1]["accuracy"], abs=0.01)
+
+
+def test_a_run_goes_on_beside_the_frozen_tensors_it_began_with_or_not_at_all(tmp_path, monkeypatch):
+    simulation, config = make_simulation(), tiny_config("fedavg", **HEAD)
+    first = build.assemble(config, simulation, workers=0).record(tmp_path / "run")
+    next(first.rounds(1))
+    again = build.assemble(config, simulation, workers=0).resume(tmp_path / "run").run()
+    assert again.state.round == 2
+    other = build.assemble(config, simulation, workers=0).resume(tmp_path / "run")
+    other.state = first.state
+    monkeypatch.setattr(other.trainer, "seed", 7)  # as another version of torch would draw
+    with pytest.raises(RunError, match="the seed gives other initial weights here"):
+        repair.require_same_frozen(other.recording.run, other.recording.saved, other.trainer.seal)
 
 
 def test_a_start_is_frozen_as_it_came(tmp_path):

@@ -11,6 +11,7 @@ from proxyfl.cli.common import command, examples, out, plain_table
 EXAMPLES = examples(
     "proxyfl models",
     "proxyfl models --data digits --per-round 4",
+    "proxyfl models --trainable head --lora-rank 4",
     "proxyfl models show wrn-28-2",
     "proxyfl --plugin my_network.py models",
 )
@@ -45,6 +46,8 @@ def models(
     size: Size = None,
     width: Width = 4,
     per_round: Annotated[int, typer.Option(min=1, help="Clients in a round.")] = 8,
+    trainable: Trainable = "all",
+    lora_rank: Rank = 0,
 ) -> None:
     """List the networks and what each costs. Your own become known by `@proxyfl.register_model`.
 
@@ -54,16 +57,19 @@ def models(
         return
     from rich.markup import escape
 
+    from proxyfl.models import LoRA
     from proxyfl.models.measure import listing
 
     sizes = _sizes(data, classes, channels, size)
-    right = ("parameters", "MFLOP", "MB")
+    partly = {"trainable": trainable, "lora": LoRA(lora_rank) if lora_rank else None}
+    right = ("parameters", "trained", "MFLOP", "MB")
     table = plain_table("name", *right, "what it is", right=right, keep=("name", *right))
-    for name, summary, cost in listing(**sizes, width=width):
-        counts = ("–", "–", "–")
+    for name, summary, cost in listing(**sizes, width=width, **partly):
+        counts: tuple[str, ...] = ("–", "–", "–", "–")
         if cost is not None:
             sent = 2 * per_round * cost.bytes
-            counts = (f"{cost.parameters:,}", f"{cost.flops / 1e6:.1f}", f"{sent / 1e6:.1f}")
+            numbers = (f"{cost.parameters:,}", f"{cost.trained:,}")
+            counts = (*numbers, f"{cost.flops / 1e6:.1f}", f"{sent / 1e6:.1f}")
         table.add_row(f"[bold]{escape(name)}[/]", *counts, escape(summary))
     console = out()
     console.print(table)

@@ -48,7 +48,7 @@ from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.export import model_card
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
-from proxyfl.runs.repair import repair_models
+from proxyfl.runs.repair import repair_models, require_same_frozen
 from proxyfl.runs.settings import load_toml, resolve, to_toml
 from proxyfl.runs.start import load_start, read_start, settle_start
 
@@ -114,7 +114,8 @@ class DeployedServer:
             federation, trainer, _ = self._federation(aside, config, method, enrolment)
             state = federation.start(trainer.initial_weights())
             files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
-            checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, {**files, "data": AT_SITES})
+            files |= {"data": AT_SITES, **trainer.seal}
+            checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
             aside.event("created")
 
         self.directory.create(build)
@@ -130,7 +131,9 @@ class DeployedServer:
         method = method_of(config)
         card = self._card(config, method)
         run.tidy()
-        whole = self._trainer(run, config, method).whole
+        trainer = self._trainer(run, config, method)
+        require_same_frozen(run, saved, trainer.seal)
+        whole = trainer.whole
         for warning in [*warnings, *repair_models(run, saved, whole, card)]:
             run.event("warning", text=warning)
             self.say(f"warning: {warning}")

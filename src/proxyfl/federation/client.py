@@ -18,7 +18,7 @@ from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
-from proxyfl.core.state import STATISTICS, Task, Tensors, Update, detached, namespace, within
+from proxyfl.core.state import STATISTICS, Task, Tensors, Update, content_hash, detached, namespace, within
 from proxyfl.data.augment import normalise
 from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
@@ -65,6 +65,10 @@ class ClientTrainer:
         self.settings, self.compute, self.rounds, self.seed = train, compute, rounds, seed
         self.start, self.optimiser, self.outgoing = start or {}, optimiser, outgoing
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes, which build networks of their own."""
+        return {name: value for name, value in vars(self).items() if name not in ("network", "plain")}
+
     @property
     def classes(self) -> int:
         return self.factory.classes
@@ -97,6 +101,13 @@ class ClientTrainer:
     def plain(self) -> Tensors:
         """The whole network before the first round, but for what is private."""
         return self.method.shared(detached(self.plain_network().state_dict()))
+
+    @property
+    def seal(self) -> dict[str, str]:
+        """A hash of the network that frozen tensors are part of, for who must find it again; empty where
+        nothing is frozen.
+        """
+        return {"frozen": content_hash(self.plain)} if self.factory.is_partial else {}
 
     def whole(self, weights: Tensors) -> Tensors:
         """The state of a network to evaluate, save or export: what travels, what is frozen, and adapters made

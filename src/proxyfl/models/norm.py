@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -12,6 +13,17 @@ from proxyfl.core.errors import ConfigError
 NORMS = ("batch", "group", "static")
 GROUPS = 8
 """Of channels in group norm; fewer where their number is not a multiple of it."""
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group norm that leaves images in the memory format in which convolutions are fastest, and computes in
+    the other one: on a CPU that takes a third of the time.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or x.is_contiguous():
+            return super().forward(x)
+        return super().forward(x.contiguous()).contiguous(memory_format=torch.channels_last)
 
 
 class StaticNorm1d(nn.BatchNorm1d):
@@ -54,7 +66,7 @@ def _change(
     channels = layer.num_features
     if norm == "group":
         groups = math.gcd(GROUPS, channels)
-        setattr(parent, child, nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine))
+        setattr(parent, child, GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine))
     elif type(layer) is nn.BatchNorm1d and layer.track_running_stats:
         layer.__class__ = StaticNorm1d
     elif type(layer) is nn.BatchNorm2d and layer.track_running_stats:

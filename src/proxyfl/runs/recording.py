@@ -110,6 +110,7 @@ class Recording:
 
     def _begin(self, federation: Federation) -> Recorder:
         run, saved = self.run, self.saved
+        repair.require_same_frozen(run, saved, federation.trainer.seal)
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
         federation.settle(run.path)
         return Recorder(run, federation.config, federation.trainer.whole, card_of(federation), saved)
@@ -161,7 +162,7 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
         write_bytes(run.environment, json.dumps({**noted, "start_accuracy": accuracy}, indent=1).encode())
     metrics = _write_history(run, federation)
     files = {file.name: sha256(file) for file in (run.partition, run.environment)}
-    files["data"] = simulation.fingerprint()
+    files |= {"data": simulation.fingerprint(), **federation.trainer.seal}
     folder = checkpoint.save(run, state, Mark.of(metrics), config.keep.checkpoints, files)
     run.event("created")
     return Checkpoint(folder, state, metrics, run.config.read_bytes(), files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,16 @@ def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
         raise RunError(
             f"{run.config} was changed since the run began; put it back with 'cp {original} {run.config}', "
             f"or start a new run with 'proxyfl run {run.config} --name NEW'"
+        )
+
+
+def require_same_frozen(run: RunDirectory, saved: Checkpoint, seal: Mapping[str, str]) -> None:
+    """Refuse to go on beside other frozen tensors than those the run began with."""
+    known = saved.run_files.get("frozen")
+    if known is not None and known != seal.get("frozen"):
+        raise RunError(
+            f"the seed gives other initial weights here than where {run.path} began, and its frozen tensors "
+            "are among them; go on with the version of torch that its environment.json names"
         )
 
 
