@@ -118,13 +118,15 @@ def test_models_lists_networks_with_their_parameters(call):
     told = call("models").stdout
     assert cells(told, "resnet8")[1] == "1,227,594"
     assert cells(told, "wrn-28-2")[1:5] == ["1,467,610", "1,467,610", "428.7", "94.2"]
-    partly = call("models", "--trainable", "head", "--lora-rank", "4").stdout
-    assert cells(partly, "wrn-28-2")[2] == "70,454"
-    assert cells(partly, "wrn-28-2")[4] == "4.5"  # 16 × 4 bytes × 70,454
     assert "for 10 classes of images of 3 × 32 × 32, width 4" in told
-    own = call("models", "--data", "digits", "--width", "1", "--per-round", "4").stdout
-    assert cells(own, "resnet8")[1] == "77,754"
-    assert "for 10 classes of images of 1 × 8 × 8, width 1" in own
+
+
+def test_models_counts_what_is_trained_for_a_data_set(call):
+    partly = ("--trainable", "head", "--lora-rank", "2", "--per-round", "100")
+    told = call("models", "--data", "digits", "--width", "1", *partly).stdout
+    assert cells(told, "resnet8")[1:3] == ["81,708", "4,604"]
+    assert cells(told, "resnet8")[4] == "3.7"  # 200 × 4 bytes × 4,604
+    assert "for 10 classes of images of 1 × 8 × 8, width 1" in told
 
 
 def test_models_show_lists_layers(call):

@@ -67,9 +67,9 @@ def models(
     for name, summary, cost in listing(**sizes, width=width, **partly):
         counts: tuple[str, ...] = ("–", "–", "–", "–")
         if cost is not None:
-            sent = 2 * per_round * cost.bytes
+            sent = 2 * per_round * cost.bytes / 1e6
             numbers = (f"{cost.parameters:,}", f"{cost.trained:,}")
-            counts = (*numbers, f"{cost.flops / 1e6:.1f}", f"{sent / 1e6:.1f}")
+            counts = (*numbers, f"{cost.flops / 1e6:.1f}", f"{sent:.1f}" if sent >= 1 else f"{sent:.2g}")
         table.add_row(f"[bold]{escape(name)}[/]", *counts, escape(summary))
     console = out()
     console.print(table)

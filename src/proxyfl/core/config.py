@@ -115,7 +115,7 @@ class ModelSettings:
         0, "rank of adapters that are trained in the place of weights; 0: none", low=0, high=4096, later=True
     )
     lora_targets: str = setting("*", "layers with adapters, as patterns over their names", later=True)
-    lora_alpha: float = setting(8.0, "adapters count alpha / rank times", low=0, later=True)
+    lora_alpha: float = setting(0.0, "adapters count alpha / rank times; 0: once", low=0, later=True)
     weights: str = setting(
         "",
         "start from these weights: a model file (like RUN/models/best.safetensors), or a run's last model; "

@@ -4,6 +4,9 @@ A layer's weight W stays as it is; what is trained is a change of low rank besid
 
     W' = W + alpha / rank · B A,   A (rank, inputs) drawn, B (outputs, rank) zero at the start
 
+The learning rate that trained a network whole also trains its adapters where they count about once (alpha =
+rank); the step of W grows with the square of alpha / rank.
+
 A convolution's kernel counts as one row per output channel. The classifier and projection heads are left out:
 they are small, and methods read their rows.
 """
@@ -31,17 +34,18 @@ class LoRA:
     """``targets`` are patterns over names of layers, with commas between them.
 
     >>> import proxyfl
-    >>> proxyfl.LoRA(rank=2, targets="*.stage3.*").scale
-    4.0
+    >>> proxyfl.LoRA(rank=4, targets="*.stage3.*", alpha=8.0).scale
+    2.0
     """
 
     rank: int = 4
     targets: str = "*"
-    alpha: float = 8.0
+    alpha: float = 0.0
+    """0: the change counts once, whatever its rank."""
 
     @property
     def scale(self) -> float:
-        return self.alpha / self.rank
+        return self.alpha / self.rank if self.alpha else 1.0
 
 
 class LowRankLinear(nn.Linear):

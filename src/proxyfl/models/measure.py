@@ -1,7 +1,7 @@
 """What a network costs: parameters, work for an image, numbers that travel; as a whole and layer by layer.
 
-Counted on shapes alone, without memory for the weights. Work is counted by torch: a multiplication and an
-addition are two operations; norms, activations and pooling are left out.
+Work is counted by torch: a multiplication and an addition are two operations; norms, activations and pooling
+are left out.
 """
 
 from __future__ import annotations
@@ -50,12 +50,8 @@ class Cost:
 
 def measure(network: Network) -> Cost:
     """Build a network, give it one image, and count."""
-    try:
-        with torch.device("meta"):  # shapes without memory
-            return _measured(network.adapt(network()), network)
-    except (NotImplementedError, RuntimeError):  # somebody's own that looks at values
-        with torch.random.fork_rng(devices=[]):  # initialising draws from the global generator
-            return _measured(network.adapt(network()), network)
+    with torch.random.fork_rng(devices=[]):  # initialising draws from the global generator
+        return _measured(network.adapt(network()), network)
 
 
 def summary(name: str) -> str:
