@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from proxyfl.methods.base import Addon, Method
     from proxyfl.methods.registry import Recipe, Shown, register_addon
     from proxyfl.methods.registry import register as register_method
+    from proxyfl.models import LoRA
     from proxyfl.models import register as register_model
     from proxyfl.runs.experiment import Experiment, resume
     from proxyfl.runs.export import load_model
@@ -56,6 +57,7 @@ _HOMES = {
     "Experiment": "proxyfl.runs.experiment",
     "Federation": "proxyfl.runs.federation",
     "Keep": "proxyfl.core.config:KeepSettings",
+    "LoRA": "proxyfl.models",
     "Method": "proxyfl.methods.base",
     "Partition": "proxyfl.data.partition",
     "ProxyFLError": "proxyfl.core.errors",
@@ -85,6 +87,7 @@ __all__ = [
     "Experiment",
     "Federation",
     "Keep",
+    "LoRA",
     "Method",
     "Partition",
     "ProxyFLError",

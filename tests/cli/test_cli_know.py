@@ -117,7 +117,30 @@ def test_methods_show_of_an_unknown_name(call, name, message):
 def test_models_lists_networks_with_their_parameters(call):
     told = call("models").stdout
     assert cells(told, "resnet8")[1] == "1,227,594"
-    assert "at width 4, 10 classes of colour images" in told
+    assert cells(told, "wrn-28-2")[1:5] == ["1,467,610", "1,467,610", "428.7", "94.2"]
+    assert "for 10 classes of images of 3 × 32 × 32, width 4" in told
+
+
+def test_models_counts_what_is_trained_for_a_data_set(call):
+    partly = ("--trainable", "head", "--lora-rank", "2", "--per-round", "100")
+    told = call("models", "--data", "digits", "--width", "1", *partly).stdout
+    assert cells(told, "resnet8")[1:3] == ["81,708", "4,604"]
+    assert cells(told, "resnet8")[4] == "3.7"  # 200 × 4 bytes × 4,604
+    assert "for 10 classes of images of 1 × 8 × 8, width 1" in told
+
+
+def test_models_show_lists_layers(call):
+    told = call("models", "show", "wrn-10-1", "--norm", "group").stdout
+    assert cells(told, "trunk.stage2.0.skip")[1:] == "Conv2d 32 × 16 × 16 512 512 0.26".split()
+    assert "GroupNorm" in told
+    assert cells(told, "all") == ["all", "77,850", "77,850", "25.00"]
+    assert "0.31 MB travel each way for a client: 77,850 parameters and 0 numbers in buffers" in told
+
+
+def test_models_show_of_an_unknown_name(call):
+    result = call("models", "show", "resnet9")
+    assert result.exit_code == 2
+    assert "unknown model 'resnet9'; did you mean 'resnet8'" in result.stderr
 
 
 def test_config_ls_lists_every_preset(call):

@@ -18,7 +18,8 @@ from proxyfl.core.errors import RunError
 
 VERBS = [
     [], ["run"], ["resume"], ["ls"], ["show"], ["validate"], ["eval"], ["predict"], ["methods"],
-    ["methods", "show"], ["models"], ["config"], ["config", "ls"], ["config", "show"], ["config", "copy"],
+    ["methods", "show"], ["models"], ["models", "show"],
+    ["config"], ["config", "ls"], ["config", "show"], ["config", "copy"],
 ]  # fmt: skip
 
 

@@ -51,6 +51,24 @@ def test_what_proxyfl_sends_is_told_to_the_number() -> None:
     assert found.stays == ("images, labels and file names",)
 
 
+def test_a_partly_trained_network_sends_what_is_trained() -> None:
+    found = explain(deployment("fedavg", experiment={"model": {"width": 1, "trainable": "head"}}))
+    assert items(found, "up") == {"weights: classifier": 195, "number of images, seconds": 2}
+    assert items(found, "down") == {"weights: classifier": 195}
+    assert found.remarks[0] == (
+        "77,785 numbers (0.31 MB) of the network are not trained and do not travel with a round: a site "
+        "makes them from the seed"
+    )
+
+
+def test_sums_for_static_batch_norm_are_declared() -> None:
+    found = explain(deployment("fedavg", experiment={"model": {"width": 1, "norm": "static"}}))
+    sums = "sums for static batch norm: of activations and their squares"
+    assert items(found, "up")[sums] == 2 * 3 * (16 + 32 + 64)
+    assert items(found, "down")["the new weights once more, for these sums"] == 77_785 + 195
+    assert "sums for static batch norm tell the server, layer by layer" in found.remarks[0]
+
+
 def test_the_rehearsal_sends_what_the_guard_expects() -> None:
     task, update = rehearse(deployment())
     assert {name: value.shape for name, value in update.weights.items()} == {

@@ -12,6 +12,7 @@ from proxyfl import models
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import isolated
 from proxyfl.models import registry
+from proxyfl.models.measure import listing
 
 
 class Tiny(nn.Module):
@@ -212,11 +213,14 @@ class TestRegistry:
     def test_the_listing(self):
         models.register("tiny")(Tiny)
         state = torch.random.get_rng_state()
-        listing = {info.name: info for info in models.describe()}
+        models.register("refuses")(no_module)
+        found = {name: (told, cost) for name, told, cost in listing(classes=10, channels=3)}
         assert torch.equal(torch.random.get_rng_state(), state)
-        assert list(listing) == ["linear", "mlp", "resnet8", "tiny"]
-        assert listing["resnet8"].parameters == 1_227_594
-        assert listing["tiny"].summary == "A linear network on the mean colour."
+        names = ["cnn", "linear", "mlp", "refuses", "resnet18", "resnet8", "tiny", "wrn-16-1", "wrn-28-2"]
+        assert list(found) == names
+        assert found["resnet8"][1].parameters == 1_227_594
+        assert found["tiny"][0] == "A linear network on the mean colour."
+        assert found["refuses"][1] is None
 
 
 def with_random_statistics(net: nn.Module) -> nn.Module:

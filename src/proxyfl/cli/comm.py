@@ -17,6 +17,7 @@ EXAMPLES = examples(
     "proxyfl comm",
     "proxyfl comm --classes 10 --per-round 20",
     "proxyfl comm --width 1 --classes 10 --channels 1 --markdown",
+    "proxyfl comm --model wrn-28-2 --lora-rank 4",
 )
 UNITS = (
     "Millions of numbers, and MB at 4 bytes each: M uploads and D downloads, "
@@ -30,6 +31,11 @@ def comm(
     classes: Annotated[int, typer.Option(help="How many classes it tells apart (C).")] = 100,
     channels: Annotated[int, typer.Option(help="Channels of an image: 3 for colour, 1 for grey.")] = 3,
     per_round: Annotated[int, typer.Option(min=1, help="Clients in a round (M).")] = 8,
+    size: Annotated[int, typer.Option(min=1, help="Pixels along an image's side.")] = 32,
+    norm: Annotated[str, typer.Option(help="As model.norm.")] = "batch",
+    trainable: Annotated[str, typer.Option(help="What is trained and travels, as model.trainable.")] = "all",
+    lora_rank: Annotated[int, typer.Option(min=0, help="Rank of adapters; 0: none.")] = 0,
+    lora_targets: Annotated[str, typer.Option(help="Layers with adapters, as model.lora_targets.")] = "*",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a document.")] = False,
 ) -> None:
     """What each method sends in a round: the formula, the count, the paper's figure and why it differs.
@@ -38,7 +44,8 @@ def comm(
     """
     from proxyfl.report.communication import Setting, measure
 
-    setting = Setting(model, width, classes, channels, per_round)
+    partly = (size, norm, trainable, lora_rank, lora_targets)
+    setting = Setting(model, width, classes, channels, per_round, *partly)
     sizes = measure(setting)
     console = out()
     if markdown:

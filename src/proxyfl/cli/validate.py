@@ -68,20 +68,22 @@ def _sizes(config: Config, root: Path | None) -> str:
     least, most = int(held.min()), int(held.max())
     spread = f"{least:,} to {most:,} per client" if least < most else f"{most:,} per client"
     images = f"{int(held.sum()):,} {simulation.dataset.train.called} ({labelled:,} labelled), {spread}"
-    network = f"{config.model.name} with {_parameters(config, simulation.dataset):,} parameters"
+    network = f"{config.model.name} with {_parameters(config, simulation.dataset)}"
     return f"{method} on {data}: {images}; {rounds}; {network}"
 
 
-def _parameters(config: Config, dataset: Dataset) -> int:
+def _parameters(config: Config, dataset: Dataset) -> str:
     from proxyfl.core.rng import SERVER, isolated
     from proxyfl.methods import registry
     from proxyfl.models import Network
 
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    network = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
     with isolated(config.seed, 0, SERVER, "count"):  # building draws from the global generator
-        built = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
-        network = built(method.needs_heads)
-    return sum(parameter.numel() for parameter in network.parameters())
+        built = network(method.needs_heads)
+        whole = sum(parameter.numel() for parameter in built.parameters())
+        trained = sum(parameter.numel() for parameter in network.adapt(built).parameters())
+    return f"{whole:,} parameters" + (f"; {trained:,} are trained" if network.is_partial else "")
 
 
 def _validate_run(path: Path) -> None:

@@ -124,6 +124,24 @@ class ModelSettings:
     dropout: float = setting(
         0.0, "share of the mlp's hidden units dropped in training", low=0, high=0.9, later=True
     )
+    norm: str = setting(
+        "batch",
+        "a network's batch norm: batch, as it is; group: group norm instead; static: no statistics in "
+        "training, those of the global model are gathered as sums from the round's clients after each mean",
+        choices=("batch", "group", "static"),
+        later=True,
+    )
+    trainable: str = setting(
+        "all",
+        "what is trained and travels: all, head (the classifier), or patterns over names of parameters with "
+        "commas between them, such as trunk.stage3.*,classifier.*",
+        later=True,
+    )
+    lora_rank: int = setting(
+        0, "rank of adapters that are trained in the place of weights; 0: none", low=0, high=4096, later=True
+    )
+    lora_targets: str = setting("*", "layers with adapters, as patterns over their names", later=True)
+    lora_alpha: float = setting(0.0, "adapters count alpha / rank times; 0: once", low=0, later=True)
     weights: str = setting(
         "",
         "start from these weights: a model file (like RUN/models/best.safetensors), or a run's last model; "

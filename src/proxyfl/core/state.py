@@ -84,12 +84,16 @@ class ServerState:
         )
 
 
+TRAIN, STATISTICS = "train", "statistics"
+"""What a client is asked for: training, or sums of what the layers of a network see of its images."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One client's work in one round: what the server sends it.
 
     ``weights`` and ``extras`` are the broadcast, ``personal`` is for this client alone, ``version`` is the
-    round that wrote the client state to start from (0: none yet).
+    round that wrote the client state to start from (0: none yet), ``purpose`` what is to be done.
     """
 
     round: int
@@ -99,6 +103,7 @@ class Task:
     personal: Tensors = field(default_factory=dict)
     version: int = 0
     carry: Tensors = field(default_factory=dict)
+    purpose: str = TRAIN
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 LONGEST_LINE = 2000
 UNSEEN = re.compile(
@@ -48,6 +49,14 @@ def duration(seconds: float) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Names in a sentence; of many, the first and the last ones."""
+    if len(names) <= most:
+        return ", ".join(names)
+    half = most // 2
+    return f"{', '.join(names[:half])}, … ({len(names) - 2 * half} more) …, {', '.join(names[-half:])}"
 
 
 def _escaped(sign: str) -> str:

@@ -20,7 +20,7 @@ from proxyfl.aggregation.coverage import uncovered
 from proxyfl.core.config import Config, PrivacySettings
 from proxyfl.core.errors import RunError
 from proxyfl.core.rng import rng
-from proxyfl.core.state import ServerState, Task, Tensors, Update, size_in_bytes
+from proxyfl.core.state import STATISTICS, TRAIN, ServerState, Task, Tensors, Update, size_in_bytes
 from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.deploy import validation
 from proxyfl.deploy.settings import Deployment
@@ -31,7 +31,7 @@ from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods.base import Method
-from proxyfl.models import Network
+from proxyfl.models import Network, frozen_tensors
 
 BATCH, IMAGES = 4, 8
 """Of the rehearsal: what is sent does not depend on them."""
@@ -80,6 +80,7 @@ def explain(deployment: Deployment) -> Explanation:
     task, update = rehearse(deployment)
     classes = len(deployment.classes)
     up = (*_parts(update.weights), *_extras(update.extras))
+    static_up, static_down = _statistics(deployment)
     return Explanation(
         method=deployment.config.method.name,
         enrols=(
@@ -87,9 +88,9 @@ def explain(deployment: Deployment) -> Explanation:
             "how many images it has: labelled, unlabelled, kept back",
             "its versions of proxyfl and torch",
         ),
-        up=(*up, Item("number of images, seconds", 2, 16)),
+        up=(*up, *static_up, Item("number of images, seconds", 2, 16)),
         metrics=tuple(sorted(update.metrics)),
-        down=(*_parts(task.weights), *_extras(task.extras), *_extras(task.personal)),
+        down=(*_parts(task.weights), *_extras(task.extras), *_extras(task.personal), *static_down),
         declared=tuple(f"{part.name}: {part.sends}" for part in method.parts if part.sends),
         measured=_measured(deployment, classes),
         stays=_stays(method),
@@ -98,7 +99,7 @@ def explain(deployment: Deployment) -> Explanation:
     )
 
 
-def rehearse(deployment: Deployment) -> tuple[Task, Update]:
+def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]:
     """The task and the update of a made-up client in the first round."""
     full = deployment.config
     train = dataclasses.replace(full.train, batch=BATCH, epochs=1)
@@ -119,10 +120,24 @@ def rehearse(deployment: Deployment) -> tuple[Task, Update]:
         broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
         personal = method.task_extras_all(server.context(state), 0)
         task = Task(1, 0, state.weights, broadcast, personal)
+        if purpose != TRAIN:
+            task = Task(1, 0, state.weights, purpose=purpose)
         answer = next(iter(engine.run([task])))
     if not isinstance(answer, Update):
         raise RunError(f"the rehearsal of {config.method.name} failed: {answer.reason}")
     return task, answer
+
+
+def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
+    """What goes up and down after the mean for the statistics of static batch norm."""
+    if deployment.config.model.norm != "static":
+        return [], []
+    task, update = rehearse(deployment, STATISTICS)
+    count = sum(value.numel() for value in update.extras.values())
+    what = "sums for static batch norm: of activations and their squares"
+    sums = Item(what, count, size_in_bytes(update.extras))
+    weights = sum(value.numel() for value in task.weights.values())
+    return [sums], [Item("the new weights once more, for these sums", weights, size_in_bytes(task.weights))]
 
 
 def _no_evaluation(state: ServerState) -> Evaluation:
@@ -169,7 +184,12 @@ def _stays(method: Method) -> tuple[str, ...]:
 
 def _remarks(deployment: Deployment, method: Method, update: Update, classes: int) -> tuple[str, ...]:
     """What can be learned from what is sent."""
-    remarks = []
+    remarks = _frozen_remarks(deployment)
+    if deployment.config.model.norm == "static":
+        remarks.append(
+            "sums for static batch norm tell the server, layer by layer, the mean and the spread of what the "
+            "network sees in a site's images"
+        )
     if by_part(update.weights)["classifier"]:
         remarks.append(
             "classifier rows and biases move towards the classes a site has: the server can estimate the "
@@ -189,6 +209,19 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
     )
     remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
+
+
+def _frozen_remarks(deployment: Deployment) -> list[str]:
+    model = deployment.config.model
+    network = Network.configured(model, len(deployment.classes), deployment.channels, deployment.image_size)
+    if not network.is_partial:
+        return []
+    with torch.device("meta"):  # shapes without memory
+        frozen = dict(frozen_tensors(network.adapt(network())))
+    count = sum(value.numel() for value in frozen.values())
+    size = f"{count:,} numbers ({size_in_bytes(frozen) / 1e6:.2f} MB)"
+    how = "a site is sent them once" if model.weights else "a site makes them from the seed"
+    return [f"{size} of the network are not trained and do not travel with a round: {how}"]
 
 
 def _rows(value: Tensor) -> str:

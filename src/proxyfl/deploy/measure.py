@@ -23,6 +23,7 @@ from proxyfl.engines.flower.codec import (
     tensors_of,
     text,
 )
+from proxyfl.engines.flower.frozen import FrozenPart
 from proxyfl.engines.flower.grid import Courier
 from proxyfl.engines.serialization import Header
 from proxyfl.federation.client import ClientTrainer, autocast
@@ -72,8 +73,10 @@ class SiteTest:
         deadline: float,
         patience: float,
         say: Callable[[str], None],
+        frozen: FrozenPart | None = None,
     ) -> None:
         self.courier, self.enrolment, self.setup = courier, enrolment, setup
+        self.frozen = frozen or FrozenPart({}, known=True)
         self.deadline, self.patience, self.say = deadline, patience, say
         self.source: dict[str, Any] = {}
 
@@ -98,15 +101,19 @@ class SiteTest:
         held = {k: row.heldout for k, row in sorted(self.enrolment.counts.items()) if row.heldout}
         clients = [client for client in held if client in online]
         broadcast = pack_broadcast(Task(state.round, 0, state.weights))
+        tasks = (Task(state.round, client, {}) for client in clients)
         requests = (
-            (client, task_records(Task(state.round, client, {}), broadcast, self.setup)) for client in clients
+            (task.client, task_records(task, broadcast, self.setup, self.frozen.parts(task.client)))
+            for task in tasks
         )
         replies = self.courier.ask(requests, MessageType.EVALUATE, self.deadline, online=online)
         counts: dict[int, Tensor] = {}
         for client, reply in zip(clients, replies, strict=True):
             try:
                 counts[client] = _confusion(reply, len(self.setup["classes"]), held[client])
+                self.frozen.heard(client, True)
             except Malformed as error:
+                self.frozen.heard(client, False)
                 self.say(f"round {state.round}: {self.enrolment.sites[client]} measured nothing: {error}")
         return counts
 

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,6 +33,7 @@ from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.stopping import StopAsked, stop_asked
 from proxyfl.deploy.validation import method_of
+from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.engines.flower.site import FORM
 from proxyfl.engines.setup import server_of, trainer_of
@@ -46,7 +48,7 @@ from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.export import model_card
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
-from proxyfl.runs.repair import repair_models
+from proxyfl.runs.repair import repair_models, require_same_frozen
 from proxyfl.runs.settings import load_toml, resolve, to_toml
 from proxyfl.runs.start import load_start, read_start, settle_start
 
@@ -112,7 +114,8 @@ class DeployedServer:
             federation, trainer, _ = self._federation(aside, config, method, enrolment)
             state = federation.start(trainer.initial_weights())
             files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
-            checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, {**files, "data": AT_SITES})
+            files |= {"data": AT_SITES, **trainer.seal}
+            checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
             aside.event("created")
 
         self.directory.create(build)
@@ -128,7 +131,10 @@ class DeployedServer:
         method = method_of(config)
         card = self._card(config, method)
         run.tidy()
-        for warning in [*warnings, *repair_models(run, saved, method, card)]:
+        trainer = self._trainer(run, config, method)
+        require_same_frozen(run, saved, trainer.seal)
+        whole = trainer.whole
+        for warning in [*warnings, *repair_models(run, saved, whole, card)]:
             run.event("warning", text=warning)
             self.say(f"warning: {warning}")
         state, rounds = saved.state, config.federation.rounds
@@ -140,7 +146,7 @@ class DeployedServer:
                 self._gather(enrolment)
                 enrolment.save(run.path)
             federation, _, measure = self._federation(run, config, method, enrolment)
-            recorder = Recorder(run, config, method, card, saved)
+            recorder = Recorder(run, config, whole, card, saved)
             observers = (SourceNote(measure), recorder, self.live)
             with closing(federation.engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
@@ -241,32 +247,41 @@ class DeployedServer:
         self, run: RunDirectory, config: Config, method: Method, enrolment: Enrolment
     ) -> tuple[Server, ClientTrainer, ServerTest | SiteTest]:
         form, classes = self.deployment, len(self.deployment.classes)
-        versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
-        views = ViewSettings(form.flip, form.mean, form.std, config.vectors)
-        cure = f"put it back from a copy, or move {form.run} away to begin anew"
-        clients_store, server_store = (
-            ClientStore(place, versions, cure) for place in (run.clients, run.server)
-        )
-        network = Network.configured(config.model, classes, form.channels, form.image_size)
-        trainer = trainer_of(config, method, network, views, clients_store, read_start(run, config))
+        trainer = self._trainer(run, config, method)
+        versions, frozen = trainer.store.versions, frozen_part(trainer)
         setup = {
             **self.form,
             "config": json.loads(json.dumps(config.to_tree())),
             "run": enrolment.run,
             "versions": versions,
+            **frozen.header,
         }
-        engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out)
+        engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out, frozen)
         measure: ServerTest | SiteTest
         if self.test is not None:
             every = config.keep.metrics == "all"
             measure = ServerTest(trainer, self.test(), form.image_size, scores=every)
         else:
-            measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say)
+            measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen)
         population = enrolment.population()
         federation = server_of(
-            config, method, population, engine, measure, classes, store=server_store, spool=run.path
-        )
+            config, method, population, engine, measure, classes, store=self._store(run.server, config),
+            spool=run.path,
+        )  # fmt: skip
         return federation, trainer, measure
+
+    def _trainer(self, run: RunDirectory, config: Config, method: Method) -> ClientTrainer:
+        """What knows the network; it trains nobody here."""
+        form = self.deployment
+        network = Network.configured(config.model, len(form.classes), form.channels, form.image_size)
+        views = ViewSettings(form.flip, form.mean, form.std, config.vectors)
+        store = self._store(run.clients, config)
+        return trainer_of(config, method, network, views, store, read_start(run, config))
+
+    def _store(self, place: Path, config: Config) -> ClientStore:
+        versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
+        cure = f"put it back from a copy, or move {self.deployment.run} away to begin anew"
+        return ClientStore(place, versions, cure)
 
     def _card(self, config: Config, method: Method) -> dict[str, Any]:
         """What a saved model says about itself, but for the round."""

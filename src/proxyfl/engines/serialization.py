@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxyfl.core.state import Failure, Task, Tensors, Update, detached, namespace, within
+from proxyfl.core.state import TRAIN, Failure, Task, Tensors, Update, detached, namespace, within
 
 Header = dict[str, Any]
 
 
 def pack_task(task: Task) -> tuple[Header, Tensors]:
     """What is for this client alone; the broadcast (weights and extras) goes its own way."""
-    header = {"kind": "task", "round": task.round, "client": task.client, "version": task.version}
+    header: Header = {"kind": "task", "round": task.round, "client": task.client, "version": task.version}
+    if task.purpose != TRAIN:
+        header["purpose"] = task.purpose
     tensors = within("personal", task.personal) | within("carry", task.carry)
     # Copies: the format refuses tensors that share memory, which a method's state may well do.
     return header, detached(tensors)
@@ -26,6 +28,7 @@ def unpack_task(header: Header, tensors: Tensors, weights: Tensors, extras: Tens
         personal=namespace(tensors, "personal"),
         version=header["version"],
         carry=namespace(tensors, "carry"),
+        purpose=header.get("purpose", TRAIN),
     )
 
 

@@ -79,4 +79,5 @@ def server_of(
         config.compute.device,
         store,
         spool,
+        static=config.model.norm == "static",
     )

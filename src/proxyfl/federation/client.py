@@ -18,10 +18,13 @@ from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
-from proxyfl.core.state import Task, Tensors, Update, detached, namespace, within
+from proxyfl.core.state import STATISTICS, Task, Tensors, Update, content_hash, detached, namespace, within
+from proxyfl.data.augment import normalise
 from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.federation.client_store import ClientStore
+from proxyfl.federation.evaluate import eval_batch
 from proxyfl.federation.pseudo_metrics import count_decisions
+from proxyfl.federation.statistics import sums
 from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ClientContext
 from proxyfl.methods.optimisers import OptimiserFactory
@@ -62,6 +65,10 @@ class ClientTrainer:
         self.settings, self.compute, self.rounds, self.seed = train, compute, rounds, seed
         self.start, self.optimiser, self.outgoing = start or {}, optimiser, outgoing
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes, which build networks of their own."""
+        return {name: value for name, value in vars(self).items() if name not in ("network", "plain")}
+
     @property
     def classes(self) -> int:
         return self.factory.classes
@@ -79,11 +86,35 @@ class ClientTrainer:
         """The network before the first round, the same in every process: as the seed initialises it, and
         where the run starts from weights, with those.
         """
+        with isolated(self.seed, 0, SERVER, "adapters"):
+            return self.factory.adapt(self.plain_network())
+
+    def plain_network(self) -> nn.Module:
+        """The same before anything of it was frozen or got an adapter."""
         with isolated(self.seed, 0, SERVER, "initialise"):
             network = self.factory(heads=self.method.needs_heads)
         if self.start:
             network.load_state_dict(fitting(self.start, network.state_dict()), strict=False)
         return network
+
+    @cached_property
+    def plain(self) -> Tensors:
+        """The whole network before the first round, but for what is private."""
+        return self.method.shared(detached(self.plain_network().state_dict()))
+
+    @property
+    def seal(self) -> dict[str, str]:
+        """A hash of the network that frozen tensors are part of, for who must find it again; empty where
+        nothing is frozen.
+        """
+        return {"frozen": content_hash(self.plain)} if self.factory.is_partial else {}
+
+    def whole(self, weights: Tensors) -> Tensors:
+        """The state of a network to evaluate, save or export: what travels, what is frozen, and adapters made
+        part of the weights beside them.
+        """
+        trained = self.method.model(weights)
+        return self.factory.whole(self.plain, trained) if self.factory.is_partial else trained
 
     def placed(self, network: nn.Module) -> nn.Module:
         """On the device, in the memory layout in which convolutions are fastest."""
@@ -101,9 +132,28 @@ class ClientTrainer:
         steps: Steps = every_step,
     ) -> Update:
         """One client's round. ``truth`` (images to true labels) is asked when the method is done."""
+        if task.purpose == STATISTICS:
+            return self.measure(task, data)
         with span(ROUND):
             update = self._train(task, data, truth, steps)
             return self.outgoing(update, task) if self.outgoing else update
+
+    def measure(self, task: Task, data: ClientData) -> Update:
+        """What static batch norm sees of a client's images, as sums."""
+        start = time.perf_counter()
+        strict = not self.method.all_private
+        self.network.load_state_dict(self.method.model(task.weights), strict=strict)
+        index = torch.cat([data.labelled, data.unlabelled])
+        size = eval_batch(self.compute.eval_batch, data.images.shape[-1], self.device)
+
+        def batches() -> Iterator[Tensor]:
+            for part in index.tensor_split(-(-len(index) // size)):
+                yield normalise(data.images[part].to(self.device), self.views.mean, self.views.std)
+
+        with autocast(self.compute, self.device):
+            found = sums(self.network, batches())
+        spent = time.perf_counter() - start
+        return Update(task.round, task.client, len(data), {}, found, seconds=spent)
 
     def _train(
         self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None, steps: Steps

@@ -21,6 +21,7 @@ from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.pseudo_metrics import shares
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
+from proxyfl.federation.statistics import gather
 from proxyfl.federation.traffic import Traffic
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore, ServerContext
@@ -116,6 +117,8 @@ class Server:
     store: PerClientStore | None = None
     spool: Path | None = None
     validate: Callable[[ServerState], Evaluation] | None = None
+    static: bool = False
+    """Whether statistics of batch norm are gathered after each mean."""
 
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
@@ -190,7 +193,7 @@ def play_round(
     trained = time.perf_counter()
 
     _require_quorum(settings.quorum, fold, clients)
-    _serve(server, ctx, fold)
+    _serve(server, ctx, fold, traffic)
     versions = state.versions.after(fold.clients if method.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
@@ -222,7 +225,7 @@ def _processor_time(engine: Engine) -> float:
     return time.process_time() + elsewhere
 
 
-def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
+def _serve(server: Server, ctx: ServerContext, fold: Fold, traffic: Traffic) -> None:
     """What the server makes of a round's updates."""
     ctx.clients, ctx.samples = fold.clients, fold.samples
     if fold.settles:
@@ -230,6 +233,8 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
             ctx.weights = fold.mean(ctx)
         ctx.snapshots = fold.snapshots(ctx.weights)
         ctx.extras = server.method.serve_all(ctx, fold.kept)
+        if server.static:
+            gather(server, ctx, fold.clients, traffic)
     if counts := fold.counts():
         ctx.metrics["counts"] = counts
     holders = len(server.population.holders)

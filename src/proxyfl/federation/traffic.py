@@ -47,8 +47,12 @@ class Traffic:
     bytes: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
     numbers: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
 
+    said: set[str] = field(default_factory=set)
+    """The purposes for which something was broadcast."""
+
     def sent(self, task: Task) -> None:
-        broadcast = (task.weights, task.extras) if not self.bytes["down"] else ({}, {})
+        broadcast = ({}, {}) if task.purpose in self.said else (task.weights, task.extras)
+        self.said.add(task.purpose)
         self._add("down", task.weights, task.extras, task.personal)
         self._add("down_once", *broadcast, task.personal)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from proxyfl.core.spans import BACKWARD, BEGIN, FORWARD, TEACHER, loss_span, spa
 from proxyfl.core.state import Task, Tensors
 from proxyfl.data.stream import Batch, Stream
 from proxyfl.methods.optimisers import OptimiserFactory, usual_optimiser
-from proxyfl.models import fold_batchnorm
+from proxyfl.models import duplicate, fold_batchnorm
 
 if TYPE_CHECKING:
     from proxyfl.methods.base import Method
@@ -203,7 +202,7 @@ class ClientContext:
 
     def model_from(self, weights: Tensors) -> nn.Module:
         """A copy of the network with these weights, on the device."""
-        network = copy.deepcopy(self.model)
+        network = duplicate(self.model)
         network.load_state_dict(self.method.model(weights), strict=not self.method.all_private)
         return network.requires_grad_(False)
 

@@ -9,32 +9,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
 
-import torch
 from torch import nn
 
 from proxyfl.core.config import ModelSettings
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.state import Tensors
+from proxyfl.models.cnn import CNN
 from proxyfl.models.heads import attach_heads
+from proxyfl.models.lora import LoRA, add_adapters, merged
 from proxyfl.models.mlp import MLP, LinearModel
+from proxyfl.models.norm import with_norm
 from proxyfl.models.resnet import ResNet
+from proxyfl.models.resnet18 import ResNet18
+from proxyfl.models.trainable import ALL, freeze
+from proxyfl.models.wrn import wide_resnet
 
 Factory = Callable[..., nn.Module]
-"""(classes, channels, width), or those of them that it names → network; :class:`Network` has more of them."""
+"""(classes, channels, width, image_size, inputs), or those of them that it names → network."""
 
 F = TypeVar("F", bound=Factory)
 
 LARGEST_LAYER = 65_536
 
-_factories: dict[str, Factory] = {"resnet8": ResNet, "linear": LinearModel, "mlp": MLP}
+_factories: dict[str, Factory] = {
+    "resnet8": ResNet, "resnet18": ResNet18, "cnn": CNN, "linear": LinearModel, "mlp": MLP,
+}  # fmt: skip
+_families: tuple[Callable[[str], Factory | None], ...] = (wide_resnet,)
+"""What makes a factory of a name with numbers in it."""
 
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """One line of a listing: ``parameters`` at width 4 for 10 classes of images (3, 32, 32); no heads."""
-
-    name: str
-    summary: str
-    parameters: int
+_made: dict[str, Factory] = {}
+"""The factories that families made, by name."""
 
 
 @overload
@@ -46,7 +50,8 @@ def register(name: F) -> F: ...
 
 
 def register(name: str | F) -> Callable[[F], F] | F:
-    """Name a network: a decorator for a class or function of (classes, channels, width).
+    """Name a network: a decorator for a class or function of (classes, channels, width), or of those of them
+    that it names; ``image_size`` is known, too.
 
     ``@register_model("mine")`` names it; a plain ``@register_model`` takes the class's name in small letters.
     A network takes images and gives logits. Add-ons that look at features also need ``features(x)`` of
@@ -90,7 +95,7 @@ def _named(name: str) -> Callable[[F], F]:
 
 def name_of(factory: object) -> str:
     """The name a factory is registered under; empty where it is not."""
-    return next((name for name, known in _factories.items() if known is factory), "")
+    return next((name for name, known in (_factories | _made).items() if known is factory), "")
 
 
 @dataclass(frozen=True)
@@ -98,10 +103,11 @@ class Network:
     """How to build a network: calling it gives a fresh one. Names of parameters begin with ``classifier.`` or
     ``heads.``; all others belong to the trunk.
 
-    ``factory`` is a class or function that takes ``classes``, ``channels`` and ``width``, or those of them
-    that it names, or nothing; or a network, which is copied. ``inputs``, the numbers in a sample, and the
-    settings ``hidden`` and ``dropout`` are for those that name them. An ``image_size`` of 0 means vectors of
-    ``channels`` features.
+    ``factory`` is a class or function that takes ``classes``, ``channels``, ``width`` and ``image_size``, or
+    those of them that it names, or nothing; or a network, which is copied. ``inputs``, the numbers in a
+    sample, and the settings ``hidden`` and ``dropout`` are for those that name them. An ``image_size`` of 0
+    means vectors of ``channels`` features. ``norm`` is what becomes of its batch norm, ``trainable`` and
+    ``lora`` say which part of it is trained (:meth:`adapt`).
     """
 
     name: str
@@ -110,28 +116,41 @@ class Network:
     channels: int = 3
     width: int = 4
     image_size: int = 32
+    norm: str = "batch"
+    trainable: str = ALL
+    lora: LoRA | None = None
     hidden: tuple[int, ...] = ()
     dropout: float = 0.0
 
     @classmethod
     def of(cls, factory: Any, classes: int, channels: int, width: int = 4, **more: Any) -> Network:
-        """From a registered name, a class, a function or a network."""
+        """From a registered name, a class, a function or a network. ``more`` are fields beside these."""
+        sizes = (classes, channels, width)
         if isinstance(factory, str):
-            return cls(factory, require(factory), classes, channels, width, **more)
+            return cls(factory, require(factory), *sizes, **more)
         if isinstance(factory, nn.Module):
-            return cls(type(factory).__name__, factory, classes, channels, width, **more)
+            return cls(type(factory).__name__, factory, *sizes, **more)
         if not callable(factory):
             raise ConfigError(
                 f"{factory!r} is no network; give a registered name, an nn.Module class or a function"
             )
-        name = getattr(factory, "__name__", type(factory).__name__)
-        return cls(name, factory, classes, channels, width, **more)
+        return cls(getattr(factory, "__name__", type(factory).__name__), factory, *sizes, **more)
 
     @classmethod
     def configured(cls, model: ModelSettings, classes: int, channels: int, image_size: int) -> Network:
-        """The registered network that settings name, for these samples."""
-        more = {"image_size": image_size, "hidden": model.hidden, "dropout": model.dropout}
-        return cls.of(model.name, classes, channels, model.width, **more)
+        """The network that the settings name, for these samples."""
+        return cls.of(
+            model.name,
+            classes,
+            channels,
+            model.width,
+            image_size=image_size,
+            norm=model.norm,
+            trainable=model.trainable,
+            lora=LoRA(model.lora_rank, model.lora_targets, model.lora_alpha) if model.lora_rank else None,
+            hidden=model.hidden,
+            dropout=model.dropout,
+        )
 
     def _options(self) -> dict[str, Any]:
         """The settings of some networks alone, where they are not at their default; others refuse them."""
@@ -152,11 +171,26 @@ class Network:
         """Of a sample."""
         return (self.channels, self.image_size, self.image_size) if self.image_size else (self.channels,)
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether less than the whole network is trained."""
+        return self.trainable != ALL or self.lora is not None
+
+    def adapt(self, net: nn.Module) -> nn.Module:
+        """``net`` with its adapters, and with what is not trained frozen: its state is then what travels."""
+        if self.lora is not None:
+            add_adapters(net, self.lora, self.name)
+        return freeze(net, self.trainable, self.name) if self.is_partial else net
+
+    def whole(self, plain: Tensors, trained: Tensors) -> Tensors:
+        """The state of the plain network, from the one it began with and what was trained of it."""
+        return merged(plain, trained, self.lora.scale if self.lora else 0.0) if self.is_partial else trained
+
     def __call__(self, heads: bool = False) -> nn.Module:
         """A network, freshly initialised; ``heads`` adds projection heads as ``net.heads``."""
-        sizes = {"classes": self.classes, "channels": self.channels, "width": self.width}
+        sizes = {name: getattr(self, name) for name in SIZES}
         for setting, value in sizes.items():
-            if value < 1:
+            if value < 1 and setting != "image_size":
                 raise ConfigError(f"{setting} = {value} is too small for a model; use 1 or more")
         if isinstance(self.factory, nn.Module):
             net = copy.deepcopy(self.factory)
@@ -166,34 +200,35 @@ class Network:
         if not isinstance(net, nn.Module):
             given = type(net).__name__
             raise ConfigError(f"model '{self.name}' gave a {given}; it must give a torch.nn.Module")
+        net = with_norm(net, self.norm, self.name)
         return attach_heads(net, self.name) if heads else net
 
 
-def build(name: str, classes: int, channels: int = 3, width: int = 4, heads: bool = False) -> nn.Module:
-    """The registered network called ``name``, freshly initialised."""
-    return Network.of(name, classes, channels, width)(heads)
+def build(
+    name: str, classes: int, channels: int = 3, width: int = 4, heads: bool = False, **more: Any
+) -> nn.Module:
+    """The registered network called ``name``, freshly initialised; ``more`` as in :meth:`Network.of`."""
+    return Network.of(name, classes, channels, width, **more)(heads)
 
 
 def require(name: str) -> Factory:
     """The factory called ``name``, without building its network; an error when there is none."""
-    if name not in _factories:
-        hint = nearest(name, _factories)
+    found = _factories.get(name) or _made.get(name)
+    for family in _families if found is None else ():
+        if (made := family(name)) is not None:
+            found = _made.setdefault(name, made)
+    if found is None:
+        hint = nearest(name, names())
         raise ConfigError(
             f"unknown model '{name}'; {hint} (your own: register it and name its file with --plugin)"
         )
-    _accepted(_factories[name], name, {"classes": 10, "channels": 3, "width": 4, "inputs": 3072})
-    return _factories[name]
+    _accepted(found, name, dict.fromkeys((*SIZES, "inputs"), 10))
+    return found
 
 
-def describe() -> list[ModelInfo]:
-    """The registered networks by name."""
-    infos = []
-    for name, factory in sorted(_factories.items()):
-        with torch.random.fork_rng(devices=[]):  # initialising draws from the global generator
-            net = Network.of(name, 10, 3, 4)()
-        first_line = (inspect.getdoc(factory) or "").partition("\n")[0]
-        infos.append(ModelInfo(name, first_line, sum(p.numel() for p in net.parameters())))
-    return infos
+def names() -> list[str]:
+    """Every registered network, and of each family some."""
+    return sorted([*_factories, *SHOWN])
 
 
 def part_of(parameter: str) -> Literal["trunk", "classifier", "heads"]:
@@ -202,6 +237,12 @@ def part_of(parameter: str) -> Literal["trunk", "classifier", "heads"]:
         return "classifier"
     return "heads" if parameter.startswith("heads.") else "trunk"
 
+
+SIZES = ("classes", "channels", "width", "image_size")
+"""What a factory is told."""
+
+SHOWN = ("wrn-16-1", "wrn-28-2")
+"""Members of families that a listing has."""
 
 OTHER_NAMES = {
     "num_classes": "classes",
@@ -213,13 +254,11 @@ OTHER_NAMES = {
 """What parameters of other people's networks are called, and what that is here."""
 
 
-SIZES = ("classes", "channels", "width")
-"""What a factory that takes any parameters is given."""
-
-
 def _accepted(factory: Callable[..., Any], name: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Those of the sizes that a factory names, by the name it gives them; ``inputs`` if it has no default."""
-    usual = {size: sizes[size] for size in SIZES}
+    """Those of the sizes that a factory names, by the name it gives them; ``inputs`` if it has no default. One
+    that takes any keyword gets classes, channels and width, and what it names.
+    """
+    usual = {size: sizes[size] for size in SIZES if size != "image_size"}
     try:
         known = inspect.signature(factory).parameters.values()
     except ValueError:  # written in C, without a signature to look at

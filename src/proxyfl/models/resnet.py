@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from proxyfl.models.lora import merge
+from proxyfl.models.trainable import duplicate
 
 STAGES = (16, 32, 64)
 """Channels of the three stages at width 1."""
@@ -67,10 +69,11 @@ class ResNet(nn.Module):
 
 def fold_batchnorm(net: nn.Module) -> nn.Module:
     """A frozen copy in evaluation mode, faster where it is built of ``ConvNorm``; ``net`` is left as it is.
+    Adapters become part of the weights.
 
     Other layers are copied as they are: only ``ConvNorm`` promises that nothing looks between its two parts.
     """
-    frozen = copy.deepcopy(net).eval().requires_grad_(False)
+    frozen = merge(duplicate(net)).eval().requires_grad_(False)
     for module in frozen.modules():
         if not isinstance(module, ConvNorm):
             continue

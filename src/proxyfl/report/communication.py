@@ -6,17 +6,23 @@ A round is M uploads and as many downloads (``per-client download``), or M uploa
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from proxyfl.core.config import ModelSettings
 from proxyfl.core.errors import MethodError
+from proxyfl.core.settings import read_section
 from proxyfl.methods.fedmatch import FedMatchParameters, decompose
-from proxyfl.models import build, part_of
+from proxyfl.models import Network, part_of
 
 BYTES = 4
 """Of a number in the table. A run records true bytes: a batch-norm counter has 8, a flag 1."""
+
+NETWORK = ("image_size", "norm", "trainable", "lora_rank", "lora_targets")
+"""What else a network is made of, and is told where it is not as usual."""
 
 HELPERS, HELPER_EVERY = FedMatchParameters().helpers, FedMatchParameters().helper_every
 
@@ -30,10 +36,25 @@ class Setting:
     classes: int
     channels: int
     per_round: int
+    image_size: int = 32
+    norm: str = "batch"
+    trainable: str = "all"
+    lora_rank: int = 0
+    lora_targets: str = "*"
 
     def __str__(self) -> str:
         images = f"{self.classes} classes of {self.channels}-channel images"
-        return f"{self.model} of width {self.width}, {images}, {self.per_round} clients per round"
+        told = f"{self.model} of width {self.width}, {images}, {self.per_round} clients per round"
+        usual = {spec.name: spec.default for spec in dataclasses.fields(self)}
+        other = [f"{name} = {getattr(self, name)}" for name in NETWORK if getattr(self, name) != usual[name]]
+        return ", ".join([told, *other])
+
+    def build(self, heads: bool = False) -> nn.Module:
+        """The network as clients have it; its state is what travels."""
+        shape = {name: getattr(self, name) for name in ("width", *NETWORK) if name != "image_size"}
+        model = read_section(ModelSettings, {"name": self.model, **shape}, "clean", "model.")
+        network = Network.configured(model, self.classes, self.channels, self.image_size)
+        return network.adapt(network(heads))
 
 
 PAPER = Setting("resnet8", width=4, classes=100, channels=3, per_round=8)
@@ -111,7 +132,7 @@ class Row:
 def measure(setting: Setting) -> Sizes:
     """Build the network and count its tensors."""
     with torch.random.fork_rng(devices=[]):  # initialising draws from the global generator
-        net = build(setting.model, setting.classes, setting.channels, setting.width)
+        net = setting.build()
         state: dict[str, Tensor] = net.state_dict()
         heads, dim, no_heads = _heads(setting)
     trained = {name for name, _ in net.named_parameters(remove_duplicate=False)}
@@ -132,9 +153,11 @@ def measure(setting: Setting) -> Sizes:
 def _heads(setting: Setting) -> tuple[int, int, str]:
     """Numbers of the projection heads and d; or why there are none."""
     try:
-        net = build(setting.model, setting.classes, setting.channels, setting.width, heads=True)
+        net = setting.build(heads=True)
     except MethodError as error:
         return 0, 0, str(error)
+    if "classifier.weight" not in net.state_dict():
+        return 0, 0, f"the classifier of '{setting.model}' is not trained"
     rows = net.get_parameter("classifier.weight")
     return sum(p.numel() for p in net.get_submodule("heads").parameters()), rows.shape[1], ""
 

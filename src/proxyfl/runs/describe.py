@@ -51,6 +51,9 @@ def describe(
         "model": {
             "name": models.name_of(network.factory) or f"{OBJECT}{network.name}",
             "width": network.width,
+            "norm": network.norm,
+            "trainable": network.trainable,
+            **_adapters(network),
             "weights": f"{OBJECT}weights" if start else "",
             "weights_hash": content_hash(start) if start else "",
         },
@@ -69,6 +72,13 @@ def describe(
         settled = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))
         config = dataclasses.replace(config, compute=settled)
     return config
+
+
+def _adapters(network: Network) -> dict[str, Any]:
+    lora = network.lora
+    if lora is None:
+        return {}
+    return {"lora_rank": lora.rank, "lora_targets": lora.targets, "lora_alpha": lora.alpha}
 
 
 def _named(optimiser: Any) -> dict[str, str]:

@@ -22,7 +22,7 @@ from proxyfl.data.dataset import Split, resize
 from proxyfl.data.own import pixels, vectors
 from proxyfl.data.vectors import prepared
 from proxyfl.methods.base import Method
-from proxyfl.models import Network
+from proxyfl.models import NORMS, Network
 
 MAX_SIZE = 4096
 """Pixels along the side of the images that a model may ask for."""
@@ -48,6 +48,7 @@ class ModelCard:
     round: int
     accuracy: float | None
     """None where its round was not measured."""
+    norm: str = "batch"
     hidden: tuple[int, ...] = ()
     dropout: float = 0.0
     features: tuple[str, ...] = ()
@@ -140,6 +141,7 @@ def model_card(
         "mean": mean,
         "std": std,
         "method": config.method.name,
+        "norm": config.model.norm,
         "hidden": config.model.hidden,
         "dropout": config.model.dropout,
         "features": features,
@@ -152,7 +154,7 @@ def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
 
 def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> None:
     """Refuse a card that does not belong to these weights, before any memory is given for its network."""
-    texts = (card.network, card.method, *card.classes, *card.features)
+    texts = (card.network, card.method, card.norm, *card.classes, *card.features)
     sizes = (card.width, card.channels, card.image_size, card.round, *card.hidden)
     if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in sizes):
         raise ValueError("its card has a name that is no text or a size that is no whole number")
@@ -163,6 +165,8 @@ def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> Non
         raise ValueError(
             f"its card speaks of {card.channels} channels and images of {card.image_size} pixels"
         )
+    if card.norm not in NORMS:
+        raise ValueError("its card names a normalisation that does not exist")
     with torch.device("meta"):  # shapes without memory
         shapes = built(card.heads).state_dict()
     if {name: value.shape for name, value in shapes.items()} != {k: v.shape for k, v in weights.items()}:
@@ -189,7 +193,7 @@ def load_model(path: str | Path, device: str = "cpu", *, network: Any = None) ->
                 f"{path}: its network, {card.network.removeprefix(OBJECT)}, is not registered; open it in "
                 f"Python with proxyfl.load_model(PATH, network={card.network.removeprefix(OBJECT)})"
             )
-        more = {"image_size": card.image_size, "hidden": card.hidden, "dropout": card.dropout}
+        more = {name: getattr(card, name) for name in ("image_size", "norm", "hidden", "dropout")}
         built = Network.of(network or card.network, len(card.classes), card.channels, card.width, **more)
         _require_plausible(card, weights, built)
         trained = built(card.heads)

@@ -31,7 +31,7 @@ from proxyfl.federation.measures import choosing
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.optimisers import OptimiserFactory
-from proxyfl.models import Network
+from proxyfl.models import LoRA, Network
 from proxyfl.runs.describe import describe
 from proxyfl.runs.directory import RunDirectory, json_lines
 from proxyfl.runs.fit import require_fit, require_kinds, weights_of
@@ -45,10 +45,11 @@ class Federation:
     """Many clients that train one model together.
 
     ``network`` is a registered name, an ``nn.Module`` class or a function that builds one from ``classes``,
-    ``channels`` and ``width`` or fewer of them; by default ``resnet8``, or ``mlp`` for vectors, whose views
-    ``vectors`` describes. ``weights`` are tensors to start from. ``workers`` processes
-    train clients at the same time, by default one per core; 0 trains them in this process; ``engine`` brings
-    another engine. Whatever trains, the result is the same to the bit.
+    ``channels``, ``width`` and ``image_size`` or fewer of them; by default ``resnet8``, or ``mlp`` for
+    vectors, whose views ``vectors`` describes. ``norm`` says what becomes of its batch norm, ``trainable``
+    and ``lora`` which part of it is trained. ``weights`` are tensors to start from.
+    ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
+    process; ``engine`` brings another engine. Whatever trains, the result is the same to the bit.
 
     >>> import proxyfl
     >>> from proxyfl.methods import ProxyFL
@@ -72,6 +73,9 @@ class Federation:
         per_round: int | None = None,
         seed: int = 1,
         width: int = 4,
+        norm: str = "batch",
+        trainable: str = "all",
+        lora: LoRA | None = None,
         train: TrainSettings | None = None,
         vectors: VectorSettings | None = None,
         optimiser: OptimiserFactory | None = None,
@@ -96,7 +100,10 @@ class Federation:
         simulation = simulate(data, partition, vectors)
         parts = registry.create(method) if isinstance(method, str) else method
         chosen = network or ("mlp" if data.is_vectors else "resnet8")
-        built = Network.of(chosen, len(data.classes), data.channels, width, image_size=data.image_size)
+        built = Network.of(
+            chosen, len(data.classes), data.channels, width, image_size=data.image_size, norm=norm,
+            trainable=trainable, lora=lora,
+        )  # fmt: skip
         rule = aggregator or Mean()
         start = weights_of(network if weights is None and isinstance(network, nn.Module) else weights)
         federation = {
@@ -271,8 +278,8 @@ class Federation:
 
     def model(self) -> nn.Module:
         """The network with the present weights, in eval mode, to call with normalised images."""
-        network = self.trainer.new_network()
-        network.load_state_dict(self.method.model(self.state.weights), strict=not self.method.all_private)
+        network = self.trainer.plain_network()
+        network.load_state_dict(self.trainer.whole(self.state.weights), strict=not self.method.all_private)
         return network.eval()
 
     def record(self, path: str | Path) -> Federation:

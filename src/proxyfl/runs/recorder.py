@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from proxyfl.core.checksum import write_verified
@@ -13,7 +14,6 @@ from proxyfl.core.files import write_bytes
 from proxyfl.core.state import Failure, Tensors, Update
 from proxyfl.federation.loop import RoundReport
 from proxyfl.federation.measures import choosing
-from proxyfl.methods.base import Method
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, measured, read_json_lines
@@ -26,13 +26,18 @@ class Recorder:
 
     The best model waits for it: its copy is written before, the model itself behind, so that whenever a run
     is killed one of the two is of the best round that counts. On a resume, lines beyond the checkpoint are
-    dropped first, so that no round is missing or there twice.
+    dropped first, so that no round is missing or there twice. ``whole`` makes a model of weights.
     """
 
     def __init__(
-        self, run: RunDirectory, config: Config, method: Method, card: dict[str, Any], saved: Checkpoint
+        self,
+        run: RunDirectory,
+        config: Config,
+        whole: Callable[[Tensors], Tensors],
+        card: dict[str, Any],
+        saved: Checkpoint,
     ) -> None:
-        self.run, self.config, self.method, self.card = run, config, method, card
+        self.run, self.config, self.whole, self.card = run, config, whole, card
         self.log, self.run_files = MetricsLog(run, saved.metrics), saved.run_files
         lines = [json.loads(line) for line in saved.metrics.splitlines()]
         self.best = max(map(choosing, measured(lines)), default=-1.0)
@@ -67,7 +72,7 @@ class Recorder:
     def _models(self, report: RoundReport) -> None:
         accuracy = report.metrics.get("accuracy")
         card = ModelCard(**self.card, round=report.state.round, accuracy=accuracy)
-        weights = self.method.model(report.state.weights)
+        weights = self.whole(report.state.weights)
         save_model(self.run.models / "last.safetensors", weights, card)
         if accuracy is not None and choosing(report.metrics) > self.best:
             self.best, self._better = choosing(report.metrics), (weights, card)

@@ -21,6 +21,7 @@ from proxyfl.core.trees import dotted
 from proxyfl.data.files import data_root
 from proxyfl.data.partition import NATURAL
 from proxyfl.federation.client import numerics
+from proxyfl.models import is_adapter
 from proxyfl.runs import checkpoint, repair
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory
@@ -102,16 +103,17 @@ class Recording:
         run, saved = self.run, self.saved
         run.tidy()
         card = card_of(federation)
-        lost = repair.repair(run, saved, federation.simulation.partition, federation.method, card)
+        lost = repair.repair(run, saved, federation.simulation.partition, federation.trainer.whole, card)
         for warning in [*self.warnings, *lost]:
             run.event("warning", text=warning)
             print(f"warning: {warning}", file=sys.stderr)
 
     def _begin(self, federation: Federation) -> Recorder:
         run, saved = self.run, self.saved
+        repair.require_same_frozen(run, saved, federation.trainer.seal)
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
         federation.settle(run.path)
-        return Recorder(run, federation.config, federation.method, card_of(federation), saved)
+        return Recorder(run, federation.config, federation.trainer.whole, card_of(federation), saved)
 
 
 def card_of(federation: Federation) -> dict[str, Any]:
@@ -149,7 +151,8 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
     for file in (run.metrics, run.metrics_copy, run.timing, run.events):
         file.touch()
     if federation.trainer.start:
-        if missing := sorted(state.weights.keys() - federation.trainer.start.keys()):
+        drawn = state.weights.keys() - federation.trainer.start.keys()
+        if missing := sorted(name for name in drawn if not is_adapter(name)):
             what = f"the weights to start from lack {', '.join(missing)}: those are as the seed makes them"
             print(f"note: {what}", file=sys.stderr)
             run.event("note", text=what)
@@ -160,7 +163,7 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
         write_bytes(run.environment, json.dumps({**noted, "start_accuracy": accuracy}, indent=1).encode())
     metrics = _write_history(run, federation)
     files = {file.name: sha256(file) for file in (run.partition, run.environment)}
-    files["data"] = simulation.fingerprint()
+    files |= {"data": simulation.fingerprint(), **federation.trainer.seal}
     folder = checkpoint.save(run, state, Mark.of(metrics), config.keep.checkpoints, files)
     run.event("created")
     return Checkpoint(folder, state, metrics, run.config.read_bytes(), files)
@@ -175,7 +178,7 @@ def _write_history(run: RunDirectory, federation: Federation) -> bytes:
     for report in reports:
         if keep.snapshot(report.number, federation.config.federation.rounds):
             write_verified(run.snapshots / f"round-{report.number:08d}.safetensors", report.snapshots)
-    model, card = federation.method.model, card_of(federation)
+    model, card = federation.trainer.whole, card_of(federation)
     if reports:
         last = ModelCard(**card, round=federation.state.round, accuracy=reports[-1].accuracy)
         save_model(run.models / "last.safetensors", model(federation.state.weights), last)

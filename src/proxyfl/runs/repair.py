@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from safetensors.torch import load
 from proxyfl.core.checksum import is_intact, read_verified
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import begins_with, has_hash, read_bounded, write_bytes, write_tensors
+from proxyfl.core.state import Tensors
 from proxyfl.data.partition import Partition
 from proxyfl.federation.measures import choosing
-from proxyfl.methods.base import Method
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, json_lines, measured
 from proxyfl.runs.export import ModelCard, save_model
 from proxyfl.runs.metrics_log import restore
+
+Whole = Callable[[Tensors], Tensors]
+"""What makes a model's tensors of a state's weights."""
 
 
 def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
@@ -29,6 +33,16 @@ def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
         raise RunError(
             f"{run.config} was changed since the run began; put it back with 'cp {original} {run.config}', "
             f"or start a new run with 'proxyfl run {run.config} --name NEW'"
+        )
+
+
+def require_same_frozen(run: RunDirectory, saved: Checkpoint, seal: Mapping[str, str]) -> None:
+    """Refuse to go on beside other frozen tensors than those the run began with."""
+    known = saved.run_files.get("frozen")
+    if known is not None and known != seal.get("frozen"):
+        raise RunError(
+            f"the seed gives other initial weights here than where {run.path} began, and its frozen tensors "
+            "are among them; go on with the version of torch that its environment.json names"
         )
 
 
@@ -56,7 +70,7 @@ def intact_partition(run: RunDirectory, saved: Checkpoint) -> Partition | None:
 
 
 def repair(
-    run: RunDirectory, saved: Checkpoint, partition: Partition, method: Method, card: dict[str, Any]
+    run: RunDirectory, saved: Checkpoint, partition: Partition, whole: Whole, card: dict[str, Any]
 ) -> list[str]:
     """Write again what the checkpoint verifies and is damaged; gives a warning for what is lost."""
     restore(run, saved.metrics)
@@ -66,14 +80,14 @@ def repair(
             raise RunError(
                 f"{run.partition} cannot be made again as it was; put it back from a copy of the run"
             )
-    return repair_models(run, saved, method, card)
+    return repair_models(run, saved, whole, card)
 
 
 def _partition_is_intact(run: RunDirectory, saved: Checkpoint) -> bool:
     return has_hash(run.partition, saved.run_files[run.partition.name])
 
 
-def repair_models(run: RunDirectory, saved: Checkpoint, method: Method, card: dict[str, Any]) -> list[str]:
+def repair_models(run: RunDirectory, saved: Checkpoint, whole: Whole, card: dict[str, Any]) -> list[str]:
     """The last model from the checkpoint, the best one from its copy; gives a warning when that is lost.
 
     ``card`` is what a model says about itself but for the round.
@@ -81,7 +95,7 @@ def repair_models(run: RunDirectory, saved: Checkpoint, method: Method, card: di
     last, files = run.models / "last.safetensors", (run.models / "best.safetensors", run.best_copy)
     best = _best_round(saved)
     if saved.metrics and not is_intact(last):
-        _write_last(last, saved, method, card)
+        _write_last(last, saved, whole, card)
     if best is None:
         return []
     strange = [file for file in files if _told(file) != best]
@@ -116,7 +130,7 @@ def _told(file: Path) -> tuple[int, float] | None:
         return None
 
 
-def _write_last(place: Path, saved: Checkpoint, method: Method, card: dict[str, Any]) -> None:
+def _write_last(place: Path, saved: Checkpoint, whole: Whole, card: dict[str, Any]) -> None:
     accuracy = json.loads(saved.metrics.splitlines()[-1]).get("accuracy")
-    weights = method.model(saved.state.weights)
+    weights = whole(saved.state.weights)
     save_model(place, weights, ModelCard(**card, round=saved.state.round, accuracy=accuracy))

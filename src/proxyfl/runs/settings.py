@@ -233,6 +233,12 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
         raise ConfigError(
             f"{method.name} trains with {method.own_optimiser}; leave train.{changed[0]} as it is"
         )
+    plain = config.aggregation.rule == "mean" and not config.aggregation.clip
+    if config.model.norm == "static" and (aggregator.private or aggregator.noised or not plain):
+        raise ConfigError(
+            "model.norm = 'static' gathers sums from clients that neither privacy nor a robust rule covers; "
+            "use model.norm = 'group' with them"
+        )
     require_sound(aggregator, method, train, federation)
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.core.state import Failure, Metrics, Task, Tensors, Update, namespace, within
+from proxyfl.core.state import STATISTICS, TRAIN, Failure, Metrics, Task, Tensors, Update, namespace, within
 from proxyfl.core.text import printable, told
 from proxyfl.engines.serialization import Header, pack_answer, pack_task, unpack_task
 
@@ -83,10 +83,12 @@ def pack_broadcast(task: Task) -> ArrayRecord:
     return packed({name: value.detach().cpu().contiguous().clone() for name, value in both.items()})
 
 
-def task_records(task: Task, broadcast: ArrayRecord, setup: Header) -> RecordDict:
-    """``setup`` is what a client needs to know beside the task: the settings above all."""
+def task_records(task: Task, broadcast: ArrayRecord, setup: Header, more: Parts | None = None) -> RecordDict:
+    """``setup`` is what a client needs to know beside the task: the settings above all; ``more`` are parts
+    for it alone.
+    """
     header, own = pack_task(task)
-    parts: Parts = {BROADCAST: broadcast, OWN: packed(own)}
+    parts: Parts = {BROADCAST: broadcast, OWN: packed(own), **(more or {})}
     return content({**setup, **header}, parts)
 
 
@@ -95,6 +97,8 @@ def read_task(records: RecordDict) -> tuple[Task, Header]:
     sent = tensors_of(records, BROADCAST)
     for name in ("round", "client", "version"):
         whole(header, name)
+    if header.get("purpose", TRAIN) not in (TRAIN, STATISTICS):
+        raise Malformed("it asks for something that no site does")
     own = tensors_of(records, OWN)
     return unpack_task(header, own, namespace(sent, "weights"), namespace(sent, "extras")), header
 

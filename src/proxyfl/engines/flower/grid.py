@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.core.text import told
 from proxyfl.engines.flower.codec import LEFT_OUT, pack_broadcast, read_answer, task_records
+from proxyfl.engines.flower.frozen import FrozenPart
 from proxyfl.engines.serialization import Header
 
 POLL_FIRST, POLL_LAST = 0.2, 2.0
@@ -129,13 +130,20 @@ def _content(reply: Message, node: int) -> RecordDict | str:
 class FlowerEngine:
     """Clients are sites behind Flower nodes. ``setup`` goes with every task; ``deadline`` is for a round.
 
-    ``left_out`` is what clients whose answers were not used are told with their next task.
+    ``left_out`` is what clients whose answers were not used are told with their next task, ``frozen`` what of
+    the network they get once.
     """
 
     def __init__(
-        self, courier: Courier, setup: Header, deadline: float, left_out: dict[int, str] | None = None
+        self,
+        courier: Courier,
+        setup: Header,
+        deadline: float,
+        left_out: dict[int, str] | None = None,
+        frozen: FrozenPart | None = None,
     ) -> None:
         self.courier, self.setup, self.deadline = courier, setup, deadline
+        self.frozen = frozen or FrozenPart({}, known=True)
         self.left_out = {} if left_out is None else left_out
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
@@ -146,9 +154,11 @@ class FlowerEngine:
             task = given.popleft()
             if isinstance(reply, str):
                 name = self.courier.roster.name(task.client)
-                yield Failure(task.round, task.client, f"{name} {reply}")
+                answer: Update | Failure = Failure(task.round, task.client, f"{name} {reply}")
             else:
-                yield self._named(read_answer(reply, task))
+                answer = self._named(read_answer(reply, task))
+            self.frozen.heard(task.client, isinstance(answer, Update))
+            yield answer
 
     def close(self) -> None:
         """Nothing to end: the grid belongs to Flower."""
@@ -161,7 +171,7 @@ class FlowerEngine:
             given.append(Task(task.round, task.client, {}, version=task.version))
             why = self.left_out.pop(task.client, "")
             setup = {**self.setup, LEFT_OUT: why} if why else self.setup
-            yield task.client, task_records(task, broadcast, setup)
+            yield task.client, task_records(task, broadcast, setup, self.frozen.parts(task.client))
 
     def _named(self, answer: Update | Failure) -> Update | Failure:
         if isinstance(answer, Update):

@@ -20,7 +20,7 @@ from flwr.app import RecordDict
 
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import ConfigError, DataError, MethodError, ProxyFLError
-from proxyfl.core.state import Failure
+from proxyfl.core.state import STATISTICS, Failure
 from proxyfl.data.dataset import Split
 from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.engines.flower.codec import (
@@ -35,6 +35,7 @@ from proxyfl.engines.flower.codec import (
     text,
     whole,
 )
+from proxyfl.engines.flower.frozen import settle_frozen
 from proxyfl.engines.serialization import Header
 from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
@@ -92,22 +93,24 @@ class SiteSide:
     def _train(self, records: RecordDict, header: Header) -> RecordDict:
         if why := text(header, LEFT_OUT, 400):
             self._say(f"the server did not use this site's answer, {why}")
-        self._say(f"round {whole(header, 'round')}: training")
+        measures = header.get("purpose") == STATISTICS
+        doing, done = ("measuring layers", "measured layers") if measures else ("training", "trained")
+        self._say(f"round {whole(header, 'round')}: {doing}")
         began = time.monotonic()
         task, header = read_task(records)
-        trainer = self._trainer(header)
+        trainer = self._trainer(header, records)
         if trainer.method.oracle:
             raise MethodError(f"{trainer.method.name} needs the true labels of unlabelled images")
         data = self.images().client
         with numerics(trainer.compute):
             answer = answer_records(trainer.train(task, data))
         seconds = time.monotonic() - began
-        self._say(f"round {task.round}: trained in {seconds:.1f} s, sending {_size(answer)}")
+        self._say(f"round {task.round}: {done} in {seconds:.1f} s, sending {_size(answer)}")
         return answer
 
     def _evaluate(self, records: RecordDict) -> RecordDict:
         task, header = read_task(records)
-        trainer, images = self._trainer(header), self.images()
+        trainer, images = self._trainer(header, records), self.images()
         weights, strict = trainer.method.model(task.weights), not trainer.method.all_private
         trainer.network.load_state_dict(weights, strict=strict)
         compute, views = trainer.compute, trainer.views
@@ -122,14 +125,15 @@ class SiteSide:
             )
         return content({"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion})})
 
-    def _trainer(self, header: Header) -> ClientTrainer:
+    def _trainer(self, header: Header, records: RecordDict) -> ClientTrainer:
         self._require_agreement(header)
         config = self._config(header)
         method = registry.create(config.method.name, config.method.parameters, config.fidelity)
         run, versions = header.get("run"), whole(header, "versions")
         if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
             raise Malformed("it names no run")
-        return trainer_of(
+        kept = self.state / self.name / run
+        trainer = trainer_of(
             config,
             method,
             Network.configured(
@@ -138,8 +142,11 @@ class SiteSide:
             ViewSettings(
                 self.form["flip"], tuple(self.form["mean"]), tuple(self.form["std"]), config.vectors
             ),
-            ClientStore(self.state / self.name / run, versions, CURE),
+            ClientStore(kept, versions, CURE),
         )
+        if trainer.factory.is_partial:
+            settle_frozen(trainer, header, records, kept / "frozen.safetensors")
+        return trainer
 
     def _config(self, header: Header) -> Config:
         tree = header.get("config")

@@ -175,7 +175,9 @@ class GPT(Addon):
 
     def start(self, ctx: ServerContext) -> Tensors:
         if "classifier.weight" not in ctx.weights:
-            raise MethodError("proxy tuning needs a network whose last layer is called classifier")
+            raise MethodError(
+                "proxy tuning needs a network whose last layer is called classifier and is trained"
+            )
         return {}
 
     def receive(self, update: Update) -> Tensors:

@@ -190,7 +190,9 @@ class ICPL(Addon):
 
     def start(self, ctx: ServerContext) -> Tensors:
         if "classifier.weight" not in ctx.weights:
-            raise MethodError("ICPL needs a network with features(x) and a last layer called classifier")
+            raise MethodError(
+                "ICPL needs a network with features(x) and a last layer called classifier that is trained"
+            )
         return {}
 
     def term(self, outputs: Outputs, ctx: ClientContext) -> Tensor | None:

@@ -54,7 +54,7 @@ class Proto(Addon):
 
     def start(self, ctx: ServerContext) -> Tensors:
         if "classifier.weight" not in ctx.weights:
-            raise MethodError("prototypes need a network whose last layer is called classifier")
+            raise MethodError("prototypes need a network whose last layer is called classifier and trained")
         shape = ctx.weights["classifier.weight"].shape
         return {"prototypes": torch.zeros(shape), "present": torch.zeros(shape[0], dtype=torch.bool)}
 
