@@ -285,6 +285,10 @@ class ComputeSettings:
     eval_batch: int = setting(0, "test images in a batch; 0 chooses for the machine", low=0)
 
 
+MOST_WATCHED = 100
+"""Clients of a round up to which each of them is noted without being asked for."""
+
+
 @dataclass(frozen=True)
 class KeepSettings:
     """What a run writes.
@@ -307,6 +311,17 @@ class KeepSettings:
         choices=("accuracy", "all"),
         later=True,
     )
+    clients: str = setting(
+        "auto",
+        "what is noted of every client in every round (clients.jsonl): auto in rounds of at most 100 clients, "
+        "all, or none; under differential privacy none",
+        choices=("auto", "all", "none"),
+        later=True,
+    )
+
+    def watches(self, per_round: int) -> bool:
+        """Whether single clients are noted in rounds of this many."""
+        return self.clients == "all" or (self.clients == "auto" and per_round <= MOST_WATCHED)
 
     def snapshot(self, round: int, rounds: int) -> bool:
         """Whether large tensors of this round are kept."""

@@ -46,7 +46,7 @@ from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.export import model_card
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
-from proxyfl.runs.repair import repair_models
+from proxyfl.runs.repair import lost_clients, repair_models
 from proxyfl.runs.settings import load_toml, resolve, to_toml
 from proxyfl.runs.start import load_start, read_start, settle_start
 
@@ -128,7 +128,7 @@ class DeployedServer:
         method = method_of(config)
         card = self._card(config, method)
         run.tidy()
-        for warning in [*warnings, *repair_models(run, saved, method, card)]:
+        for warning in [*warnings, *lost_clients(run, saved), *repair_models(run, saved, method, card)]:
             run.event("warning", text=warning)
             self.say(f"warning: {warning}")
         state, rounds = saved.state, config.federation.rounds

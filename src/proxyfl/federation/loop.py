@@ -22,6 +22,7 @@ from proxyfl.federation.fold import Fold
 from proxyfl.federation.pseudo_metrics import shares
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.traffic import Traffic
+from proxyfl.federation.witness import Row
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore, ServerContext
 
@@ -48,6 +49,8 @@ class RoundReport:
     metrics: dict[str, Any]
     timing: dict[str, float]
     snapshots: Tensors = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    """What is noted of each client (``keep.clients``)."""
 
     @property
     def number(self) -> int:
@@ -146,7 +149,7 @@ class Server:
             self.population,
             train=self.train,
             federation=self.settings,
-            snapshot=self.keep.snapshot(state.round + 1, self.settings.rounds),
+            keep=self.keep,
             spool=self.spool,
         )
 
@@ -191,6 +194,7 @@ def play_round(
 
     _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold)
+    rows = fold.rows()
     versions = state.versions.after(fold.clients if method.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
@@ -211,7 +215,7 @@ def play_round(
     done = time.perf_counter()
     timing = {"train": trained - started, "serve": served - trained, "evaluate": done - served}
     timing[CPU] = _processor_time(server.engine) - computed
-    report = RoundReport(state, metrics, timing, {**ctx.snapshots, **counts})
+    report = RoundReport(state, metrics, timing, {**ctx.snapshots, **counts}, rows)
     for observer in observers:
         observer.round_finished(report)
     return state

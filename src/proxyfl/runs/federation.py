@@ -318,7 +318,8 @@ class Federation:
         )
         light = ServerState(report.number, {})
         snapshots = report.snapshots if kept else {}
-        self.history.append(dataclasses.replace(report, state=light, snapshots=snapshots))
+        rows = report.rows if self.recording is None else []
+        self.history.append(dataclasses.replace(report, state=light, snapshots=snapshots, rows=rows))
 
 
 class _Taken:
