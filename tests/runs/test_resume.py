@@ -71,7 +71,8 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
 def result(where: Path) -> dict[str, bytes]:
     """Everything in a run that must not depend on interruptions."""
     newest = checkpoint.folders(RunDirectory(where))[0]
-    files = [where / "metrics.jsonl", where / "partition.safetensors", newest / "state.safetensors"]
+    files = [where / name for name in ("metrics.jsonl", "clients.jsonl", "partition.safetensors")]
+    files += [newest / "state.safetensors"]
     files += [*(where / "models").iterdir(), *(where / "snapshots").iterdir(), *newest.iterdir()]
     return {str(file.relative_to(where)): file.read_bytes() for file in files if file.name != "manifest.json"}
 

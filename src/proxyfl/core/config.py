@@ -313,8 +313,8 @@ class KeepSettings:
     )
     clients: str = setting(
         "auto",
-        "what is noted of every client in every round (clients.jsonl): auto in rounds of at most 100 clients, "
-        "all, or none; under differential privacy none",
+        "what is noted of each client that takes part in a round (clients.jsonl): auto where a round has at "
+        "most 100 of them, all, or none; under differential privacy none",
         choices=("auto", "all", "none"),
         later=True,
     )

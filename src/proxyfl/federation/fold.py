@@ -43,7 +43,10 @@ class Fold:
     ) -> None:
         keep = keep or KeepSettings(clients="none", snapshot_every=0)
         self.aggregator, self.method, self.population = aggregator, method, population
-        self.weighting, self.snapshot = federation.weighting, keep.snapshot(state.round + 1, federation.rounds)
+        self.weighting, self.snapshot = (
+            federation.weighting,
+            keep.snapshot(state.round + 1, federation.rounds),
+        )
         self.guard = Guard(
             state.round + 1,
             state.weights,

@@ -69,7 +69,9 @@ class Witness:
         found = []
         for (row, metrics), cosine in zip(self._seen, cosines, strict=True):
             steps = max(1.0, metrics.get("steps", 0.0))
-            own = {name: _short(metrics[f"loss/{name}"] / steps) for name in losses if f"loss/{name}" in metrics}
+            own = {
+                name: _short(metrics[f"loss/{name}"] / steps) for name in losses if f"loss/{name}" in metrics
+            }
             found.append({**row, **({} if cosine is None else {"cosine": _short(cosine)}), "losses": own})
         return found
 

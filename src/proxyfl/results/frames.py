@@ -98,7 +98,7 @@ def clients_frame(run: Run) -> DataFrame:
             "client": row["client"],
             **({"name": names[row["client"]]} if row["client"] < len(names) else {}),
             **{name: value for name, value in row.items() if name not in ("round", "client", "losses")},
-            **{f"loss_{name}": float(value) for name, value in dotted(row.get("losses", {})).items()},
+            **{f"loss_{name}": float(value) for name, value in row.get("losses", {}).items()},
         }
         for row in run.client_rows
     )

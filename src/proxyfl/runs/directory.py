@@ -7,7 +7,7 @@
     partition.safetensors   who holds what
     start.safetensors       the weights it started from, where they are not the seed's
     metrics.jsonl           one line per round; the same bits whenever and wherever it was computed
-    clients.jsonl           one line per round and client that took part (keep.clients), as lasting as the metrics
+    clients.jsonl           one line per round and client that took part (keep.clients)
     timing.jsonl            durations per round and client
     events.jsonl            starts, resumes, clients that failed, warnings
     checkpoints/round-…/    state, config, and a manifest with the SHA-256 of each and of the metrics so far

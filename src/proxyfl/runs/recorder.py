@@ -1,4 +1,4 @@
-"""The observer that writes a run down: metrics, clients, timing, snapshots, models and the checkpoint that commits."""
+"""The observer that writes a run down: metrics, clients, timing, snapshots, models, and what commits them."""
 
 from __future__ import annotations
 

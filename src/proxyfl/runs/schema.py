@@ -145,7 +145,10 @@ ROW: dict[str, Form] = {
     "norm": ("a length", lambda value: _is_number(value) and value >= 0),
     "cosine": ("a cosine", lambda value: _is_number(value) and -1 <= value <= 1),
     "trusted": ("a share", lambda value: _is_number(value) and 0 <= value <= 10),
-    "losses": _NUMBERS,
+    "losses": (
+        "a table of numbers",
+        lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    ),
     "held": _COUNT,
     "accuracy": _SHARE,
 }
