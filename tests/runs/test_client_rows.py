@@ -154,13 +154,14 @@ def test_a_client_with_shuffled_labels_is_named(tmp_path: Path, monkeypatch: pyt
         file, train_images=images[:300], train_labels=dealt, clients=names,
         test_images=images[300:500], test_labels=labels[300:500],
     )  # fmt: skip
-    settings = {"width": 1, "dtype": "fp32", "rounds": 4, "per_round": 6, "label_ratio": 0.9}
-    settings |= {"partition__scheme": "natural", "train__epochs": 2, "train__batch": 16}
+    settings = {"width": 1, "dtype": "fp32", "rounds": 5, "per_round": 6, "label_ratio": 0.9}
+    settings |= {"partition__scheme": "natural", "train__epochs": 3, "train__batch": 8, "train__lr": 0.1}
     run = proxyfl.Experiment("fedavg", f"npz:{file}", **settings).run(tmp_path / "run", workers=0)
     found = json.loads(invoke("show", run.path, "--clients", "--json").stdout)
     assert found[0]["name"] == "ward-d"
     assert any(words.startswith("its loss is high") for words in found[0]["unusual"])
-    assert not any(client["unusual"] for client in found[1:])
+    others = [words for client in found[1:] for words in client["unusual"]]
+    assert all(words.startswith("it is slow") for words in others), "time is the machine's"
     told = invoke("show", run.path, "--clients").stdout
     assert "\nward-d: its " in told
     assert set(run.clients()["name"]) == {f"ward-{letter}" for letter in "abcdef"}

@@ -55,13 +55,13 @@ def _table(clients: list[Client]) -> Table:
 
     from proxyfl.results.clients import MEASURES
 
-    shown = [measure for measure in MEASURES if any(measure.name in client.means for client in clients)]
+    shown = [measure for measure in MEASURES if any(measure.name in client.values for client in clients)]
     heads = ["client", "rounds", *(measure.name for measure in shown), "score"]
     table = plain_table(*heads, right=heads[1:], keep=heads)
     for client in clients:
         cells: list[Any] = [escape(printable(client.name)), str(client.rounds)]
         for measure in shown:
-            text = measure.form(client.means[measure.name]) if measure.name in client.means else "–"
+            text = measure.form(client.values[measure.name]) if measure.name in client.values else "–"
             unusual = any(remark.measure == measure.name for remark in client.remarks)
             cells.append(f"[yellow]{text}[/]" if unusual else text)
         table.add_row(*cells, f"{client.score:.1f}")

@@ -2,7 +2,7 @@
 
 A measure x is compared with what was usual at the time: losses fall over the rounds, and not every client is
 in every round. Consecutive rounds are put together until they hold :data:`AT_ONCE` rows, and with m their
-median a client's deviation is the mean of t(x) - m over its rows (t: the logarithm for lengths, times and
+median a client's deviation is the median of t(x) - m over its rows (t: the logarithm for lengths, times and
 other sizes). The deviations of all clients give a robust score::
 
     z = (deviation - median) / max(1.4826 MAD, floor)
@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from proxyfl.core.errors import RunError
@@ -102,7 +102,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Remark:
-    """Something unusual: the measure, the client's mean, the median of all clients' means, the score, and
+    """Something unusual: the measure, the client's value, the median of all clients' values, the score, and
     the same in words.
     """
 
@@ -115,12 +115,12 @@ class Remark:
 
 @dataclass
 class Client:
-    """A client over the run: the mean of each measure that it has, and what is unusual about it."""
+    """A client over the run: its median of each measure over the rounds, and what is unusual about it."""
 
     client: int
     name: str
     rounds: int = 0
-    means: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     """How far each measure lies on its bad side."""
     remarks: list[Remark] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Client:
             "rounds": self.rounds,
             "failed": self.failed,
             "rejected": self.rejected,
-            **self.means,
+            **self.values,
             "score": self.score,
             "scores": self.scores,
             "unusual": self.words,
@@ -186,25 +186,25 @@ def rank(rows: Sequence[Row], lines: Iterable[Row] = (), names: Sequence[str] = 
 
 
 def _compare(measure: Measure, rows: Sequence[Row], clients: Mapping[int, Client]) -> None:
-    """Give every client its mean of a measure, its score, and a remark where that is unusual."""
+    """Give every client its median of a measure, its score, and a remark where that is unusual."""
     known = [(row, value) for row in rows if (value := measure.value(row)) is not None]
-    values: dict[int, list[float]] = {}
+    single: dict[int, list[float]] = {}
     for row, value in known:
-        values.setdefault(row["client"], []).append(value)
-    means = {number: fmean(own) for number, own in values.items()}
-    for number, mean in means.items():
-        clients[number].means[measure.name] = mean
-    if len(means) < FEWEST:
+        single.setdefault(row["client"], []).append(value)
+    usually = {number: median(own) for number, own in single.items()}
+    for number, value in usually.items():
+        clients[number].values[measure.name] = value
+    if len(usually) < FEWEST:
         return
-    usual = median(means.values())
-    least = {number: _floor(measure, number, known, usual) for number in means}
+    usual = median(usually.values())
+    least = {number: _floor(measure, number, known, usual) for number in usually}
     for number, score in scores(_deviations(known, measure), least).items():
         bad = score * measure.bad if measure.bad else abs(score)
         clients[number].scores[measure.name] = bad
         if bad > UNUSUAL:
             said = measure.high if score > 0 else measure.low
-            words = f"{said} ({measure.form(means[number])}, the median is {measure.form(usual)})"
-            clients[number].remarks.append(Remark(measure.name, means[number], usual, bad, words))
+            words = f"{said} ({measure.form(usually[number])}, the median is {measure.form(usual)})"
+            clients[number].remarks.append(Remark(measure.name, usually[number], usual, bad, words))
 
 
 def scores(deviations: Mapping[int, float], least: Mapping[int, float]) -> dict[int, float]:
@@ -215,13 +215,13 @@ def scores(deviations: Mapping[int, float], least: Mapping[int, float]) -> dict[
 
 
 def _deviations(known: Sequence[tuple[Row, float]], measure: Measure) -> dict[int, float]:
-    """Each client's mean distance from the median of its time."""
+    """Each client's median distance from the median of its time."""
     apart: dict[int, list[float]] = {}
     for block in _blocks(known):
         middle = median(measure.scale(value) for _, value in block)
         for row, value in block:
             apart.setdefault(row["client"], []).append(measure.scale(value) - middle)
-    return {number: fmean(own) for number, own in apart.items()}
+    return {number: median(own) for number, own in apart.items()}
 
 
 def _blocks(known: Sequence[tuple[Row, float]]) -> list[list[tuple[Row, float]]]:
