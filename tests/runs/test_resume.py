@@ -447,7 +447,7 @@ def test_a_creation_that_was_cut_short_is_repeated(
     straight = own_data(tmp_path).run(tmp_path / "straight")
     where = tmp_path / "runs" / "run"
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
