@@ -610,7 +610,7 @@ def test_a_best_model_of_a_round_that_never_counted_does_not_stay(
         report.metrics["accuracy"] = 1.0
         real(self, report)
 
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise Stopped
 
     with monkeypatch.context() as patch:

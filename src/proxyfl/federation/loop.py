@@ -22,7 +22,7 @@ from proxyfl.federation.fold import Fold
 from proxyfl.federation.pseudo_metrics import shares
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.traffic import Traffic
-from proxyfl.federation.witness import Row
+from proxyfl.federation.witness import Row, add_accuracy
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore, ServerContext
 
@@ -199,7 +199,7 @@ def play_round(
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
 
-    measured, counts = _measure(server, state)
+    measured, counts = _measure(server, state, rows)
     metrics = {
         "round": round,
         **measured,
@@ -241,18 +241,22 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold) -> None:
         ctx.metrics["privacy"] = cost
 
 
-def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensors]:
-    """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured."""
+def _measure(server: Server, state: ServerState, rows: list[Row]) -> tuple[dict[str, Any], Tensors]:
+    """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured. The rows of
+    clients get that on their own images, where some are kept back.
+    """
     if not server.settings.measures(state.round):
         return {}, {}
     with span(EVALUATE):
         result = server.evaluate(state)
+    add_accuracy(rows, result.own)
     found: dict[str, Any] = {"accuracy": result.accuracy, "per_class": result.per_class}
     if server.keep.metrics == "all":
         found |= {"precision": result.precision, "measures": result.measures}
     if server.validate is not None:
         with span(EVALUATE):
             held = server.validate(state)
+        add_accuracy(rows, held.own)
         found["validation"] = {"accuracy": held.accuracy}
         if server.keep.metrics == "all":
             found["validation"] |= held.measures

@@ -5,7 +5,8 @@ With d_k a client's change of the weights and w_k its weight in the mean::
     norm_k    ||d_k||, before anything clips it
     cosine_k  <d_k, d> / (||d_k|| ||d||),  d = sum_k w_k d_k / sum_k w_k
 
-over all floating tensors. The mean is known when all updates have come, so they wait on disk for it: memory
+over all floating tensors. Where clients keep images back, the accuracy of the global model on them is noted,
+too. The mean is known when all updates have come, so they wait on disk for it: memory
 does not grow with participants.
 """
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from proxyfl.aggregation.updates import Updates
 from proxyfl.core.config import KeepSettings
 from proxyfl.core.state import Metrics, Tensors, Update, size_in_bytes
+from proxyfl.federation.evaluate import Own
 
 Row = dict[str, Any]
 """A client in a round, as ``clients.jsonl`` has it; ``seconds`` go to ``timing.jsonl``."""
@@ -96,6 +98,16 @@ class Witness:
 
     def _change(self, weights: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
         return [(name, weights[name].double() - old.double()) for name, old in self.old.items()]
+
+
+def add_accuracy(rows: list[Row], own: Own | None) -> None:
+    """Give each client the accuracy of the round's global model on its own images that nobody trains on."""
+    if own is None:
+        return
+    for row in rows:
+        right, held = own(row["client"])
+        if held:
+            row |= {"held": held, "accuracy": _short(right / held)}
 
 
 def _length(tensors: Mapping[str, Tensor]) -> float:
