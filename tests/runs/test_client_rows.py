@@ -18,6 +18,7 @@ from calling import invoke
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.personal import at_clients
 from proxyfl.runs.run import Run
 from toybox import TINY, Stopped, Told
 
@@ -138,6 +139,52 @@ def test_differential_privacy_notes_nothing_and_says_so(tmp_path: Path) -> None:
     assert "differential privacy forbids it" in " ".join(answer.stderr.split())
     with pytest.raises(ConfigError, match=r"keep\.clients = 'all' notes what each client sent"):
         played(tmp_path / "other", **private, keep__clients="all")
+
+
+def test_accuracy_at_each_client_is_that_of_the_global_model_on_what_it_keeps_back(tmp_path: Path) -> None:
+    settings = {"label_ratio": 0.5, "data__validation": 0.4, "federation__evaluate_every": 2}
+    run = played(tmp_path / "run", **settings)
+    data, model, held = run.dataset().train, run.model(), run.partition.validation
+    assert held is not None
+    rows = run.client_rows
+    assert [("accuracy" in row) for row in rows] == [row["round"] == 2 for row in rows], "measured rounds"
+    expected = {}
+    for client in range(4):
+        images = held[client]
+        guess = model(data.images[images]).argmax(1)
+        expected[client] = (len(images), float((guess == data.labels[images]).double().mean()))
+    for row in rows[2:]:
+        assert (row["held"], row["accuracy"]) == pytest.approx(expected[row["client"]], abs=1e-5)
+    found = at_clients(run, personalised=True)
+    assert {each.client: (each.held, each.accuracy) for each in found} == expected
+    assert [each.accuracy for each in found] == sorted(each.accuracy for each in found)
+    assert all(0 <= (each.personalised or 0) <= 1 for each in found)
+    told = invoke("eval", run.path, "--clients", "--personalised")
+    assert told.exit_code == 0
+    assert "mean over 4 clients: " in told.stdout
+    refused = invoke("eval", run.path, "--personalised")
+    assert (refused.exit_code, "goes with --clients" in refused.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_personal_training_helps_where_clients_disagree(tmp_path: Path) -> None:
+    """Two clients that call even and odd digits by opposite names: one model cannot please both."""
+    digits = proxyfl.load_dataset("digits")
+    owner = np.arange(300) % 2
+    labels = (digits.train.labels[:300].numpy() + owner) % 2
+    images = digits.train.images[:, 0].numpy()
+    file, test = tmp_path / "two.npz", digits.test
+    np.savez(
+        file, train_images=images[:300], train_labels=labels, clients=owner,
+        test_images=test.images[:50, 0].numpy(), test_labels=test.labels[:50].numpy() % 2,
+    )  # fmt: skip
+    settings = {"width": 1, "dtype": "fp32", "rounds": 2, "per_round": 2, "label_ratio": 1.0}
+    settings |= {"partition__scheme": "natural", "train__epochs": 3, "train__batch": 8, "train__lr": 0.1}
+    run = proxyfl.Experiment("fedavg", f"npz:{file}", **settings, data__validation=0.3).run(tmp_path / "run")
+    found = at_clients(run, personalised=True)
+    assert sum(each.accuracy for each in found) / 2 < 0.6
+    assert all((each.personalised or 0) > each.accuracy for each in found)
+    assert sum(each.personalised or 0 for each in found) / 2 > 0.65
 
 
 def test_a_client_with_shuffled_labels_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

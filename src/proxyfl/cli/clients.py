@@ -1,4 +1,4 @@
-"""``proxyfl show RUN --clients``: who hurts, who gains."""
+"""``proxyfl show RUN --clients`` and ``proxyfl eval RUN --clients``: who hurts, who gains."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from proxyfl.cli.common import plain_table
-from proxyfl.core.text import printable
+from proxyfl.core.text import percent, printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from rich.table import Table
 
@@ -66,3 +68,29 @@ def _table(clients: list[Client]) -> Table:
             cells.append(f"[yellow]{text}[/]" if unusual else text)
         table.add_row(*cells, f"{client.score:.1f}")
     return table
+
+
+def print_accuracies(
+    run: Run, model: str, personalised: bool, data_root: Path | None, console: Console
+) -> None:
+    """A model on the images that each client keeps back, lowest accuracy first."""
+    from rich.markup import escape
+
+    from proxyfl.runs.personal import at_clients
+
+    found, names = at_clients(run, model, personalised=personalised, data_root=data_root), run.client_names
+    heads = ["client", "kept back", "accuracy", *(["personalised", "gain"] if personalised else [])]
+    table = plain_table(*heads, right=heads[1:], keep=heads)
+    for each in found[:MOST]:
+        name = names[each.client] if each.client < len(names) else f"client {each.client}"
+        cells = [escape(printable(name)), f"{each.held:,}", percent(each.accuracy)]
+        if each.personalised is not None:
+            cells += [percent(each.personalised), f"{100 * (each.personalised - each.accuracy):+.2f}"]
+        table.add_row(*cells)
+    console.print(table)
+    if len(found) > MOST:
+        console.print(f"and {len(found) - MOST:,} more clients with higher accuracy")
+    tuned = [each.personalised for each in found if each.personalised is not None]
+    mean = sum(each.accuracy for each in found) / len(found)
+    words = f"mean over {len(found):,} clients: {percent(mean)}"
+    console.print(words + (f", personalised {percent(sum(tuned) / len(tuned))}" if tuned else ""))
