@@ -20,12 +20,12 @@ from proxyfl.methods.context import ServerContext
 from proxyfl.methods.registry import create
 
 OLD = {"w": torch.tensor([1.0, 1.0]), "steps": torch.tensor(5)}
-PEOPLE = Population(np.array([2, 5, 0]), np.array([8, 5, 10]))
+PEOPLE = Population(np.array([2, 5, 0]), np.array([8, 5, 20]))
 MOVES = ((3.0, 4.0), (4.0, -3.0), (-6.0, 0.0))
 
 
 def rows(spool: Path, rule: Aggregator | None = None, **keep: Any) -> list[dict[str, Any]]:
-    """Of three clients with 10 images each: changes of length 5, 5 and 6, their mean is (1/3, 1/3)."""
+    """Of three clients with 10, 10 and 20 images: the mean of their changes is (-1.25, 0.25)."""
     ctx = ServerContext(3, 1, 3, torch.device("cpu"), {}, {})
     settings: Any = {"train": TrainSettings(), "federation": FederationSettings(), "spool": spool}
     state = ServerState(2, OLD)
@@ -38,21 +38,29 @@ def rows(spool: Path, rule: Aggregator | None = None, **keep: Any) -> list[dict[
         if client:
             counted = {"visits": 8.0, "selected": 2.0 * client, "excluded_images": 1.0}
             metrics |= {f"pseudo/{name}": value for name, value in counted.items()}
-        answer = fold.take(Update(3, client, 10, weights, metrics=metrics, seconds=0.25 * client))
+        answer = fold.take(
+            Update(3, client, int(PEOPLE.sizes[client]), weights, metrics=metrics, seconds=0.25 * client)
+        )
         assert isinstance(answer, Update)
     return fold.rows()
 
 
 def test_norm_and_cosine_to_the_mean_and_what_else_is_noted(tmp_path: Path) -> None:
-    half = 0.5**0.5
+    length = (1.25**2 + 0.25**2) ** 0.5
     noted = rows(tmp_path)
     assert [row["norm"] for row in noted] == [5.0, 5.0, 6.0]
-    assert [row["cosine"] for row in noted] == pytest.approx([1.4 * half, 0.2 * half, -half], abs=1e-6)
+    assert [row["cosine"] for row in noted] == pytest.approx(
+        [-2.75 / (5 * length), -5.75 / (5 * length), 7.5 / (6 * length)], abs=1e-6
+    )
     assert [row["labelled"] for row in noted] == [0.2, 0.5, 0.0]
     assert [row.get("trusted") for row in noted] == [None, 0.25, 0.5]
     assert [row["losses"] for row in noted] == [{"own": 0.0}, {"own": 0.5}, {"own": 1.0}]
     assert [row["seconds"] for row in noted] == [0.0, 0.25, 0.5]
-    assert {(row["round"], row["images"]) for row in noted} == {(3, 10)}
+    assert [(row["round"], row["client"], row["images"]) for row in noted] == [
+        (3, 0, 10),
+        (3, 1, 10),
+        (3, 2, 20),
+    ]
     assert not list(tmp_path.iterdir()), "nothing waits on disk any more"
 
 
