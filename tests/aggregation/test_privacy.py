@@ -22,7 +22,7 @@ from proxyfl.aggregation.change import change_length
 from proxyfl.aggregation.coverage import uncovered
 from proxyfl.aggregation.privacy import PrivateSum, bounded_change, expected, with_noise
 from proxyfl.cli.ls import _print_privacy
-from proxyfl.core.config import Config, FederationSettings, TrainSettings
+from proxyfl.core.config import Config, FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import Failure, ServerState, Task, Update
 from proxyfl.federation.fold import Fold
@@ -255,7 +255,11 @@ def test_without_privacy_nothing_is_done_at_the_site() -> None:
 
 def fold(ours: Aggregator) -> Fold:
     ctx = ServerContext(5, 1, 3, torch.device("cpu"), {}, {})
-    settings: Any = {"train": TrainSettings(), "federation": FEDERATION, "snapshot": True}
+    settings: Any = {
+        "train": TrainSettings(),
+        "federation": FEDERATION,
+        "keep": KeepSettings(snapshot_every=1),
+    }
     return Fold(ours, create("fedavg"), ctx, STATE, [0, 1], PEOPLE, **settings)
 
 
@@ -272,6 +276,7 @@ def test_what_nobody_has_noised_is_not_written_down() -> None:
     folded = fold(private())
     folded.take(Update(5, 0, 10, moved(1.0, 0.0, 0.0), metrics={"steps": 2.0, "loss/a": 5.0}))
     assert (folded.clients, dict(folded.sums), dict(folded.watched)) == ([0], {}, {})
+    assert folded.rows() == [], "nor is the client itself"
 
 
 def test_only_noise_may_make_a_variance_negative() -> None:

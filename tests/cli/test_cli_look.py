@@ -168,7 +168,7 @@ def test_validate_an_intact_run(call, own_tiny):
     result = call("validate", "tiny")
     assert result.exit_code == 0
     assert result.stdout.endswith("OK: runs/tiny is intact, 1 rounds\n")
-    assert len([line for line in result.stdout.splitlines() if line.rstrip().endswith(" intact")]) == 11
+    assert len([line for line in result.stdout.splitlines() if line.rstrip().endswith(" intact")]) == 13
 
 
 def spoil(path: Path) -> None:

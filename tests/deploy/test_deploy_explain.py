@@ -92,6 +92,21 @@ def test_where_accuracy_comes_from_is_told() -> None:
     assert not [remark for remark in explain(at_server).remarks if "kept back" in remark]
 
 
+def test_what_is_written_down_of_single_sites_is_told() -> None:
+    noted = explain(deployment()).noted
+    assert "length of its update and its cosine to the mean, accuracy on what it keeps back" in noted
+    assert "nothing more is sent for it" in noted
+    assert "accuracy" not in explain(deployment(test="/data/test.npz", holdout=0.0)).noted
+    off = {"method": {"name": "proxyfl"}, "keep": {"clients": "none"}}
+    assert explain(deployment(experiment=off)).noted.startswith("nothing of single sites: keep.clients")
+    private = {
+        "method": {"name": "fedavg"},
+        "federation": {"per_round": 2, "sampling": "poisson", "weighting": "uniform"},
+        "privacy": {"clip": 0.5, "draw": "system"},
+    }
+    assert explain(deployment(experiment=private)).noted.endswith("differential privacy forbids it")
+
+
 def test_what_stays_is_told() -> None:
     assert "fedloke: a private model" in explain(deployment("fedloke")).stays
     kept = {"method": {"name": "proxyfl", "icpl": {"keep_heads": True}}}

@@ -60,6 +60,11 @@ def test_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the first patient is malignant" in said
 
 
+def test_odd_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("odd_client")(tmp_path, rounds=1, workers=0)
+    assert "ward 5: score " in capsys.readouterr().out
+
+
 def test_each_example_is_short_and_says_how_it_is_run() -> None:
     for file in EXAMPLES.glob("*.py"):
         lines = file.read_text(encoding="utf-8").splitlines()

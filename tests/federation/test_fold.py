@@ -173,7 +173,7 @@ def test_classifiers_are_kept_in_rounds_with_a_snapshot(round: int, kept: bool) 
         Population(sizes, sizes),
         train=TrainSettings(),
         federation=FederationSettings(per_round=2),
-        snapshot=KeepSettings().snapshot(round, 100),
+        keep=KeepSettings(),
     )
     for client in (1, 0):
         rows = torch.full((2, 3), float(client))

@@ -65,6 +65,8 @@ def test_sites_that_hold_vectors_are_bit_equal_to_the_inline_engine(tmp_path):
     inline = play(config, simulation, tmp_path / "inline")
     engine, _ = flower(config, simulation, tmp_path)
     assert same_state(play(config, simulation, tmp_path / "server", engine=lambda _: engine), inline)
+
+
 def test_statistics_of_static_batch_norm_are_bit_equal_to_the_inline_engine(tmp_path):
     config, simulation = tiny_config("fixmatch-gpl", model__norm="static"), make_simulation()
     inline, remote = Told(), Told()

@@ -23,6 +23,7 @@ from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
 from proxyfl.runs import checkpoint
 from proxyfl.runs.experiment import Experiment, resume
+from proxyfl.runs.recorder import client_lines
 from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import prepare
 from toybox import Told, play, same_bits, same_state
@@ -42,6 +43,9 @@ def test_a_run_is_an_ordinary_run_and_bit_equal_to_the_simulation(tmp_path, smal
     assert (run.finished, run.summary.rounds) == (True, 3)
     assert run.partition.sizes.tolist() == prepare(small).partition.sizes.tolist()
     assert all(line["evaluation"] == {"where": "server", "images": 100} for line in run.metrics)
+    noted = b"".join(client_lines(report.rows) for report in told.reports)
+    assert (deployed.run / "clients.jsonl").read_bytes() == noted, "the server needs nothing more for it"
+    assert set(run.clients()["name"]) <= set(deployed.sites)
     assert run.model().card.classes == deployed.classes
     assert texts(deployed)[-1] == f"finished after 3 rounds: {deployed.run}"
 
@@ -181,6 +185,12 @@ def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, sm
     predicted = run.model()(test.images[:30]).argmax(1)
     hits = int((predicted == test.labels[:30]).sum())
     assert run.metrics[-1]["accuracy"] == (30 + 2 * hits) / 90
+    for row in run.client_rows:
+        assert ("accuracy" in row) == (row["client"] != 1), "the liar has none"
+        if row["client"] == 0:
+            assert (row["held"], row["accuracy"]) == (30, 1.0)
+        elif row["round"] == 3 and row["client"] != 1:
+            assert row["accuracy"] == pytest.approx(hits / 30, abs=1e-5)
     assert any("site-02 measured nothing: its counts do not add up" in text for text in texts(deployed))
 
 

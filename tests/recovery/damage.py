@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import random
 import shutil
@@ -191,6 +192,12 @@ class Patient:
         lines = self.files["metrics.jsonl"].splitlines(keepends=True)
         for name in ("metrics.jsonl", "checkpoints/metrics.copy.jsonl"):
             assert (self.path / name).read_bytes() == b"".join(lines[: state.round]), name
+        rows = self.files["clients.jsonl"].splitlines(keepends=True)
+        kept = b"".join(line for line in rows if json.loads(line)["round"] <= state.round)
+        found = [
+            (self.path / name).read_bytes() for name in ("clients.jsonl", "checkpoints/clients.copy.jsonl")
+        ]
+        assert found == [kept, kept] or (not alone and found == [b"", b""])
         for name in ("config.toml", "partition.safetensors"):
             assert (self.path / name).read_bytes() == self.files[name], name
         assert is_intact(self.path / "models" / "last.safetensors")
@@ -225,6 +232,12 @@ class Patient:
         whole = Run(self.whole)
         with contextlib.suppress(ProxyFLError):
             assert run.metrics in [whole.metrics[:n] for n in range(STOPPED - 1, len(lines) + 1)]
+        with contextlib.suppress(ProxyFLError):
+            read = [{**row, "seconds": 0} for row in run.client_rows]
+            assert read in [
+                [{**row, "seconds": 0} for row in whole.client_rows if row["round"] <= n]
+                for n in range(STOPPED - 1, len(lines) + 1)
+            ]
         for ask in (lambda: run.summary, lambda: run.finished, lambda: run.timing, lambda: run.events):
             with contextlib.suppress(ProxyFLError):
                 ask()
@@ -301,7 +314,12 @@ def ask_as_a_user(patient: Patient, kind: str, draw: Draw) -> None:
         how = draw.choice(list(CHANGES))
     story = f"{name}, {how}"
     try:
-        verbs = [("show", patient.path), ("validate", patient.path), ("ls", patient.path.parent)]
+        verbs = [
+            ("show", patient.path),
+            ("show", patient.path, "--clients"),
+            ("validate", patient.path),
+            ("ls", patient.path.parent),
+        ]
         verbs += [("eval", patient.path, "--model", which) for which in ("last", "best")]
         for words in verbs:
             _answer(story, *words)

@@ -9,7 +9,7 @@ from damage import AS_NEW, REFUSED, STEP_BACK, Patient, ask_as_a_user, flip, fuz
 
 import proxyfl
 
-KINDS = 14
+KINDS = 16
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import torch
 from proxyfl import Run
 from proxyfl.core.errors import RunError
 from proxyfl.core.text import printable
+from proxyfl.report.html import pieces
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.gather import gather, groups
 from proxyfl.report.html.page import as_json, render, write_report
@@ -376,3 +377,30 @@ def test_the_principal_plane_of_points_on_a_line():
     assert explained.tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
     assert plane[:, 0].tolist() == pytest.approx([0.0, 5.0, -5.0], abs=1e-5)
     assert plane[:, 1].tolist() == pytest.approx([0.0, 0.0, 0.0], abs=1e-5)
+
+
+def test_clients_are_ranked_and_those_between_are_left_out(
+    runs: dict[str, list[Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs["fedavg"][0]
+    found = pieces.clients(run)
+    noted = run.client_rows
+    assert found["total"] == len(found["rows"]) == len({row["client"] for row in noted})
+    assert {"loss", "cosine", "norm", "labels", "images", "seconds"} == set(found["measures"])
+    assert sum(rounds for _, rounds, _, _ in found["rows"]) == len(noted)
+    shares = [[share for _, share, _ in cells] for _, _, cells, _ in found["rows"]]
+    assert [max(column) for column in zip(*shares, strict=True)] == [1] * len(found["measures"])
+    names = [name for name, *_ in found["rows"]]
+    monkeypatch.setattr(pieces, "WORST", 1)
+    monkeypatch.setattr(pieces, "BEST", 0)
+    capped = pieces.clients(run)
+    assert ([name for name, *_ in capped["rows"]], capped["total"]) == (names[:1], len(names))
+
+
+def test_a_run_without_notes_on_clients_says_why(runs: dict[str, list[Run]], tmp_path: Path) -> None:
+    path = without_seals(Path(shutil.copytree(runs["fedavg"][0].path, tmp_path / "run")))
+    (path / "clients.jsonl").unlink()
+    (path / "checkpoints" / "clients.copy.jsonl").unlink()
+    found = pieces.pieces(Run(path), None)
+    assert found["clients"] is None
+    assert "notes nothing of single clients" in found["notes"]["clients"]

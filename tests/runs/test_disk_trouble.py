@@ -197,6 +197,6 @@ def test_files_that_the_system_really_cuts_short(
 
 
 def test_nothing_else_is_called_a_disk_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "save", lambda *_: [].pop())
+    monkeypatch.setattr(checkpoint, "save", lambda *_, **__: [].pop())
     with pytest.raises(IndexError):
         made().run(tmp_path / "run")

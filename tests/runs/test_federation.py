@@ -171,7 +171,7 @@ def test_a_round_that_could_not_be_written_is_played_again(
     ours = federation().record(tmp_path / "ours")
     list(ours.rounds(1))
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+        patch.setattr(checkpoint, "save", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "no space")))
         with pytest.raises(RunError):
             ours.run()
     ours.run()

@@ -71,7 +71,8 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
 def result(where: Path) -> dict[str, bytes]:
     """Everything in a run that must not depend on interruptions."""
     newest = checkpoint.folders(RunDirectory(where))[0]
-    files = [where / "metrics.jsonl", where / "partition.safetensors", newest / "state.safetensors"]
+    files = [where / name for name in ("metrics.jsonl", "clients.jsonl", "partition.safetensors")]
+    files += [newest / "state.safetensors"]
     files += [*(where / "models").iterdir(), *(where / "snapshots").iterdir(), *newest.iterdir()]
     return {str(file.relative_to(where)): file.read_bytes() for file in files if file.name != "manifest.json"}
 
@@ -446,7 +447,7 @@ def test_a_creation_that_was_cut_short_is_repeated(
     straight = own_data(tmp_path).run(tmp_path / "straight")
     where = tmp_path / "runs" / "run"
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -609,7 +610,7 @@ def test_a_best_model_of_a_round_that_never_counted_does_not_stay(
         report.metrics["accuracy"] = 1.0
         real(self, report)
 
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise Stopped
 
     with monkeypatch.context() as patch:

@@ -203,7 +203,7 @@ def snapshot(**changes: Any) -> Tamper:
 
 PLACES = (
     *("config.toml", "environment.json", "partition.safetensors"),
-    *("metrics.jsonl", "timing.jsonl", "events.jsonl"),
+    *("metrics.jsonl", "clients.jsonl", "timing.jsonl", "events.jsonl"),
     *("models/last.safetensors", "models/best.safetensors"),
     *("checkpoints/metrics.copy.jsonl", "checkpoints/best.safetensors"),
     *("checkpoints/round-00000002/manifest.json", "checkpoints/round-00000002/state.safetensors"),

@@ -42,6 +42,18 @@ LINE: dict[str, Any] = {
     "prior": [0.5, 0.5],
     "traffic": {"bytes_up": 5, "bytes_down": 7, "up": {"weights": 5}, "down": {"weights": 7}},
 }
+ROW: dict[str, Any] = {
+    "round": 1,
+    "client": 2,
+    "images": 8,
+    "labelled": 0.5,
+    "norm": 1.5,
+    "cosine": -0.25,
+    "trusted": 0.125,
+    "losses": {"supervised": 2.0},
+    "held": 4,
+    "accuracy": 0.75,
+}
 
 
 @cache
@@ -55,14 +67,17 @@ def sound_run() -> dict[str, bytes]:
         write_bytes(run.environment, json.dumps({"data_root": "/data", "data": "5", "cores": 2}).encode())
         held = Ragged.from_sizes(np.arange(4, dtype=np.int64), np.array([1, 1, 2]))
         write_tensors(run.partition, Partition(held, held).to_tensors())
+        row = json.dumps(ROW).encode() + b"\n"
         for file in (run.metrics, run.metrics_copy):
             write_bytes(file, line)
+        for file in (run.client_log, run.client_log_copy):
+            write_bytes(file, row)
         for store in (run.clients, run.server):
             ClientStore(store).save(2, 1, {"a": torch.arange(3.0)})
         versions = Versions(torch.tensor([2]), torch.tensor([1]))
         state = ServerState(1, {"w": torch.ones(3), "b": torch.zeros(())}, {"x": torch.ones(2)}, versions)
         hashes = {file.name: sha256(file) for file in (run.partition, run.environment)}
-        checkpoint.save(run, state, Mark.of(line), 2, {**hashes, "data": "5"})
+        checkpoint.save(run, state, Mark.of(line), 2, {**hashes, "data": "5"}, clients=Mark.of(row))
         # as the oldest checkpoint: what clients wrote after it must be intact
         (run.checkpoints / "round-00000000").mkdir()
         write_bytes(run.checkpoints / "round-00000000" / "manifest.json", b"{}")
@@ -76,8 +91,8 @@ def sound_run() -> dict[str, bytes]:
 def sealed_run(folder: Path, place: str, content: bytes) -> RunDirectory:
     """A run with this content at a place, and every checksum about it right."""
     files = {**sound_run(), place: content}
-    if place == "metrics.jsonl":
-        files["checkpoints/metrics.copy.jsonl"] = content
+    if place in ("metrics.jsonl", "clients.jsonl"):
+        files[f"checkpoints/{Path(place).stem}.copy.jsonl"] = content
     if place != MANIFEST:
         files[MANIFEST] = _manifest_about(files, place)
     for name, data in files.items():
@@ -91,8 +106,8 @@ def _manifest_about(files: dict[str, bytes], place: str) -> bytes:
     digest = hashlib.sha256(files[place]).hexdigest()
     if place.startswith(ROUND):
         manifest["files"][Path(place).name] = digest
-    elif place == "metrics.jsonl":
-        manifest["metrics"] = {"size": len(files[place]), "sha256": digest}
+    elif place in ("metrics.jsonl", "clients.jsonl"):
+        manifest[Path(place).stem] = {"size": len(files[place]), "sha256": digest}
     elif place in manifest["run"]:
         manifest["run"][place] = digest
     return _closed(manifest)
@@ -119,6 +134,7 @@ def _all_of(run: RunDirectory) -> Any:
     found: list[Any] = []
     for part in (
         lambda: Run(run.path).metrics,
+        lambda: Run(run.path).client_rows,
         lambda: Run(run.path).partition,
         lambda: Run(run.path).environment,
         lambda: checkpoint.load_newest(run, states=True)[0],
@@ -127,7 +143,7 @@ def _all_of(run: RunDirectory) -> Any:
             found.append(part())
         except RunError as error:
             refusal = error
-    if len(found) < 4:
+    if len(found) < 5:
         raise refusal
     return found
 
@@ -143,18 +159,21 @@ def read_states(place: str) -> Callable[[bytes, Path], Any]:
     return read
 
 
-def show(content: bytes, folder: Path) -> Any:
-    """Metrics through ``proxyfl show``, and as they are read elsewhere."""
+def show(place: str, *options: str) -> Callable[[bytes, Path], Any]:
+    """Metrics, or what was noted of clients, through ``proxyfl show``, and as they are read elsewhere."""
     from typer.testing import CliRunner
 
     from proxyfl.cli import app
 
-    run = sealed_run(folder, "metrics.jsonl", content)
-    result = CliRunner().invoke(app, ["show", str(run.path)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.output.replace("\n", "").isprintable()
-    return _all_of(run) if result.exit_code == 0 else None
+    def read(content: bytes, folder: Path) -> Any:
+        run = sealed_run(folder, place, content)
+        result = CliRunner().invoke(app, ["show", str(run.path), *options])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.output.replace("\n", "").isprintable()
+        return _all_of(run) if result.exit_code == 0 else None
+
+    return read
 
 
 def _sample(place: str) -> Callable[[], bytes]:
@@ -168,5 +187,6 @@ RUN_READERS: dict[str, tuple[Callable[[], bytes], Callable[[bytes, Path], Any]]]
     "environment": (_sample("environment.json"), read_in_run("environment.json")),
     "client_state": (_sample(CLIENT), read_states(CLIENT)),
     "server_state": (_sample(SERVER), read_states(SERVER)),
-    "metrics": (_sample("metrics.jsonl"), show),
+    "metrics": (_sample("metrics.jsonl"), show("metrics.jsonl")),
+    "clients": (_sample("clients.jsonl"), show("clients.jsonl", "--clients")),
 }

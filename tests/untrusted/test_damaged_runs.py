@@ -21,6 +21,7 @@ from proxyfl.report.dashboard.watch import GrowingLines, Library
 FILES = (
     *("config.toml", "environment.json", "partition.safetensors", "metrics.jsonl", "timing.jsonl"),
     *("events.jsonl", ".lock", "checkpoints/metrics.copy.jsonl", "checkpoints/best.safetensors"),
+    *("clients.jsonl", "checkpoints/clients.copy.jsonl"),
     *("models/best.safetensors", "models/last.safetensors"),
 )
 FOLDERS = ("checkpoints", "snapshots", "models", "clients", "server")

@@ -121,6 +121,7 @@ FILES = (
     "environment.json",
     "partition.safetensors",
     "metrics.jsonl",
+    "clients.jsonl",
     "timing.jsonl",
     "events.jsonl",
 )

@@ -72,6 +72,8 @@ class Guard:
     carries: bool = True
     noised: bool = False
     seen: set[int] = field(default_factory=set)
+    length: float = 0.0
+    """Of the change of weights that was checked last."""
 
     def check(self, update: Update, asked: int | None = None) -> None:
         """Let the update pass, or raise :class:`UpdateRefused` with the reason.
@@ -185,9 +187,9 @@ class Guard:
 
     def _check_length(self, weights: Tensors) -> None:
         limit = self.max_norm or MAX_RATIO * self._own_length
-        length = change_length(weights, self.weights)
-        if not length <= limit:
-            raise UpdateRefused(f"moves the weights by {length:.3g}, more than {limit:.3g}")
+        self.length = change_length(weights, self.weights)
+        if not self.length <= limit:
+            raise UpdateRefused(f"moves the weights by {self.length:.3g}, more than {limit:.3g}")
 
     @cached_property
     def _numbers(self) -> int:

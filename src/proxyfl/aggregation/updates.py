@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
@@ -38,6 +39,8 @@ class Spool:
             if self._parent:
                 self._parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix=SPOOL, dir=self._parent))
+            # Rounds that end in an error settle nothing.
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         file = self._folder / f"{len(self.files)}.safetensors"
         file.write_bytes(save(dict(tensors)))
         self.files.append(file)

@@ -318,6 +318,8 @@ def _show(found: Explanation, deployment: Deployment) -> None:
         _bullets(found.declared)
     console.print("\nAccuracy is measured", style="bold")
     _bullets((found.measured,))
+    console.print("\nThe server writes down", style="bold")
+    _bullets((found.noted,))
     console.print("\nStays at the site", style="bold")
     _bullets(found.stays)
     console.print("\nWhat this reveals", style="bold")

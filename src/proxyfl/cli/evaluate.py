@@ -35,6 +35,7 @@ EXAMPLES = examples(
     "proxyfl eval runs/digits-proxyfl-seed1-4b2c91",
     "proxyfl eval try-1 --model best --data-root ~/data",
     "proxyfl eval hospital/run --data folder:test-images",
+    "proxyfl eval try-1 --clients --personalised",
 )
 
 
@@ -57,18 +58,43 @@ Data = Annotated[
 Model = Annotated[Which, typer.Option("--model", help="The model of the last round, or of the best one.")]
 
 
-def evaluate(run: RunName, model: Model = Which.last, data: Data = None, data_root: DataRoot = None) -> None:
+Clients = Annotated[
+    bool,
+    typer.Option("--clients", help="Test on the images that each client keeps back (data.validation)."),
+]
+Personalised = Annotated[
+    bool,
+    typer.Option(
+        "--personalised", help="With --clients: also after a local epoch on the client's labelled images."
+    ),
+]
+
+
+def evaluate(
+    run: RunName,
+    model: Model = Which.last,
+    data: Data = None,
+    data_root: DataRoot = None,
+    clients: Clients = False,
+    personalised: Personalised = False,
+) -> None:
     """What a run's model gets right on the test images of its data set, in all and class by class.
 
     For a real federation: on the server's test images, where it has some; else name yours with --data.
     """
     from rich.markup import escape
 
+    from proxyfl.cli.clients import print_accuracies
     from proxyfl.runs.run import Run
 
     found = Run(find_run(run))
     config = found.config
     require_device(config)
+    if clients or personalised:
+        if data is not None or not clients:
+            raise ConfigError("--personalised goes with --clients, and neither with --data")
+        print_accuracies(found, model, personalised, data_root, out())
+        return
     trained = found.model(model, config.compute.device)
     result = _test(trained, config, _images(found, trained.card, data, data_root))
     console = out()

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from proxyfl.runs.run import Damaged, Run
 
 LS_EXAMPLES = examples("proxyfl ls", "proxyfl ls results/runs --json")
-SHOW_EXAMPLES = examples("proxyfl show runs/digits-proxyfl-seed1-4b2c91", "proxyfl show try-1 --rounds 20")
+SHOW_EXAMPLES = examples(
+    "proxyfl show runs/digits-proxyfl-seed1-4b2c91",
+    "proxyfl show try-1 --rounds 20",
+    "proxyfl show try-1 --clients",
+)
 COLOURS = {"finished": "green", "running": "cyan", "stopped": "yellow"}
 MOST_CLIENTS = 50
 """Clients listed by name."""
@@ -128,13 +132,20 @@ def _row(run: Run | Damaged) -> list[str]:
 def show(
     run: RunName,
     rounds: Annotated[int, typer.Option(min=1, help="How many of the last rounds to list.")] = 5,
+    clients: Annotated[
+        bool, typer.Option("--clients", help="Rank the clients and say what is unusual about each.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """One run: its settings, result, accuracy curve, last rounds and the clients that failed."""
+    from proxyfl.cli.clients import print_clients, print_json
     from proxyfl.runs.directory import measured
     from proxyfl.runs.run import Run
 
     found = Run(find_run(run))
+    if clients:
+        print_json(found) if as_json else print_clients(found, out())
+        return
     if as_json:
         typer.echo(json.dumps(_everything(found), indent=1))
         return

@@ -130,6 +130,8 @@ def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
     from proxyfl.core.files import SHORT, begins_with, has_hash
     from proxyfl.runs.checkpoint import read
     from proxyfl.runs.directory import AT_SITES, json_lines, measured
+    from proxyfl.runs.metrics_log import CLIENTS, files
+    from proxyfl.runs.repair import has_clients
 
     saved = read(run.checkpoints / newest)
     unchanged = begins_with(run.config, saved.config, whole=True)
@@ -139,6 +141,9 @@ def _files_against(run: RunDirectory, newest: str) -> list[tuple[str, str]]:
         verdicts.append((file, has_hash(file, saved.run_files.get(file.name), most), wrong))
     for file in (run.metrics, run.metrics_copy):
         verdicts.append((file, begins_with(file, saved.metrics), "not what the checkpoint says"))
+    for file in files(run, CLIENTS) if saved.clients != b"" else ():
+        fine = saved.clients is not None and has_clients(file, saved.clients)
+        verdicts.append((file, fine, "not what the checkpoint says"))
     copies = [run.best_copy] if measured(json_lines(saved.metrics)) else []
     for file in (*copies, *sorted(run.snapshots.glob("round-*.safetensors"))):
         verdicts.append((file, is_intact(file), wrong))

@@ -329,6 +329,10 @@ class ComputeSettings:
     eval_batch: int = setting(0, "test images in a batch; 0 chooses for the machine", low=0)
 
 
+MOST_WATCHED = 100
+"""Clients of a round up to which each of them is noted without being asked for."""
+
+
 @dataclass(frozen=True)
 class KeepSettings:
     """What a run writes.
@@ -351,6 +355,17 @@ class KeepSettings:
         choices=("accuracy", "all"),
         later=True,
     )
+    clients: str = setting(
+        "auto",
+        "what is noted of each client that takes part in a round (clients.jsonl): auto where a round has at "
+        "most 100 of them, all, or none; under differential privacy none",
+        choices=("auto", "all", "none"),
+        later=True,
+    )
+
+    def watches(self, per_round: int) -> bool:
+        """Whether single clients are noted in rounds of this many."""
+        return self.clients == "all" or (self.clients == "auto" and per_round <= MOST_WATCHED)
 
     def snapshot(self, round: int, rounds: int) -> bool:
         """Whether large tensors of this round are kept."""

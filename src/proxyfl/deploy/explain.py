@@ -60,6 +60,8 @@ class Explanation:
     """What the method's parts say in words that they send, some of it not in every round."""
     measured: str
     """Where accuracy comes from and what is sent for it."""
+    noted: str
+    """What the server writes down of single sites."""
     stays: tuple[str, ...]
     remarks: tuple[str, ...]
     privacy: dict[str, Any]
@@ -93,6 +95,7 @@ def explain(deployment: Deployment) -> Explanation:
         down=(*_parts(task.weights), *_extras(task.extras), *_extras(task.personal), *static_down),
         declared=tuple(f"{part.name}: {part.sends}" for part in method.parts if part.sends),
         measured=_measured(deployment, classes),
+        noted=_noted(deployment),
         stays=_stays(method),
         remarks=_remarks(deployment, method, update, classes),
         privacy=_privacy(deployment.config),
@@ -173,6 +176,21 @@ def _measured(deployment: Deployment, classes: int) -> str:
     return (
         f"on the {deployment.holdout:.0%} of its labelled images that each site keeps back: a site sends a "
         f"table of {classes} × {classes} counts, true class against predicted, and the server adds them up"
+    )
+
+
+def _noted(deployment: Deployment) -> str:
+    """Nothing more is sent for it: norm and cosine follow from the update."""
+    config = deployment.config
+    if config.privacy.clip:
+        return "nothing of single sites: differential privacy forbids it"
+    if not config.keep.watches(config.federation.per_round):
+        return "nothing of single sites: keep.clients of the experiment says so"
+    own = ", accuracy on what it keeps back" if deployment.holdout else ""
+    return (
+        "of every site and round (clients.jsonl): images, labelled share, losses, share of images trusted, "
+        f"seconds, length of its update and its cosine to the mean{own}; nothing more is sent for it, and "
+        'clients = "none" in [experiment.keep] switches it off'
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class SiteTest:
                 total = torch.stack(list(counts.values())).sum(0)
                 names = [self.enrolment.sites[client] for client in counts]
                 self.source = {"where": "sites", "images": int(total.sum()), "sites": names}
-                return Evaluation(total)
+                return Evaluation(total, own=partial(_own, counts))
             if time.monotonic() >= until:
                 raise RunError(
                     f"round {state.round}: no site measured accuracy; is any connected that keeps images "
@@ -116,6 +117,13 @@ class SiteTest:
                 self.frozen.heard(client, False)
                 self.say(f"round {state.round}: {self.enrolment.sites[client]} measured nothing: {error}")
         return counts
+
+
+def _own(counts: Mapping[int, Tensor], client: int) -> tuple[int, int]:
+    """What a site's table of counts says: how many of the images that it keeps back are recognised."""
+    if client not in counts:
+        return 0, 0
+    return int(counts[client].diagonal().sum()), int(counts[client].sum())
 
 
 def _confusion(reply: RecordDict | str, classes: int, registered: int) -> Tensor:

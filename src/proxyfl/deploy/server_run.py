@@ -48,7 +48,7 @@ from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.export import model_card
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
-from proxyfl.runs.repair import repair_models, require_same_frozen
+from proxyfl.runs.repair import lost_clients, repair_models, require_same_frozen
 from proxyfl.runs.settings import load_toml, resolve, to_toml
 from proxyfl.runs.start import load_start, read_start, settle_start
 
@@ -134,7 +134,7 @@ class DeployedServer:
         trainer = self._trainer(run, config, method)
         require_same_frozen(run, saved, trainer.seal)
         whole = trainer.whole
-        for warning in [*warnings, *repair_models(run, saved, whole, card)]:
+        for warning in [*warnings, *lost_clients(run, saved), *repair_models(run, saved, whole, card)]:
             run.event("warning", text=warning)
             self.say(f"warning: {warning}")
         state, rounds = saved.state, config.federation.rounds

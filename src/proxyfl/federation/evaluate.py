@@ -15,13 +15,22 @@ from proxyfl.data.dataset import Split
 from proxyfl.data.vectors import prepared
 from proxyfl.federation import measures
 
+Own = Callable[[int], tuple[int, int]]
+"""Of a client's own images that nobody trains on: how many are recognised, and how many there are."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts of (true class, predicted class), ``scores`` that need probabilities, and what follows."""
+    """Counts of (true class, predicted class), ``scores`` that need probabilities, and what follows.
+
+    ``right`` tells which images of the split were recognised, ``own`` what that comes to at single clients,
+    where it is known.
+    """
 
     confusion: Tensor
     scores: dict[str, float] = field(default_factory=dict)
+    right: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    own: Own | None = None
 
     @property
     def accuracy(self) -> float:
@@ -62,7 +71,7 @@ def evaluate(
         raise DataError("there are no test images to measure accuracy on")
     device = next(network.parameters()).device
     network.eval()
-    confusion, kept = torch.zeros(0, dtype=torch.int64), list[Tensor]()
+    confusion, kept, right = torch.zeros(0, dtype=torch.int64), list[Tensor](), list[Tensor]()
     with torch.inference_mode():
         batches = zip(torch.split(split.images, batch), torch.split(split.labels, batch), strict=True)
         for images, labels in batches:
@@ -70,13 +79,15 @@ def evaluate(
                 logits = network(prepared(images.to(device), mean, std))
             if not len(confusion):
                 confusion = torch.zeros(logits.shape[1] ** 2, dtype=torch.int64)
-            cells = labels * logits.shape[1] + logits.argmax(1).cpu()
+            guesses = logits.argmax(1).cpu()
+            right.append(guesses == labels)
+            cells = labels * logits.shape[1] + guesses
             confusion += torch.bincount(cells, minlength=len(confusion))
             if scores:
                 kept.append(logits.float().softmax(1).cpu())
     classes = int(len(confusion) ** 0.5 + 0.5)
     found = measures.of_scores(torch.cat(kept), split.labels) if scores else {}
-    return Evaluation(confusion.reshape(classes, classes), found)
+    return Evaluation(confusion.reshape(classes, classes), found, torch.cat(right))
 
 
 def eval_batch(setting: int, image_size: int, device: torch.device) -> int:

@@ -11,10 +11,11 @@ from torch import Tensor
 from proxyfl.aggregation.base import Aggregator, Round
 from proxyfl.aggregation.effort import most_effort
 from proxyfl.aggregation.guard import MOST_METRICS, Guard
-from proxyfl.core.config import FederationSettings, TrainSettings
+from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update
 from proxyfl.federation.sampling import Population
+from proxyfl.federation.witness import Row, Witness
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
 
@@ -22,7 +23,8 @@ from proxyfl.methods.context import ServerContext
 class Fold:
     """Takes updates and failures; afterwards holds the mean, what the method kept, and who did what.
 
-    ``snapshot`` says whether what the method watches in single updates is kept of this round.
+    ``keep`` says whether single clients are noted, and of which rounds what the method watches in single
+    updates is kept; without it, and of private ones, nothing is.
     """
 
     def __init__(
@@ -36,11 +38,15 @@ class Fold:
         *,
         train: TrainSettings,
         federation: FederationSettings,
-        snapshot: bool = False,
+        keep: KeepSettings | None = None,
         spool: Path | None = None,
     ) -> None:
+        keep = keep or KeepSettings(clients="none", snapshot_every=0)
         self.aggregator, self.method, self.population = aggregator, method, population
-        self.weighting, self.snapshot = federation.weighting, snapshot
+        self.weighting, self.snapshot = (
+            federation.weighting,
+            keep.snapshot(state.round + 1, federation.rounds),
+        )
         self.guard = Guard(
             state.round + 1,
             state.weights,
@@ -64,6 +70,8 @@ class Fold:
                 spool=spool,
             )
         )
+        watched = keep.watches(len(clients)) and not aggregator.private
+        self.witness = Witness(state.weights, keep, len(clients), spool) if watched else None
         self.kept: list[Tensors] = []
         self.watched: defaultdict[str, list[Tensor]] = defaultdict(list)
         self.clients: list[int] = []
@@ -103,6 +111,9 @@ class Fold:
         self.carry = answer.carry
         if self.aggregator.private:
             return answer  # whose losses and weights nothing has noised: they are not written down
+        if self.witness is not None:
+            held = self.population.labelled[answer.client] / max(1, self.population.sizes[answer.client])
+            self.witness.saw(answer, weight, self.guard.length, float(held))
         for title, name in self.method.watched.items():
             if self.snapshot and name in answer.weights:
                 self.watched[title].append(answer.weights[name])
@@ -137,6 +148,12 @@ class Fold:
             found[f"{title}/client_ids"] = torch.tensor(self.clients)
             found[f"{title}/average"] = weights[self.method.watched[title]]
         return found
+
+    def rows(self) -> list[Row]:
+        """What is noted of each client; empty where nothing is."""
+        if self.witness is None:
+            return []
+        return self.witness.rows([name.removeprefix("loss/") for name in self._named("loss/")])
 
     def losses(self) -> Metrics:
         """Mean losses per step over all clients."""

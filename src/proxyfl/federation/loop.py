@@ -23,6 +23,7 @@ from proxyfl.federation.pseudo_metrics import shares
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.statistics import gather
 from proxyfl.federation.traffic import Traffic
+from proxyfl.federation.witness import Row, add_accuracy
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore, ServerContext
 
@@ -49,6 +50,8 @@ class RoundReport:
     metrics: dict[str, Any]
     timing: dict[str, float]
     snapshots: Tensors = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    """What is noted of each client (``keep.clients``)."""
 
     @property
     def number(self) -> int:
@@ -149,7 +152,7 @@ class Server:
             self.population,
             train=self.train,
             federation=self.settings,
-            snapshot=self.keep.snapshot(state.round + 1, self.settings.rounds),
+            keep=self.keep,
             spool=self.spool,
         )
 
@@ -194,11 +197,12 @@ def play_round(
 
     _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold, traffic)
+    rows = fold.rows()
     versions = state.versions.after(fold.clients if method.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
 
-    measured, counts = _measure(server, state)
+    measured, counts = _measure(server, state, rows)
     metrics = {
         "round": round,
         **measured,
@@ -214,7 +218,7 @@ def play_round(
     done = time.perf_counter()
     timing = {"train": trained - started, "serve": served - trained, "evaluate": done - served}
     timing[CPU] = _processor_time(server.engine) - computed
-    report = RoundReport(state, metrics, timing, {**ctx.snapshots, **counts})
+    report = RoundReport(state, metrics, timing, {**ctx.snapshots, **counts}, rows)
     for observer in observers:
         observer.round_finished(report)
     return state
@@ -242,18 +246,22 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold, traffic: Traffic) -> 
         ctx.metrics["privacy"] = cost
 
 
-def _measure(server: Server, state: ServerState) -> tuple[dict[str, Any], Tensors]:
-    """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured."""
+def _measure(server: Server, state: ServerState, rows: list[Row]) -> tuple[dict[str, Any], Tensors]:
+    """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured. The rows of
+    clients get that on their own images, where some are kept back.
+    """
     if not server.settings.measures(state.round):
         return {}, {}
     with span(EVALUATE):
         result = server.evaluate(state)
+    add_accuracy(rows, result.own)
     found: dict[str, Any] = {"accuracy": result.accuracy, "per_class": result.per_class}
     if server.keep.metrics == "all":
         found |= {"precision": result.precision, "measures": result.measures}
     if server.validate is not None:
         with span(EVALUATE):
             held = server.validate(state)
+        add_accuracy(rows, held.own)
         found["validation"] = {"accuracy": held.accuracy}
         if server.keep.metrics == "all":
             found["validation"] |= held.measures

@@ -255,7 +255,7 @@ OTHER_NAMES = {
 
 
 def _accepted(factory: Callable[..., Any], name: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Those of the sizes that a factory names, by the name it gives them; ``inputs`` if it has no default. One
+    """Those of the sizes that a factory names, by its own name for them; ``inputs`` if it has no default. One
     that takes any keyword gets classes, channels and width, and what it names.
     """
     usual = {size: sizes[size] for size in SIZES if size != "image_size"}

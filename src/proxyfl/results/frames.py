@@ -89,6 +89,21 @@ def rounds_frame(runs: Sequence[Run]) -> DataFrame:
     )
 
 
+def clients_frame(run: Run) -> DataFrame:
+    """One row per round and client of a run; ``name`` where clients have one."""
+    names = run.client_names
+    return _frame(
+        {
+            "round": row["round"],
+            "client": row["client"],
+            **({"name": names[row["client"]]} if row["client"] < len(names) else {}),
+            **{name: value for name, value in row.items() if name not in ("round", "client", "losses")},
+            **{f"loss_{name}": float(value) for name, value in row.get("losses", {}).items()},
+        }
+        for row in run.client_rows
+    )
+
+
 def _frame(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """Rows as a data frame: what a row lacks is NaN, columns stand in the order in which they appear."""
     try:

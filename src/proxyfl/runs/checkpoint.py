@@ -1,8 +1,8 @@
 """Checkpoints: the server's state and the config, verified by a manifest.
 
 A checkpoint is a folder that is written aside and renamed, so it is there whole or not at all. Its manifest
-holds the SHA-256 of every file in it, of the run's other files, of the metrics so far and of itself; what
-does not match is never used.
+holds the SHA-256 of every file in it, of the run's other files, of the metrics and the notes on clients so
+far and of itself; what does not match is never used.
 """
 
 from __future__ import annotations
@@ -32,21 +32,26 @@ from proxyfl.core.files import (
 from proxyfl.core.state import ServerState
 from proxyfl.federation.client_store import CURE, ClientStore
 from proxyfl.runs.directory import FORMAT, RunDirectory
-from proxyfl.runs.metrics_log import Mark, verified
-from proxyfl.runs.schema import require_records, require_state
+from proxyfl.runs.metrics_log import CLIENTS, METRICS, Mark, verified
+from proxyfl.runs.schema import require_records, require_rows, require_state
 
+NOTHING = Mark.of(b"")
 _NAME = re.compile(r"round-(\d{8})")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Verified: the state, the metrics up to it, the bytes of config.toml, hashes of the run's files."""
+    """Verified: the state, the metrics up to it, the bytes of config.toml, hashes of the run's files.
+
+    ``clients`` is what was noted of single clients; None where that is damaged, which no round depends on.
+    """
 
     folder: Path
     state: ServerState
     metrics: bytes
     config: bytes
     run_files: dict[str, str]
+    clients: bytes | None = b""
 
 
 def folders(run: RunDirectory) -> list[Path]:
@@ -68,9 +73,11 @@ def save(
     keep: int,
     run_files: dict[str, str],
     config: bytes | None = None,
+    *,
+    clients: Mark = NOTHING,
 ) -> Path:
     """Write a checkpoint aside, rename it, and let go of the oldest ones. ``config`` is the run's where it is
-    not given.
+    not given; ``clients`` marks what was noted of single clients.
     """
     name = f"round-{state.round:08d}"
     aside, place = run.checkpoints / f".{name}.aside", run.checkpoints / name
@@ -84,7 +91,8 @@ def save(
         "format": FORMAT,
         "round": state.round,
         "files": files,
-        "metrics": asdict(metrics),
+        METRICS: asdict(metrics),
+        CLIENTS: asdict(clients),
         "run": run_files,
     }
     write_bytes(aside / "manifest.json", _with_checksum(manifest))
@@ -135,7 +143,8 @@ def read(folder: Path) -> Checkpoint:
         run_files = manifest["run"]
         if not all(isinstance(run_files[name], str) for name in ("data", "partition.safetensors")):
             raise ValueError("the manifest names no hashes of the run's files")
-        return Checkpoint(folder, state, metrics, content["config.toml"], run_files)
+        clients = _clients(RunDirectory(folder.parent.parent), _mark(manifest, CLIENTS))
+        return Checkpoint(folder, state, metrics, content["config.toml"], run_files, clients)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError, RuntimeError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__})") from error
 
@@ -149,9 +158,24 @@ def manifests(run: RunDirectory) -> Iterator[dict[str, Any]]:
             continue
 
 
-def marks(run: RunDirectory) -> list[Mark]:
-    """How much of the metrics the checkpoints verify, newest first."""
-    return [Mark(**manifest["metrics"]) for manifest in manifests(run)]
+def marks(run: RunDirectory, log: str = METRICS) -> list[Mark]:
+    """How much of a log the checkpoints verify, newest first."""
+    return [_mark(manifest, log) for manifest in manifests(run)]
+
+
+def _mark(manifest: dict[str, Any], log: str) -> Mark:
+    """Of a log; runs of earlier versions have noted nothing of single clients."""
+    return NOTHING if log == CLIENTS and log not in manifest else Mark(**manifest[log])
+
+
+def _clients(run: RunDirectory, mark: Mark) -> bytes | None:
+    """What was noted of single clients, None where it is damaged."""
+    try:
+        content = verified(run, mark, CLIENTS)
+        require_rows([json.loads(line) for line in content.splitlines()])
+        return content
+    except (RunError, ValueError, RecursionError):
+        return None
 
 
 def _require_states(run: RunDirectory, saved: Checkpoint, since: int) -> None:
@@ -185,5 +209,6 @@ def _opened(raw: bytes) -> dict[str, Any]:
         raise ValueError("the manifest does not match its own hash")
     if not all(isinstance(manifest[name], dict) for name in ("files", "run")):
         raise ValueError("the manifest names no files")
-    Mark(**manifest["metrics"])  # raises where it is none
+    for log in (METRICS, CLIENTS):
+        _mark(manifest, log)  # raises where it is none
     return manifest

@@ -7,11 +7,12 @@
     partition.safetensors   who holds what
     start.safetensors       the weights it started from, where they are not the seed's
     metrics.jsonl           one line per round; the same bits whenever and wherever it was computed
-    timing.jsonl            durations per round
+    clients.jsonl           one line per round and client that took part (keep.clients)
+    timing.jsonl            durations per round and client
     events.jsonl            starts, resumes, clients that failed, warnings
     checkpoints/round-…/    state, config, and a manifest with the SHA-256 of each and of the metrics so far
-    checkpoints/metrics.copy.jsonl, checkpoints/best.safetensors   the only copies of what a crash of the
-                            disk could take and nothing could compute again
+    checkpoints/metrics.copy.jsonl, checkpoints/clients.copy.jsonl, checkpoints/best.safetensors   the only
+                            copies of what a crash of the disk could take and nothing could compute again
     snapshots/round-….safetensors   proxies before and after tuning, client classifiers, confusion matrix
     models/best.safetensors, models/last.safetensors
     clients/, server/       what clients and server keep per client
@@ -54,6 +55,7 @@ class RunDirectory:
         self.partition = self.path / "partition.safetensors"
         self.start = self.path / "start.safetensors"
         self.metrics = self.path / "metrics.jsonl"
+        self.client_log = self.path / "clients.jsonl"
         self.timing = self.path / "timing.jsonl"
         self.events = self.path / "events.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -62,6 +64,7 @@ class RunDirectory:
         self.clients = self.path / "clients"
         self.server = self.path / "server"
         self.metrics_copy = self.checkpoints / "metrics.copy.jsonl"
+        self.client_log_copy = self.checkpoints / "clients.copy.jsonl"
         self.best_copy = self.checkpoints / "best.safetensors"
 
     @property
@@ -151,9 +154,11 @@ class RunDirectory:
         """Refuse a run that has a folder where a file belongs, a file where a folder belongs, or one of them
         that this user may not read.
         """
-        files = (self.config, self.environment, self.partition, self.metrics, self.timing, self.events)
+        logs = (self.metrics, self.client_log, self.timing, self.events)
+        files = (self.config, self.environment, self.partition, *logs)
         copies = (
             self.metrics_copy,
+            self.client_log_copy,
             self.best_copy,
             *(self.models / f"{which}.safetensors" for which in MODELS),
         )

@@ -35,7 +35,8 @@ def extend(run: RunDirectory, saved: Checkpoint, rounds: int) -> Checkpoint:
             each = checkpoint.read(folder)
         except RunError:
             continue  # damaged before, and passed over as before
-        checkpoint.save(run, each.state, Mark.of(each.metrics), len(known), each.run_files, text)
+        metrics, clients = Mark.of(each.metrics), Mark.of(each.clients or b"")
+        checkpoint.save(run, each.state, metrics, len(known), each.run_files, text, clients=clients)
     write_bytes(run.config, text)
     run.event("extended", rounds=rounds, before=config.federation.rounds)
     return dataclasses.replace(saved, config=text)

@@ -20,7 +20,7 @@ from proxyfl.core.config import Config, KeepSettings, TrainSettings, VectorSetti
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.state import ServerState, Tensors
 from proxyfl.data.dataset import Dataset, Split
-from proxyfl.data.partition import Partition
+from proxyfl.data.partition import Partition, Ragged
 from proxyfl.engines.choose import EngineFactory, choose_engine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
@@ -38,7 +38,7 @@ from proxyfl.runs.fit import require_fit, require_kinds, weights_of
 from proxyfl.runs.loggers import Logger, checked, find_all
 from proxyfl.runs.progress import LiveProgress
 from proxyfl.runs.recording import Recording
-from proxyfl.runs.simulation import Simulation, simulate
+from proxyfl.runs.simulation import Simulation, at_holders, simulate
 
 
 class Federation:
@@ -164,7 +164,8 @@ class Federation:
             store=stores[1],
         )
         if (held := simulation.validation) is not None:
-            self.server.validate = _Test(self.trainer, simulation, held, scores=every)
+            holders = simulation.partition.validation
+            self.server.validate = _Test(self.trainer, simulation, held, scores=every, holders=holders)
         self.recording: Recording | None = None
         self.history: list[RoundReport] = []
         self.best: RoundReport | None = None
@@ -328,7 +329,8 @@ class Federation:
         )
         light = ServerState(report.number, {})
         snapshots = report.snapshots if kept else {}
-        self.history.append(dataclasses.replace(report, state=light, snapshots=snapshots))
+        rows = report.rows if self.recording is None else []
+        self.history.append(dataclasses.replace(report, state=light, snapshots=snapshots, rows=rows))
 
 
 class _Taken:
@@ -346,10 +348,21 @@ class _Taken:
 
 
 class _Test:
-    """The global model on images that nobody trains on."""
+    """The global model on images that nobody trains on. ``holders`` are the lists of images of the clients
+    that keep them back; the split has each image once, in order.
+    """
 
-    def __init__(self, trainer: ClientTrainer, simulation: Simulation, split: Split, *, scores: bool) -> None:
+    def __init__(
+        self,
+        trainer: ClientTrainer,
+        simulation: Simulation,
+        split: Split,
+        *,
+        scores: bool,
+        holders: Ragged | None = None,
+    ) -> None:
         self.trainer, self.simulation, self.split, self.scores = trainer, simulation, split, scores
+        self.holders = holders
 
     @cached_property
     def network(self) -> nn.Module:
@@ -359,7 +372,7 @@ class _Test:
         trainer, views, dataset = self.trainer, self.simulation.test_views, self.simulation.dataset
         weights, strict = trainer.method.model(state.weights), not trainer.method.all_private
         self.network.load_state_dict(weights, strict=strict)
-        return evaluate(
+        found = evaluate(
             self.network,
             self.split,
             views.mean,
@@ -368,3 +381,5 @@ class _Test:
             autocast=lambda: autocast(trainer.compute, trainer.device),
             scores=self.scores,
         )
+        own = None if self.holders is None else at_holders(self.holders, found.right)
+        return dataclasses.replace(found, own=own)

@@ -1,4 +1,5 @@
 """The metrics of a run: a line per round, in ``metrics.jsonl`` and again in a copy beside the checkpoints.
+What is noted of single clients is kept in the same way, in ``clients.jsonl`` and its copy.
 
 Both files are only added to, and flushed to the disk before the checkpoint that verifies them with a
 length and a hash. So a checkpoint costs as much after ten thousand rounds as after ten; whatever is younger
@@ -17,17 +18,20 @@ from proxyfl.core.errors import RunError
 from proxyfl.core.files import JSON_SWELLS, append_bytes, read_bounded, write_bytes
 from proxyfl.runs.directory import RunDirectory
 
+METRICS, CLIENTS = "metrics", "clients"
+"""The logs of a run, as a checkpoint's manifest calls them."""
+
 
 @dataclass(frozen=True)
 class Mark:
-    """How much of the metrics a checkpoint verifies."""
+    """How much of a log a checkpoint verifies."""
 
     size: int
     sha256: str
 
     def __post_init__(self) -> None:
         if type(self.size) is not int or self.size < 0 or not isinstance(self.sha256, str):
-            raise ValueError("no length and hash of metrics")
+            raise ValueError("no length and hash of a log")
 
     @classmethod
     def of(cls, content: bytes) -> Mark:
@@ -39,28 +43,30 @@ class Mark:
 
 
 class MetricsLog:
-    """Metrics open for writing, after what a checkpoint verifies and nothing else."""
+    """A log open for writing, after what a checkpoint verifies and nothing else."""
 
-    def __init__(self, run: RunDirectory, content: bytes) -> None:
-        self.run, self.size = run, len(content)
+    def __init__(self, run: RunDirectory, content: bytes, log: str = METRICS) -> None:
+        self.run, self.log, self.size = run, log, len(content)
         self._digest = hashlib.sha256(content)
-        restore(run, content)
+        restore(run, content, log)
 
-    def append(self, line: bytes) -> None:
-        for file in _files(self.run):
-            append_bytes(file, line)
-        self._digest.update(line)
-        self.size += len(line)
+    def append(self, lines: bytes) -> None:
+        for file in files(self.run, self.log) if lines else ():
+            append_bytes(file, lines)
+        self._digest.update(lines)
+        self.size += len(lines)
 
     def mark(self) -> Mark:
         return Mark(self.size, self._digest.hexdigest())
 
 
-def restore(run: RunDirectory, content: bytes) -> None:
-    """Make both files hold exactly this; a longer one is cut, one that differs is written again."""
-    for file in _files(run):
+def restore(run: RunDirectory, content: bytes, log: str = METRICS) -> None:
+    """Make both files hold exactly this; a longer one is cut, one that differs is written again. A log of
+    clients that holds nothing need not be there.
+    """
+    for file in files(run, log):
         found = _bytes(file)
-        if found == content:
+        if found == content or (log == CLIENTS and not content and not os.path.lexists(file)):
             continue
         if found is not None and found.startswith(content):
             os.truncate(file, len(content))
@@ -68,21 +74,22 @@ def restore(run: RunDirectory, content: bytes) -> None:
             write_bytes(file, content)
 
 
-def verified(run: RunDirectory, mark: Mark) -> bytes:
+def verified(run: RunDirectory, mark: Mark, log: str = METRICS) -> bytes:
     """What was marked, from whichever file still has it."""
-    for file in _files(run):
+    for file in files(run, log):
         content = _bytes(file) or b""
         if mark.fits(content):
             return content[: mark.size]
-    raise RunError(f"{run.metrics} and its copy {run.metrics_copy} are damaged")
+    raise RunError(f"{' and its copy '.join(map(str, files(run, log)))} are damaged")
 
 
-def recorded(run: RunDirectory, marks: Sequence[Mark]) -> bytes:
-    """The metrics to read: what the first mark that fits verifies, and beyond it the whole lines on which
+def recorded(run: RunDirectory, marks: Sequence[Mark], log: str = METRICS) -> bytes:
+    """The lines to read: what the first mark that fits verifies, and beyond it the whole lines on which
     both files agree. Where no mark is left, files that differ by more than the line that was being written
     say that one of them is damaged.
     """
-    content, copy = _bytes(run.metrics) or b"", _bytes(run.metrics_copy)
+    first, second = files(run, log)
+    content, copy = _bytes(first) or b"", _bytes(second)
     for mark in marks:
         if mark.fits(content):
             beyond = content[mark.size :]
@@ -93,8 +100,15 @@ def recorded(run: RunDirectory, marks: Sequence[Mark]) -> bytes:
     rest, copied = content[len(agreed) :], b"" if copy is None else copy[len(agreed) :]
     one_line_ahead = rest.startswith(copied) and b"\n" not in rest[:-1]
     if marks or (not agreed and (content or copy)) or not one_line_ahead:
-        raise RunError(f"{run.metrics} and its copy are damaged; see 'proxyfl validate {run.path}'")
+        raise RunError(f"{first} and its copy are damaged; see 'proxyfl validate {run.path}'")
     return agreed
+
+
+def files(run: RunDirectory, log: str = METRICS) -> tuple[Path, Path]:
+    """A log and its copy."""
+    if log == CLIENTS:
+        return run.client_log, run.client_log_copy
+    return run.metrics, run.metrics_copy
 
 
 def _agreed(one: bytes, other: bytes) -> bytes:
@@ -107,12 +121,8 @@ def _agreed(one: bytes, other: bytes) -> bytes:
     return one[:size]
 
 
-def _files(run: RunDirectory) -> tuple[Path, Path]:
-    return run.metrics, run.metrics_copy
-
-
 def _bytes(file: Path) -> bytes | None:
-    """The content; nothing where there is no file, or one that cannot be metrics: too long, or a pipe."""
+    """The content; nothing where there is no file, or one that cannot be a log: too long, or a pipe."""
     try:
         return read_bounded(file, JSON_SWELLS)
     except (FileNotFoundError, RunError):

@@ -1,10 +1,10 @@
-"""The observer that writes a run down: metrics, timing, snapshots, models and the checkpoint that commits."""
+"""The observer that writes a run down: metrics, clients, timing, snapshots, models, and what commits them."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from proxyfl.core.checksum import write_verified
@@ -14,11 +14,12 @@ from proxyfl.core.files import write_bytes
 from proxyfl.core.state import Failure, Tensors, Update
 from proxyfl.federation.loop import RoundReport
 from proxyfl.federation.measures import choosing
+from proxyfl.federation.witness import SECONDS, Row
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, measured, read_json_lines
 from proxyfl.runs.export import ModelCard, save_model
-from proxyfl.runs.metrics_log import MetricsLog
+from proxyfl.runs.metrics_log import CLIENTS, MetricsLog
 
 
 class Recorder:
@@ -39,6 +40,7 @@ class Recorder:
     ) -> None:
         self.run, self.config, self.whole, self.card = run, config, whole, card
         self.log, self.run_files = MetricsLog(run, saved.metrics), saved.run_files
+        self.clients = MetricsLog(run, saved.clients or b"", CLIENTS)
         lines = [json.loads(line) for line in saved.metrics.splitlines()]
         self.best = max(map(choosing, measured(lines)), default=-1.0)
         self._better: tuple[Tensors, ModelCard] | None = None
@@ -55,6 +57,7 @@ class Recorder:
     def round_finished(self, report: RoundReport) -> None:
         started = time.perf_counter()
         self.log.append(metrics_line(report.metrics))
+        self.clients.append(client_lines(report.rows))
         self._snapshot(report)
         self._models(report)
         round, keep = report.state.round, self.config.keep
@@ -62,7 +65,7 @@ class Recorder:
             self._commit(report)
         seconds = {**report.timing, "record": time.perf_counter() - started}
         with self.run.timing.open("a", encoding="utf-8") as file:
-            file.write(timing_line(round, seconds))
+            file.write(timing_line(round, seconds, report.rows))
 
     def _snapshot(self, report: RoundReport) -> None:
         round = report.state.round
@@ -81,7 +84,14 @@ class Recorder:
         better, self._better = self._better, None
         if better is not None:
             save_model(self.run.best_copy, *better)
-        checkpoint.save(self.run, report.state, self.log.mark(), self.config.keep.checkpoints, self.run_files)
+        checkpoint.save(
+            self.run,
+            report.state,
+            self.log.mark(),
+            self.config.keep.checkpoints,
+            self.run_files,
+            clients=self.clients.mark(),
+        )
         if better is not None:
             save_model(self.run.models / "best.safetensors", *better)
 
@@ -97,12 +107,22 @@ def metrics_line(metrics: dict[str, Any]) -> bytes:
         ) from error
 
 
-def timing_line(round: int, seconds: dict[str, float]) -> str:
-    """A round's line of ``timing.jsonl``."""
-    return (
-        json.dumps({"round": round, **{name: float(f"{value:.4g}") for name, value in seconds.items()}})
-        + "\n"
-    )
+def client_lines(rows: Sequence[Row]) -> bytes:
+    """A round's lines of ``clients.jsonl``: the same bits whenever and wherever it was computed."""
+    lines = [{name: value for name, value in row.items() if name != SECONDS} for row in rows]
+    return b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
+
+
+def timing_line(round: int, seconds: dict[str, float], rows: Sequence[Row] = ()) -> str:
+    """A round's line of ``timing.jsonl``, with each client's seconds."""
+    line: dict[str, Any] = {"round": round, **{name: _short(value) for name, value in seconds.items()}}
+    if clients := {str(row["client"]): _short(row[SECONDS]) for row in rows}:
+        line["clients"] = clients
+    return json.dumps(line) + "\n"
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
 
 
 def _until(round: int, line: dict[str, Any]) -> bool:

@@ -26,8 +26,8 @@ from proxyfl.runs import checkpoint, repair
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.export import ModelCard, model_card, save_model
-from proxyfl.runs.metrics_log import Mark, restore
-from proxyfl.runs.recorder import Recorder, metrics_line, timing_line
+from proxyfl.runs.metrics_log import CLIENTS, Mark, restore
+from proxyfl.runs.recorder import Recorder, client_lines, metrics_line, timing_line
 from proxyfl.runs.settings import load_toml, to_toml
 
 if TYPE_CHECKING:
@@ -161,20 +161,26 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
             start = federation.server.start(federation.trainer.initial_weights())
             accuracy = federation.server.evaluate(start).accuracy
         write_bytes(run.environment, json.dumps({**noted, "start_accuracy": accuracy}, indent=1).encode())
-    metrics = _write_history(run, federation)
+    metrics, clients = _write_history(run, federation)
     files = {file.name: sha256(file) for file in (run.partition, run.environment)}
     files |= {"data": simulation.fingerprint(), **federation.trainer.seal}
-    folder = checkpoint.save(run, state, Mark.of(metrics), config.keep.checkpoints, files)
+    kept, marks = config.keep.checkpoints, (Mark.of(metrics), Mark.of(clients))
+    folder = checkpoint.save(run, state, marks[0], kept, files, clients=marks[1])
     run.event("created")
-    return Checkpoint(folder, state, metrics, run.config.read_bytes(), files)
+    return Checkpoint(folder, state, metrics, run.config.read_bytes(), files, clients)
 
 
-def _write_history(run: RunDirectory, federation: Federation) -> bytes:
-    """What was played before anyone wrote it down: metrics, timing, snapshots, models, what clients keep."""
+def _write_history(run: RunDirectory, federation: Federation) -> tuple[bytes, bytes]:
+    """What was played before anyone wrote it down: metrics, timing, snapshots, models, what clients keep.
+    Gives the metrics, and what was noted of single clients.
+    """
     reports, keep = federation.history, federation.config.keep
     metrics = b"".join(metrics_line(report.metrics) for report in reports)
+    clients = b"".join(client_lines(report.rows) for report in reports)
     restore(run, metrics)
-    write_bytes(run.timing, "".join(timing_line(report.number, report.timing) for report in reports).encode())
+    restore(run, clients, CLIENTS)
+    timing = "".join(timing_line(report.number, report.timing, report.rows) for report in reports)
+    write_bytes(run.timing, timing.encode())
     for report in reports:
         if keep.snapshot(report.number, federation.config.federation.rounds):
             write_verified(run.snapshots / f"round-{report.number:08d}.safetensors", report.snapshots)
@@ -190,7 +196,7 @@ def _write_history(run: RunDirectory, federation: Federation) -> bytes:
         for place in (run.clients, run.server):
             if (kept := scratch / place.name).is_dir():
                 shutil.copytree(kept, place)
-    return metrics
+    return metrics, clients
 
 
 def _require_same(run: RunDirectory, saved: Checkpoint, federation: Federation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from proxyfl.federation.measures import choosing
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, json_lines, measured
 from proxyfl.runs.export import ModelCard, save_model
-from proxyfl.runs.metrics_log import restore
+from proxyfl.runs.metrics_log import CLIENTS, files, restore
 
 Whole = Callable[[Tensors], Tensors]
 """What makes a model's tensors of a state's weights."""
@@ -52,10 +53,25 @@ def is_whole(run: RunDirectory, saved: Checkpoint) -> bool:
     return (
         begins_with(run.config, saved.config, whole=True)
         and all(begins_with(file, saved.metrics, whole=True) for file in (run.metrics, run.metrics_copy))
+        and saved.clients is not None
+        and all(has_clients(file, saved.clients, whole=True) for file in files(run, CLIENTS))
         and _partition_is_intact(run, saved)
         and all(map(is_intact, models))
         and all(_told(file) == _best_round(saved) for file in models[1:])
     )
+
+
+def has_clients(file: Path, content: bytes, *, whole: bool = False) -> bool:
+    """Whether a file has what was noted of single clients; where that is nothing, there need be none."""
+    return begins_with(file, content, whole=whole) or not (content or os.path.lexists(file))
+
+
+def lost_clients(run: RunDirectory, saved: Checkpoint) -> list[str]:
+    """A warning where what was noted of single clients is damaged in both files."""
+    if saved.clients is not None:
+        return []
+    rounds = f"rounds 1 to {saved.state.round}"
+    return [f"{run.client_log} and its copy are damaged: what was noted of the clients of {rounds} is lost"]
 
 
 def intact_partition(run: RunDirectory, saved: Checkpoint) -> Partition | None:
@@ -74,13 +90,15 @@ def repair(
 ) -> list[str]:
     """Write again what the checkpoint verifies and is damaged; gives a warning for what is lost."""
     restore(run, saved.metrics)
+    if saved.clients is not None:
+        restore(run, saved.clients, CLIENTS)
     if not _partition_is_intact(run, saved):
         write_tensors(run.partition, partition.to_tensors())
         if not _partition_is_intact(run, saved):
             raise RunError(
                 f"{run.partition} cannot be made again as it was; put it back from a copy of the run"
             )
-    return repair_models(run, saved, whole, card)
+    return [*lost_clients(run, saved), *repair_models(run, saved, whole, card)]
 
 
 def _partition_is_intact(run: RunDirectory, saved: Checkpoint) -> bool:

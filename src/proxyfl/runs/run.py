@@ -25,7 +25,7 @@ from proxyfl.federation.measures import choosing
 from proxyfl.runs import checkpoint, metrics_log
 from proxyfl.runs.directory import AT_SITES, MODELS, RunDirectory, json_lines, measured, read_json_lines
 from proxyfl.runs.export import TrainedModel, load_model
-from proxyfl.runs.schema import require_records
+from proxyfl.runs.schema import require_records, require_rows
 from proxyfl.runs.settings import recorded
 from proxyfl.runs.simulation import load_dataset
 
@@ -89,6 +89,27 @@ class Run:
     def lines(self) -> list[dict[str, Any]]:
         """The same unchecked: in an untrusted run they may hold anything."""
         return json_lines(metrics_log.recorded(self.directory, checkpoint.marks(self.directory)))
+
+    @property
+    def client_rows(self) -> list[dict[str, Any]]:
+        """One record per round and client that took part, as checkpoints verify them; empty where
+        ``keep.clients`` or differential privacy forbids it. ``seconds`` are those of the client.
+        """
+        marks = checkpoint.marks(self.directory, metrics_log.CLIENTS)
+        rows = json_lines(metrics_log.recorded(self.directory, marks, metrics_log.CLIENTS))
+        try:
+            require_rows(rows)
+        except ValueError as error:
+            raise RunError(f"{self.directory.client_log} is damaged: {error}") from None
+        spent = {line.get("round"): line.get("clients") for line in self.timing} if rows else {}
+        return [row | _seconds_in(spent.get(row["round"]), row["client"]) for row in rows]
+
+    @property
+    def client_names(self) -> list[str]:
+        """What clients are called, where the data or a real federation names them; else empty."""
+        hints = self.directory.hints()
+        names = hints.get("clients", hints.get("sites"))
+        return [str(name) for name in names] if isinstance(names, list) else []
 
     @property
     def timing(self) -> list[dict[str, Any]]:
@@ -163,6 +184,15 @@ class Run:
 
         return rounds_frame([self])
 
+    def clients(self) -> Any:
+        """The clients as a pandas data frame: one row per round and client that took part.
+
+        >>> run.clients().groupby("client").cosine.mean()  # doctest: +SKIP
+        """
+        from proxyfl.results.frames import clients_frame
+
+        return clients_frame(self)
+
     def plot(self, path: str | Path = "figure.pdf", metric: str = "accuracy", title: str = "") -> Path:
         """Draw a column of :meth:`frame` against the rounds, as PDF, PNG or SVG; gives the file.
 
@@ -208,6 +238,12 @@ def seconds_of(timing: dict[str, Any]) -> tuple[float, float]:
         if name != "round" and isinstance(value, int | float) and 0 <= value < 1e9
     }
     return sum(value for name, value in known.items() if name != CPU), known.get(CPU, 0)
+
+
+def _seconds_in(clients: Any, client: int) -> dict[str, float]:
+    """A client's seconds in what a line of timing says; timing is not verified."""
+    value = clients.get(str(client)) if isinstance(clients, dict) else None
+    return {"seconds": value} if isinstance(value, int | float) and 0 <= value < 1e9 else {}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,24 @@ def require_records(lines: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"line {number} is of round {line['round']}")
 
 
+def require_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise :class:`ValueError` where a line about a client is not of the form that rounds write it in, a
+    client is in a round twice, or rounds are not in order.
+    """
+    known, last = set[int](), 0
+    for row in rows:
+        for name, (wanted, fits) in ROW.items():
+            if name in ("round", "client") and name not in row:
+                raise ValueError(f"a line about a client has no {name}")
+            if name in row and not fits(row[name]):
+                raise ValueError(f"{name} of a client is not {wanted}")
+        if row["round"] > last:
+            known, last = set(), row["round"]
+        if row["round"] < last or row["client"] in known:
+            raise ValueError(f"round {row['round']} of client {row['client']} is not in order")
+        known.add(row["client"])
+
+
 def require_state(state: ServerState, round: int) -> None:
     """Raise :class:`ValueError` where a state cannot be that of this round."""
     if state.round != round:
@@ -97,16 +115,19 @@ _SHARES: Form = (
     "a list of shares",
     lambda value: isinstance(value, list) and all(v is None or _is_number(v) for v in value),
 )
+_ROUND: Form = ("a whole number", lambda value: _is_count(value) and 0 < value < MOST_ROUNDS)
+_COUNT: Form = ("a whole number", _is_count)
+_SHARE: Form = ("a share", lambda value: _is_number(value) and 0 <= value <= 1)
 FORM: dict[str, Form] = {
-    "round": ("a whole number", lambda value: _is_count(value) and 0 < value < MOST_ROUNDS),
-    "accuracy": ("a share", lambda value: _is_number(value) and 0 <= value <= 1),
+    "round": _ROUND,
+    "accuracy": _SHARE,
     "traffic": ("a table of sizes", _is_traffic),
     "losses": _NUMBERS,
     "measures": _NUMBERS,
     "validation": ("a table of numbers with an accuracy", _is_validation),
     "pseudo": _NUMBERS,
     "clients": _CLIENTS,
-    "attempt": ("a whole number", _is_count),
+    "attempt": _COUNT,
     "online": _CLIENTS,
     "idle": _CLIENTS,
     "rejected": _CLIENTS,
@@ -115,4 +136,19 @@ FORM: dict[str, Form] = {
     "failed": ("a table of reasons", _all_in(lambda value: isinstance(value, str))),
     "per_class": _SHARES,
     "precision": _SHARES,
+}
+ROW: dict[str, Form] = {
+    "round": _ROUND,
+    "client": _COUNT,
+    "images": _COUNT,
+    "labelled": _SHARE,
+    "norm": ("a length", lambda value: _is_number(value) and value >= 0),
+    "cosine": ("a cosine", lambda value: _is_number(value) and -1 <= value <= 1),
+    "trusted": ("a share", lambda value: _is_number(value) and 0 <= value <= 10),
+    "losses": (
+        "a table of numbers",
+        lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    ),
+    "held": _COUNT,
+    "accuracy": _SHARE,
 }

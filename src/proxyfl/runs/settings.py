@@ -240,6 +240,11 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
             "use model.norm = 'group' with them"
         )
     require_sound(aggregator, method, train, federation)
+    if aggregator.private and config.keep.clients == "all":
+        raise ConfigError(
+            "keep.clients = 'all' notes what each client sent, which differential privacy is to hide; "
+            "leave it as it is"
+        )
 
 
 def from_short(values: Mapping[str, Any]) -> Tree:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from proxyfl.core.config import Config, VectorSettings
 from proxyfl.core.errors import DataError
@@ -16,10 +17,11 @@ from proxyfl.data import sources
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.holdings import Holdings
 from proxyfl.data.labels import stratified
-from proxyfl.data.partition import Partition, make_partition
+from proxyfl.data.partition import Partition, Ragged, make_partition
 from proxyfl.data.release import release_views
 from proxyfl.data.stream import ViewSettings
 from proxyfl.data.validation import hold_out
+from proxyfl.federation.evaluate import Own
 from proxyfl.federation.sampling import Population
 
 MOST_NAMED = 20
@@ -67,6 +69,17 @@ class Simulation:
             stride = max(1, len(split) // 256)
             digest.update(split.images[::stride].contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def at_holders(holders: Ragged, right: Tensor) -> Own:
+    """What ``right``, of all images that clients keep back, each once and in order, comes to at a client."""
+    images = np.unique(holders.flat()[1])
+
+    def own(client: int) -> tuple[int, int]:
+        places = torch.from_numpy(np.searchsorted(images, holders[client]))
+        return int(right[places].sum()), len(places)
+
+    return own
 
 
 def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | None = None) -> Simulation:

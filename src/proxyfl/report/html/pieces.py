@@ -1,4 +1,5 @@
-"""The parts of a page that are no curve: who holds what, the confusion matrix, proxies in the plane.
+"""The parts of a page that are no curve: who holds what, the confusion matrix, proxies in the plane, and
+what is unusual about which client.
 
 A part that a run does not have is left out, and a note says why.
 """
@@ -17,12 +18,16 @@ from torch import Tensor
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import Tensors
 from proxyfl.report.html.records import numbers
+from proxyfl.results.clients import MEASURES, ranked
 from proxyfl.runs.run import Run
 
 T = TypeVar("T")
 
 MOST_CLIENTS, MOST_CLASSES, LONGEST_NAME = 40, 150, 60
 """Of more than these the first ones are drawn in the partition; characters of a client's name."""
+
+WORST, BEST = 20, 5
+"""Clients in the table of clients: the most unusual ones and the least, whatever lies between is left out."""
 
 MOST_PROXIES = 3000
 """Client proxies drawn; of more, those of the first clients."""
@@ -60,6 +65,7 @@ def pieces(run: Run, labels: Labels | None) -> dict[str, Any]:
     found: dict[str, Any] = {
         "classes": classes,
         "partition": _try(notes, "partition", lambda: partition(run, labels, notes)),
+        "clients": _try(notes, "clients", lambda: clients(run)),
         "confusion": None,
         "proxies": None,
     }
@@ -143,6 +149,31 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[st
         "totals": [int(part.sum()) for part in counts],
         "shares": shares,
     }
+
+
+def clients(run: Run) -> dict[str, Any]:
+    """The clients, most unusual first: of each measure its value as text, the share of the largest value,
+    and whether it is unusual; and what is unusual in words.
+    """
+    everyone = ranked(run)
+    shown = (
+        everyone if len(everyone) <= WORST + BEST else [*everyone[:WORST], *everyone[len(everyone) - BEST :]]
+    )
+    measures = [measure for measure in MEASURES if any(measure.name in each.values for each in shown)]
+    most = {
+        measure.name: max(each.values.get(measure.name, 0) for each in shown) or 1 for measure in measures
+    }
+    rows = []
+    for each in shown:
+        odd = {remark.measure for remark in each.remarks}
+        cells = [
+            [measure.form(value), *numbers([max(0.0, value / most[measure.name])], 3), measure.name in odd]
+            if (value := each.values.get(measure.name)) is not None
+            else None
+            for measure in measures
+        ]
+        rows.append([each.name[:LONGEST_NAME], each.rounds, cells, each.words])
+    return {"measures": [measure.name for measure in measures], "rows": rows, "total": len(everyone)}
 
 
 def proxies(round: int, tensors: Tensors) -> dict[str, Any] | None:

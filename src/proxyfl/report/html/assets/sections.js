@@ -259,6 +259,27 @@ function proxies(data) {
   return [...(planes.length ? [how, columns(planes)] : []), ...missing(data, "proxies")];
 }
 
+// A number with a bar of its length: unusual ones stand out.
+function amount(cell) {
+  if (!cell) return "–";
+  const [text, share, odd] = cell, bar = oneBar(0, 1, Math.max(0.5, 40 * share), 8, odd ? "vermillion" : "sky", "");
+  return el("span", { class: odd ? "amount odd" : "amount" }, text, svg("svg", { width: 40, height: 10, "aria-hidden": "true" }, ...bar));
+}
+
+// Who hurts, who gains: the most unusual clients first, and below them what is unusual.
+function clients(data) {
+  const shown = data.runs.filter((run) => run.clients).map((run) => {
+    const { measures, rows, total } = run.clients, odd = rows.filter(([, , , said]) => said.length);
+    const left = total > rows.length ? ` The most and the least unusual of ${whole(total)} clients.` : "";
+    const body = [
+      table(["client", "rounds", ...measures], rows.map(([name, rounds, cells]) => [name, String(rounds), ...cells.map(amount)]), { caption: `Medians over the rounds, most unusual clients first.${left}` }),
+      ...(odd.length ? odd.map(([name, , , said]) => el("p", {}, el("b", {}, name), `: ${said.join("; ")}.`)) : [nothing("Nobody is unusual.")]),
+    ];
+    return data.runs.length === 1 ? body : [el("details", {}, el("summary", {}, run.name), ...body)];
+  });
+  return [...shown.flat(), ...missing(data, "clients")];
+}
+
 function communication(data) {
   const ways = [["up", "up"], ["down", "down, to each client"], ["down_once", "down, as one broadcast"]];
   const held = data.groups.map(({ label, runs }) => ({ label, runs: runs.map((k) => data.runs[k].traffic).filter(Boolean) })).filter(({ runs }) => runs.length);
@@ -291,6 +312,6 @@ function failed(data) {
 const SECTIONS = [
   ["overview", "Result", overview], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["measures", "More measures", measures], ["classes", "By class", perClass],
   ["confusion", "Confusion", confusion], ["pseudo", "Pseudo-labels", pseudo], ["losses", "Losses", losses], ["prior", "Class prior", prior],
-  ["proxies", "Proxies", proxies], ["partition", "Partition", partition], ["communication", "Communication", communication],
+  ["proxies", "Proxies", proxies], ["partition", "Partition", partition], ["clients", "Clients", clients], ["communication", "Communication", communication],
   ["time", "Time", time], ["failures", "Clients that failed", failed],
 ];
