@@ -20,6 +20,7 @@ from calling import invoke
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
 from proxyfl.deploy import entrance, launch, operate, pki, programs, scaffold, status, supervise
 from proxyfl.deploy.live import LiveLog, LiveReader
+from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
 from proxyfl.deploy.site_data import write_npz
 from proxyfl.runs.directory import RunDirectory
@@ -36,6 +37,41 @@ def test_a_run_without_a_server_says_how_to_start_one(made):
     result = invoke("deploy", "run", made.path)
     assert result.exit_code == 2
     assert f"start it with 'proxyfl deploy server {made.path}'" in result.stderr
+
+
+def test_a_run_waits_for_a_server_that_is_starting(made, tmp_path, monkeypatch):
+    starting, said = dataclasses.replace(made, path=tmp_path), []
+    monkeypatch.setattr(entrance, "check_server_files", lambda deployment: None)
+    looks = iter([False, False, True, True])
+    monkeypatch.setattr(operate, "answers", lambda deployment: next(looks))
+    with operate.supervisor(starting).taken():
+        operate.require_server(starting, said.append)
+        assert said == [f"waiting for the server of {tmp_path}, which is starting"]
+        monkeypatch.setattr(operate, "answers", lambda deployment: False)
+        monkeypatch.setattr(operate, "START", 0.0)
+        with pytest.raises(RunError, match=r"was started, but does not answer at .*server\.log says why"):
+            operate.require_server(starting, said.append)
+    with pytest.raises(RunError, match="the server is not running; start it with"):
+        operate.require_server(starting, said.append)
+    assert len(said) == 2
+
+
+def test_a_server_or_a_site_that_runs_is_not_started_again(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(operate, "look", lambda *words: pytest.fail("it looks"))
+    server = dataclasses.replace(made, path=tmp_path / "federation")
+    site = dataclasses.replace(made.site("site-01"), path=tmp_path / "site")
+    for folder in (server.path, site.path):
+        folder.mkdir()
+    with operate.supervisor(server).taken(), Post(site.state, site.name).taken():
+        before = sorted((file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*"))
+        by = f"is running already, as process {os.getpid()}; wait for it or stop it"
+        with pytest.raises(RunError, match=f"the server of {server.path} {by}"):
+            supervise.serve(server, print, lambda: pytest.fail("it serves"))
+        with pytest.raises(RunError, match=f"site-01 {by}"):
+            supervise.take_part(site, made.path / "data-0.npz", print)
+        assert before == sorted((file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*"))
+    with Post(site.state, site.name).taken():
+        pass
 
 
 def test_status_before_anything_runs(made):
@@ -230,19 +266,24 @@ def test_what_server_and_sites_keep_is_for_their_owner_whatever_the_umask(made, 
         folder.mkdir()
     before = os.umask(0)
     try:
-        operate.supervisor(server, make=True)
+        with operate.supervisor(server).taken():
+            supervise.Journal(server.state / "server.log", lambda line: None)("hello")
         operate.flower_home(server)
-        operate.look(site, made.path / "data-0.npz", lambda line: None)
+        with Post(site.state, site.name).taken():
+            operate.look(site, made.path / "data-0.npz", lambda line: None)
+            write_npz(site.state / "cache.npz", *_two_images(made), tuple("0123456789"))
         entrance.choose_port(dataclasses.replace(server, path=first))
     finally:
         os.umask(before)
     for state in (server.state, server.state / "supervisor", site.state, first / "state"):
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((server.state / "server.log").stat().st_mode) == 0o600
+    assert stat.S_IMODE((site.state / "cache.npz").stat().st_mode) == 0o600
 
 
 def test_status_forgets_a_run_that_was_moved_away(made, tmp_path):
     moved = dataclasses.replace(made, path=tmp_path)
-    operate.supervisor(moved, make=True)
+    private(moved.state)
     LiveLog(moved.state / "live.jsonl", moved.sites, "7").tell("finished", text="finished after 4 rounds")
     begin = f"the run has not begun; start it with: proxyfl deploy run {tmp_path}"
     assert status.run_line(moved) == begin

@@ -226,7 +226,7 @@ def test_counts_are_kept_where_no_server_answers(tmp_path, small):
     deployed.run.mkdir()
     kept.save(deployed.run)
     done = invoke("deploy", "run", deployed.path, "--enrol-again")
-    assert (done.exit_code, "the server does not answer" in done.stderr) == (2, True)
+    assert (done.exit_code, "the server is not running" in done.stderr) == (2, True)
     assert Enrolment.load(deployed.run, deployed.sites) == kept
 
 
