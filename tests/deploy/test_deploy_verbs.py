@@ -175,7 +175,9 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeyp
 
     made.run.rename(own_trial / "run-1")
     status = invoke("deploy", "status", own_trial)
-    assert "note: site-03 leaves the list of sites: removed before this run" in " ".join(status.stdout.split())
+    assert "note: site-03 leaves the list of sites: removed before this run" in " ".join(
+        status.stdout.split()
+    )
     assert "site-03" not in status.stdout.split("note:")[0]
     assert Deployment.read(own_trial).sites == ("site-01", "site-03"), "a look changes nothing"
     monkeypatch.setattr(operate, "require_server", lambda *words: None)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,8 +20,9 @@ from loopback import deployment, experiment, free_port, wait_for
 import proxyfl.cli.deploy
 from calling import invoke
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
+from proxyfl.core.state import Failure
 from proxyfl.deploy import entrance, launch, operate, pki, programs, scaffold, status, supervise
-from proxyfl.deploy.live import LiveLog, LiveReader
+from proxyfl.deploy.live import LiveLog, LiveReader, round_line
 from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
 from proxyfl.deploy.site_data import write_npz
@@ -106,6 +109,25 @@ def test_missing_keys_are_named(made, tmp_path):
     other = dataclasses.replace(made, path=tmp_path)
     with pytest.raises(ConfigError, match=r"ca\.crt is missing"), operate.server(other, print):
         pass
+
+
+def test_a_lost_authority_is_brought_back_from_a_sites_folder(made):
+    """The keys that only changes need may be elsewhere."""
+    authority = made.ca_certificate
+    kept = authority.rename(authority.with_suffix(".kept"))
+    try:
+        with pytest.raises(ConfigError) as told:
+            entrance.check_server_files(made)
+        copy = str(told.value).partition("has a copy, as ")[2].partition(":")[0]
+        assert copy == str(made.site("site-01").ca_certificate)
+        shutil.copy(copy, authority)
+        made.ca_key.rename(made.ca_key.with_suffix(".away"))
+        made.operator_key.rename(made.operator_key.with_suffix(".away"))
+        entrance.check_server_files(made)
+    finally:
+        kept.rename(authority)
+        for key in (made.ca_key, made.operator_key):
+            key.with_suffix(".away").rename(key)
 
 
 def test_flowers_programs_send_nothing_and_install_nothing(tmp_path, monkeypatch):
@@ -296,6 +318,47 @@ def test_status_forgets_a_run_that_was_moved_away(made, tmp_path):
     moved.run.mkdir()
     assert "cannot be read" in status.run_line(moved)
     assert "finished after 4 rounds" not in status.run_line(moved)
+
+
+def test_status_names_the_round_that_is_being_trained(made, tmp_path, monkeypatch):
+    moved = dataclasses.replace(made, path=tmp_path)
+    metrics = []
+    played = SimpleNamespace(metrics=metrics, config=made.config, finished=False)
+    monkeypatch.setattr(status, "Run", lambda path: played)
+    private(moved.state)
+    moved.run.mkdir()
+    log = LiveLog(moved.state / "live.jsonl", moved.sites, "7")
+    with RunDirectory(moved.state).locked():
+        log.round_started(1, [0, 1])
+        assert status.run_line(moved) == "run running: round 1 of 1 is being trained"
+        metrics.append({"round": 1, "accuracy": 0.5})
+        assert status.run_line(moved) == "run running: round 1 of 1, accuracy 50.0%"
+        log.round_started(2, [0, 1])
+        going = "run running: round 2 of 1 is being trained; so far: round 1 of 1, accuracy 50.0%"
+        assert status.run_line(moved) == going
+    assert status.run_line(moved) == "run stopped: round 1 of 1, accuracy 50.0%"
+
+
+def test_who_was_away_was_not_refused_and_is_not_told_of_an_answer(tmp_path):
+    log = LiveLog(tmp_path / "live.jsonl", ("site-01", "site-02", "site-03"), "7")
+    reasons = (
+        "was stopped or lost its connection",
+        "did not answer within 9 s",
+        ": refused: claims 60 images",
+    )
+    names = [f"site-0{client + 1}" for client in range(3)]
+    failed = {str(k): f"{names[k]} {reason}".replace(" :", ":") for k, reason in enumerate(reasons)}
+    for client, reason in failed.items():
+        log.answered(Failure(2, int(client), reason))
+    said = [line["text"] for line in LiveReader(log.file).new()]
+    assert said[0] == "round 2: site-01 was stopped or lost its connection; the round goes on without it"
+    assert said[2] == "round 2: site-03 left out: refused: claims 60 images"
+    assert log.left_out == {
+        1: "round 2: it was not there by the deadline",
+        2: "round 2: refused: claims 60 images",
+    }
+    line = round_line({"round": 2, "failed": failed, "clients": []}, {"train": 1.0}, log.sites)
+    assert line == "round 2: answered: nobody; late: site-02; away: site-01; refused: site-03; 1.0 s"
 
 
 def _two_images(made):

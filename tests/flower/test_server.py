@@ -176,7 +176,10 @@ def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, sm
         "where": "sites",
         "images": 90,
         "sites": ["site-01", "site-03", "site-04"],
+        "missing": ["site-02"],
     }
+    told = [text for text in texts(deployed) if text.startswith("round 1: accuracy ")]
+    assert "% (on 90 images of site-01, site-03, site-04 alone), answered: " in told[0]
     test = prepare(small).dataset.test
     predicted = run.model()(test.images[:30]).argmax(1)
     hits = int((predicted == test.labels[:30]).sum())

@@ -27,7 +27,7 @@ from proxyfl.deploy.connector import Trouble
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
 from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
-from proxyfl.deploy.roster import site_keys
+from proxyfl.deploy.roster import NOTES, noted, site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site
@@ -44,9 +44,6 @@ QUIET = 60.0
 
 PROBES = 3
 """A server that does not answer so many times in a row is gone."""
-
-NOTES = "registered"
-"""Folder below the deployment's state: which key of each site the SuperLink's database has."""
 
 Say = Callable[[str], None]
 
@@ -130,12 +127,12 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
 
     def tell(key: bytes, client: int) -> None:
         site, node = deployment.site(deployment.sites[client]), ""
-        noted = _noted(notes / site.name)
-        if noted.get("key") == key.hex():
+        before = noted(deployment, site.name)
+        if before.get("key") == key.hex():
             return
-        if noted.get("node"):
+        if before.get("node"):
             with contextlib.suppress(FlowerError):  # it is no site's key in any case, see the roster
-                ask_flwr(["supernode", "unregister", noted["node"], LINK], env)
+                ask_flwr(["supernode", "unregister", before["node"], LINK], env)
         try:
             words = ["supernode", "register", str(site.public_key), LINK, "--name", site.name]
             node = str(ask_flwr(words, env)["node-id"])
@@ -147,7 +144,9 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
     for note in notes.iterdir():
         if note.name not in deployment.sites or deployment.is_removed(note.name):
             with contextlib.suppress(FlowerError):
-                ask_flwr(["supernode", "unregister", str(_noted(note).get("node")), LINK], env)
+                ask_flwr(
+                    ["supernode", "unregister", str(noted(deployment, note.name).get("node")), LINK], env
+                )
             note.unlink()
     keys = site_keys(deployment)
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -158,15 +157,8 @@ def node_states(deployment: Deployment, home: Path) -> dict[str, str]:
     """What the SuperLink says of each site's node: online, offline, registered."""
     listed = ask_flwr(["supernode", "list", LINK], flower_home(deployment, home))
     states = {str(node["node-id"]): str(node["status"]) for node in listed.get("nodes", [])}
-    nodes = {name: _noted(deployment.state / NOTES / name).get("node") for name in deployment.sites}
+    nodes = {name: noted(deployment, name).get("node") for name in deployment.sites}
     return {name: states[node] for name, node in nodes.items() if node in states}
-
-
-def _noted(file: Path) -> dict[str, str]:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 @contextmanager

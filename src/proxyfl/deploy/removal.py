@@ -55,7 +55,7 @@ def _in_a_run(deployment: Deployment, name: str, staying: int) -> list[str]:
 
 
 def settle(deployment: Deployment) -> tuple[Deployment, list[str]]:
-    """Before a run begins: sites that were removed in the run before leave the list. What changed, in words."""
+    """Before a run begins: sites removed in the run before leave the list. What changed, in sentences."""
     settled, said = shrink.settled(deployment)
     if said:
         scaffold.write_again(settled)

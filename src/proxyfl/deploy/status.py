@@ -87,4 +87,8 @@ def run_line(deployment: Deployment) -> str:
     state = "finished" if run.finished else "running" if going else "stopped"
     scored = measured(metrics)
     accuracy = f", accuracy {scored[-1]['accuracy']:.1%}" if scored else ""
-    return f"run {state}: round {len(metrics)} of {total}{accuracy}{said}"
+    done = f"round {len(metrics)} of {total}{accuracy}"
+    begun = max((line["round"] for line in lines if line["event"] == "round"), default=0)
+    if going and begun > len(metrics):
+        done = f"round {begun} of {total} is being trained" + (f"; so far: {done}" if metrics else "")
+    return f"run {state}: {done}{said}"

@@ -246,7 +246,7 @@ def _take_part(settings: Site, data: Path, say: Say, address: str) -> NoReturn:
             why = str(error)
         if UNKNOWN_KEY in why or GRACEFUL in why:
             pause = PAUSE if time.monotonic() - began > WITHIN / 10 else min(2 * pause, PAUSE_LAST)
-            why = "the server turned it away: its key is not known there (yet), or this clock is wrong"
+            why = "the server turned it away"
         else:
             pause = restarts.pause(f"{settings.name} could not take part: {why} (see {log})")
         say(f"{settings.name}: {why}; starting again in {pause:.0f} s")

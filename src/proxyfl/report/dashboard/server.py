@@ -1,9 +1,9 @@
 """The live page's server: this machine only, reading only, a handful of fixed addresses.
 
 A page of another site must not be able to read runs through the user's browser: requests whose Host is not
-this machine (a foreign name that resolves to it) or whose Origin is another site are refused. Other accounts of
-the machine must not read them at all: a request brings this start's token, in the address that was told to
-whoever started it, and from then on in a cookie.
+this machine (a foreign name that resolves to it) or whose Origin is another site are refused. Other accounts
+of the machine must not read them at all: a request brings this start's token, in the address that was told
+to whoever started it, and from then on in a cookie.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-STRANGER = "this page is for whoever started it; open the address that 'proxyfl dashboard' printed, with its token"
+STRANGER = "this page is for whoever started it; open the address, token and all, that its command printed"
 HTML, CSS, JS = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 TEXT, JSON, EVENTS = "text/plain; charset=utf-8", "application/json", "text/event-stream"
 
