@@ -95,8 +95,18 @@ def test_check_counts_a_sites_images(trial: Path) -> None:
     assert "site-02" in done.stdout
     assert "unlabelled: " in done.stdout
     assert done.stdout.strip().endswith("nothing was sent")
+    assert "missing here" not in done.stdout
     wrong = invoke("deploy", "check", trial / "nowhere", "--site", trial / "site-02")
     assert (wrong.exit_code, "does not exist" in wrong.stderr) == (2, True)
+
+
+def test_check_says_what_the_sites_folder_lacks(own_trial: Path) -> None:
+    lost = [own_trial / "site-02" / name for name in ("ca.crt", "site.key")]
+    for file in lost:
+        file.unlink()
+    done = invoke("deploy", "check", own_trial / "sample" / "site-02.npz", "--site", own_trial / "site-02")
+    assert done.exit_code == 0, done.stderr
+    assert f"note: missing here: {lost[0]}, {lost[1]}; " in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("verb", ["init", "explain", "check"])

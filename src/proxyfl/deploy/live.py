@@ -69,7 +69,7 @@ class LiveLog:
             if kind == "refused":
                 text = f"round {answer.round}: {name} left out: {reason}"
                 self.left_out[answer.client] = f"round {answer.round}: {reason}"
-            elif kind == "late":
+            elif reason.startswith(LATE[:2]):
                 self.left_out[answer.client] = f"round {answer.round}: it was not there by the deadline"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:
