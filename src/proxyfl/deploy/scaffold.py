@@ -124,7 +124,7 @@ def add_site(folder: str | Path, name: str) -> Deployment:
     )
     _write_site(grown, name)
     write_again(grown)
-    return grown
+    return Deployment.read(deployment.path)
 
 
 def write_again(deployment: Deployment) -> None:
