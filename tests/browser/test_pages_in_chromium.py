@@ -14,6 +14,7 @@ from headless import Browser, find_chromium
 
 from dashboards import answering
 from proxyfl import Experiment, Run
+from proxyfl.cli import dashboard
 from proxyfl.report.dashboard.server import Dashboard
 from proxyfl.report.html.gather import gather
 from proxyfl.report.html.page import render, write_report
@@ -248,7 +249,7 @@ def test_texts_can_be_read_in_both_schemes(browser, report, scheme):
 
 def test_the_list_leads_to_a_run(browser, server):
     browser.look(width=390, height=800, phone=True)
-    browser.open(server.url)
+    browser.open(server.link())
     browser.until("document.querySelectorAll('tbody tr').length === 3")
     assert "2 / 2" in browser.ask("document.querySelector('tbody tr').innerText")
     heads = ["run", "accuracy", "state", "rounds", "time left", "method", "data"]
@@ -267,6 +268,20 @@ def test_the_list_leads_to_a_run(browser, server):
     assert all(request.startswith((server.url, "data:")) for request in browser.requests)
 
 
+def test_the_browser_comes_by_a_file_and_without_the_token_sees_nothing(browser, server, monkeypatch):
+    browser.look()
+    browser.call("Network.clearBrowserCookies")
+    browser.open(server.url)
+    assert "is for whoever started it" in browser.ask("document.body.innerText")
+    monkeypatch.setattr("webbrowser.open", browser.open)
+    with dashboard._opened(server.link()):
+        browser.until("document.querySelectorAll('tbody tr').length === 3")
+    browser.click("tbody a")
+    browser.until(f"document.documentElement.dataset.page === 'run' && {ACCURACY}")
+    assert "token" not in browser.ask("location.href")
+    assert browser.ask("document.cookie") == ""
+
+
 @pytest.mark.slow
 def test_an_unfinished_curve_grows_while_its_run_runs(browser, server, folder):
     settings = (
@@ -276,7 +291,7 @@ def test_an_unfinished_curve_grows_while_its_run_runs(browser, server, folder):
     line = [sys.executable, "-m", "proxyfl", "run", "digits", "--method", "proxyfl", *settings, *place]
     points = "(document.querySelector('#accuracy .line')?.getAttribute('d').match(/[ML]/g) || []).length"
     browser.look()
-    browser.open(server.url)
+    browser.open(server.link())
     with subprocess.Popen(line, stdout=subprocess.DEVNULL) as process:
         try:
             browser.until("document.querySelector('a[href=\"run?name=live\"]')", patience=90)
@@ -297,7 +312,7 @@ def test_an_unfinished_curve_grows_while_its_run_runs(browser, server, folder):
 def test_a_page_says_when_the_dashboard_has_stopped(browser, folder):
     with answering(folder, every=0.1) as server:
         browser.look()
-        browser.open(server.url)
+        browser.open(server.link())
         browser.until("document.querySelector('table')")
         assert browser.ask("document.querySelector('body > p').hidden")
     browser.until("!document.querySelector('body > p').hidden")
@@ -316,7 +331,7 @@ def test_marks_that_turn_the_direction_of_text_are_shown_as_words(browser, tmp_p
     assert not browser.ask(r"/[\u202a-\u202e\u2066-\u2069\u200b\u3164]/.test(document.body.innerText)")
     assert "\u202e" not in browser.ask("document.title")
     with answering(folder, every=0.1) as server:
-        browser.open(server.url)
+        browser.open(server.link())
         browser.until("document.querySelectorAll('tbody a').length === 1")
         assert browser.ask("document.querySelector('tbody a').textContent") == shown
         browser.ask("document.querySelector('tbody a').click()")

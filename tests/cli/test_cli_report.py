@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -62,10 +65,29 @@ def test_dashboard_answers_and_ends_cleanly(tiny):
         try:
             address = process.stdout.readline().split()[0]
             assert address.startswith("http://127.0.0.1:")
-            with urllib.request.urlopen(f"{address}api/runs", timeout=30) as answer:
+            with urllib.request.urlopen(address.replace("/?", "/api/runs?"), timeout=30) as answer:
                 assert b'"tiny"' in answer.read()
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
         finally:
             process.kill()
     assert (process.returncode, errors) == (0, "")
+
+
+def test_the_browser_is_opened_without_the_token_on_a_command_line(call, tiny, monkeypatch):
+    """Other accounts can read command lines, and cannot read the file that leads to the page."""
+    opened = []
+
+    def look(address):
+        file = Path(unquote(urlsplit(address).path))
+        others = stat.S_IMODE(file.parent.stat().st_mode) & 0o077
+        opened.append((address, file.read_text(), others))
+
+    monkeypatch.setattr("webbrowser.open", look)
+    monkeypatch.setattr("proxyfl.report.dashboard.server.serve", lambda server: server.stop())
+    told = call("dashboard", "--runs", tiny.parent, "--port", 0, "--open").stdout.split()[0]
+    ((address, page, others),) = opened
+    assert address.startswith("file://")
+    assert urlsplit(told).query.startswith("token=")
+    assert (told in page, others) == (True, 0)
+    assert not Path(unquote(urlsplit(address).path)).exists()

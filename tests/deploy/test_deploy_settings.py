@@ -51,6 +51,22 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read == site
 
 
+def test_what_follows_from_the_rest_is_not_written_and_tables_that_mislead_say_so(tmp_path: Path) -> None:
+    tree = {
+        **GOOD["experiment"],
+        "data": {"image_size": 0},
+        "partition": {"clients": 2},
+        "federation": {"per_round": 2, "quorum": 2},
+    }
+    made = deployment(tmp_path, experiment=tree)
+    made.write()
+    text = made.file.read_text(encoding="utf-8")
+    assert (text.count("quorum = "), "clients = " in text) == (1, False)
+    assert "nothing in these three tables counts for them.\n[experiment.data]\nimage_size = 0" in text
+    assert "the quorum is given above\n[experiment.federation]\nper_round = 2" in text
+    assert Deployment.read(tmp_path).config == made.config
+
+
 def test_the_experiments_clients_are_the_sites_and_its_quorum_the_federations(tmp_path: Path) -> None:
     config = deployment(tmp_path).config
     assert (config.partition.clients, config.federation.quorum, config.method.name) == (2, 2, "sage")

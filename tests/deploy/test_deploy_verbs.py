@@ -95,8 +95,18 @@ def test_check_counts_a_sites_images(trial: Path) -> None:
     assert "site-02" in done.stdout
     assert "unlabelled: " in done.stdout
     assert done.stdout.strip().endswith("nothing was sent")
+    assert "missing here" not in done.stdout
     wrong = invoke("deploy", "check", trial / "nowhere", "--site", trial / "site-02")
     assert (wrong.exit_code, "does not exist" in wrong.stderr) == (2, True)
+
+
+def test_check_says_what_the_sites_folder_lacks(own_trial: Path) -> None:
+    lost = [own_trial / "site-02" / name for name in ("ca.crt", "site.key")]
+    for file in lost:
+        file.unlink()
+    done = invoke("deploy", "check", own_trial / "sample" / "site-02.npz", "--site", own_trial / "site-02")
+    assert done.exit_code == 0, done.stderr
+    assert f"note: missing here: {lost[0]}, {lost[1]}; " in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("verb", ["init", "explain", "check"])
@@ -144,8 +154,8 @@ def test_a_certificate_that_ends_is_announced_with_the_command_that_renews_it(
     assert "ends in 3 days; ask the federation's operator" in " ".join(checked.stdout.split())
 
 
-def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial):
-    from proxyfl.deploy import scaffold
+def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeypatch):
+    from proxyfl.deploy import operate, scaffold
     from proxyfl.deploy.roster import site_keys
     from proxyfl.deploy.settings import Deployment
 
@@ -172,3 +182,29 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial):
     scaffold.renew(own_trial)
     status = invoke("deploy", "status", own_trial)
     assert "removed" in status.stdout
+
+    made.run.rename(own_trial / "run-1")
+    status = invoke("deploy", "status", own_trial)
+    assert "note: site-03 leaves the list of sites: removed before this run" in " ".join(
+        status.stdout.split()
+    )
+    assert "site-03" not in status.stdout.split("note:")[0]
+    assert Deployment.read(own_trial).sites == ("site-01", "site-03"), "a look changes nothing"
+    monkeypatch.setattr(operate, "require_server", lambda *words: None)
+    monkeypatch.setattr(operate, "submit", lambda deployment: str(deployment.sites))
+    begun = invoke("deploy", "run", own_trial, "--detach")
+    assert begun.exit_code == 0, begun.stderr
+    assert "quorum is now 1, it was 2" in begun.stderr
+    assert "run ('site-01',) started" in begun.stderr
+    made = Deployment.read(own_trial)
+    assert (made.sites, made.quorum, made.config.federation.per_round) == (("site-01",), 1, 1)
+
+
+def test_a_finished_run_says_how_to_start_another(own_trial, monkeypatch):
+    from proxyfl.deploy import status
+
+    monkeypatch.setattr(status, "is_finished", lambda deployment: True)
+    done = invoke("deploy", "run", own_trial)
+    assert done.exit_code == 2
+    assert f"{own_trial / 'run'} is finished; results: proxyfl show {own_trial / 'run'}" in done.stderr
+    assert "for another run move that folder away" in done.stderr

@@ -174,7 +174,7 @@ def require_page(words: list[str]) -> None:
         address = process.stdout.readline().split()[0]
         with urllib.request.urlopen(address.replace("/run?", "/api/run?")) as answer:
             assert [run["name"] for run in json.load(answer)["runs"]] == ["run"]
-        with urllib.request.urlopen(address.partition("run?")[0] + "api/runs") as answer:
+        with urllib.request.urlopen(address.replace("/run?", "/api/runs?")) as answer:
             assert [run["name"] for run in json.load(answer)["runs"]] == ["run"]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0

@@ -81,6 +81,22 @@ def test_an_unknown_class_folder_is_named(folders: Path) -> None:
     )
 
 
+def test_all_problems_are_told_at_once(folders: Path, tabled: Path) -> None:
+    picture(folders / "dgo" / "y.png")
+    picture(folders / "cow" / "y.png")
+    (folders / "dog" / "broken.png").write_bytes(b"no image")
+    told = refusal(folders)
+    assert told.startswith("3 problems: (1) ")
+    for words in ("class 'dgo' is not in", "class 'cow' is not in", "broken.png cannot be read as an image"):
+        assert words in told
+    lines = "".join(f"none-{number}.png,cat\n" for number in range(12))
+    (tabled / "labels.csv").write_text(f"file,label\na.png,cow\n{lines}", encoding="utf-8")
+    told = refusal(tabled)
+    assert told.startswith("13 problems: (1) ")
+    assert "class 'cow'" in told
+    assert told.endswith("; and 3 more")
+
+
 def test_what_is_passed_over_is_counted(folders: Path) -> None:
     (folders / "dog" / "notes.txt").write_text("good dog")
     picture(folders / "dog" / "deeper" / "z.png")

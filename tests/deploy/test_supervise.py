@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -242,7 +241,7 @@ def test_a_stop_that_was_asked_for_outlasts_a_crash(watched):
     assert any("stopped, as asked" in line for line in watched.said)
 
 
-def test_a_site_whose_port_was_taken_starts_again_with_another(clock, monkeypatch):
+def test_a_site_whose_port_was_taken_starts_again_with_another(clock, monkeypatch, tmp_path):
     said, tries = [], []
 
     @contextmanager
@@ -253,7 +252,7 @@ def test_a_site_whose_port_was_taken_starts_again_with_another(clock, monkeypatc
 
     monkeypatch.setattr(operate, "site", site)
     monkeypatch.setattr(operate, "look", lambda *words: None)
-    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000", state=Path("lyon/state"))
+    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000", state=tmp_path / "state")
     with pytest.raises(RunError, match="gives up"):
         supervise.take_part(settings, "data", said.append)
     assert len(tries) == supervise.RESTARTS + 1
@@ -279,7 +278,7 @@ def test_a_first_start_that_fails_is_the_end(watched):
         watched.watch.serve(lambda: None)
 
 
-def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, monkeypatch):
+def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, monkeypatch, tmp_path):
     said, lives = [], []
 
     @contextmanager
@@ -288,7 +287,7 @@ def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, m
 
     monkeypatch.setattr(operate, "site", site)
     monkeypatch.setattr(operate, "look", lambda *words: None)
-    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000", state=Path("lyon/state"))
+    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000", state=tmp_path / "state")
     away = f"ERROR {supervise.UNKNOWN_KEY}: no"
     lives += [program(trouble=away, lives=1) for _ in range(50)]
     lives += [program(trouble="INFO: SuperNode terminated gracefully.", lives=1)]

@@ -56,6 +56,17 @@ def test_what_is_personal_counts_beside_what_all_receive() -> None:
     assert traffic.numbers["down"]["extras"] == 10
 
 
+def test_what_could_not_be_sent_does_not_count() -> None:
+    traffic, both = Traffic(), Traffic()
+    personal = {"m/helper": torch.zeros(5)}
+    for client in (0, 1):
+        both.sent(Task(1, client, WEIGHTS, personal=personal))
+    both.unsent(0)
+    traffic.sent(Task(1, 1, WEIGHTS, personal=personal))
+    assert both.record() == traffic.record()
+    assert traffic.bytes["down"]["extras"] == 20
+
+
 def test_a_round_without_clients() -> None:
     ways = ("up", "down", "down_once")
     nothing = {f"{unit}_{way}": 0 for unit in ("bytes", "numbers") for way in ways}

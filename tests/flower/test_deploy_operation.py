@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,8 +20,10 @@ from loopback import deployment, experiment, free_port, wait_for
 import proxyfl.cli.deploy
 from calling import invoke
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
+from proxyfl.core.state import Failure
 from proxyfl.deploy import entrance, launch, operate, pki, programs, scaffold, status, supervise
-from proxyfl.deploy.live import LiveLog, LiveReader
+from proxyfl.deploy.live import LiveLog, LiveReader, round_line
+from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
 from proxyfl.deploy.site_data import write_npz
 from proxyfl.runs.directory import RunDirectory
@@ -36,6 +40,41 @@ def test_a_run_without_a_server_says_how_to_start_one(made):
     result = invoke("deploy", "run", made.path)
     assert result.exit_code == 2
     assert f"start it with 'proxyfl deploy server {made.path}'" in result.stderr
+
+
+def test_a_run_waits_for_a_server_that_is_starting(made, tmp_path, monkeypatch):
+    starting, said = dataclasses.replace(made, path=tmp_path), []
+    monkeypatch.setattr(entrance, "check_server_files", lambda deployment: None)
+    looks = iter([False, False, True, True])
+    monkeypatch.setattr(operate, "answers", lambda deployment: next(looks))
+    with operate.supervisor(starting).taken():
+        operate.require_server(starting, said.append)
+        assert said == [f"waiting for the server of {tmp_path}, which is starting"]
+        monkeypatch.setattr(operate, "answers", lambda deployment: False)
+        monkeypatch.setattr(operate, "START", 0.0)
+        with pytest.raises(RunError, match=r"was started, but does not answer at .*server\.log says why"):
+            operate.require_server(starting, said.append)
+    with pytest.raises(RunError, match="the server is not running; start it with"):
+        operate.require_server(starting, said.append)
+    assert len(said) == 2
+
+
+def test_a_server_or_a_site_that_runs_is_not_started_again(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(operate, "look", lambda *words: pytest.fail("it looks"))
+    server = dataclasses.replace(made, path=tmp_path / "federation")
+    site = dataclasses.replace(made.site("site-01"), path=tmp_path / "site")
+    for folder in (server.path, site.path):
+        folder.mkdir()
+    with operate.supervisor(server).taken(), Post(site.state, site.name).taken():
+        before = sorted((file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*"))
+        by = f"is running already, as process {os.getpid()}; wait for it or stop it"
+        with pytest.raises(RunError, match=f"the server of {server.path} {by}"):
+            supervise.serve(server, print, lambda: pytest.fail("it serves"))
+        with pytest.raises(RunError, match=f"site-01 {by}"):
+            supervise.take_part(site, made.path / "data-0.npz", print)
+        assert before == sorted((file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*"))
+    with Post(site.state, site.name).taken():
+        pass
 
 
 def test_status_before_anything_runs(made):
@@ -70,6 +109,25 @@ def test_missing_keys_are_named(made, tmp_path):
     other = dataclasses.replace(made, path=tmp_path)
     with pytest.raises(ConfigError, match=r"ca\.crt is missing"), operate.server(other, print):
         pass
+
+
+def test_a_lost_authority_is_brought_back_from_a_sites_folder(made):
+    """The keys that only changes need may be elsewhere."""
+    authority = made.ca_certificate
+    kept = authority.rename(authority.with_suffix(".kept"))
+    try:
+        with pytest.raises(ConfigError) as told:
+            entrance.check_server_files(made)
+        copy = str(told.value).partition("has a copy, as ")[2].partition(":")[0]
+        assert copy == str(made.site("site-01").ca_certificate)
+        shutil.copy(copy, authority)
+        made.ca_key.rename(made.ca_key.with_suffix(".away"))
+        made.operator_key.rename(made.operator_key.with_suffix(".away"))
+        entrance.check_server_files(made)
+    finally:
+        kept.rename(authority)
+        for key in (made.ca_key, made.operator_key):
+            key.with_suffix(".away").rename(key)
 
 
 def test_flowers_programs_send_nothing_and_install_nothing(tmp_path, monkeypatch):
@@ -230,19 +288,24 @@ def test_what_server_and_sites_keep_is_for_their_owner_whatever_the_umask(made, 
         folder.mkdir()
     before = os.umask(0)
     try:
-        operate.supervisor(server, make=True)
+        with operate.supervisor(server).taken():
+            supervise.Journal(server.state / "server.log", lambda line: None)("hello")
         operate.flower_home(server)
-        operate.look(site, made.path / "data-0.npz", lambda line: None)
+        with Post(site.state, site.name).taken():
+            operate.look(site, made.path / "data-0.npz", lambda line: None)
+            write_npz(site.state / "cache.npz", *_two_images(made), tuple("0123456789"))
         entrance.choose_port(dataclasses.replace(server, path=first))
     finally:
         os.umask(before)
     for state in (server.state, server.state / "supervisor", site.state, first / "state"):
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((server.state / "server.log").stat().st_mode) == 0o600
+    assert stat.S_IMODE((site.state / "cache.npz").stat().st_mode) == 0o600
 
 
 def test_status_forgets_a_run_that_was_moved_away(made, tmp_path):
     moved = dataclasses.replace(made, path=tmp_path)
-    operate.supervisor(moved, make=True)
+    private(moved.state)
     LiveLog(moved.state / "live.jsonl", moved.sites, "7").tell("finished", text="finished after 4 rounds")
     begin = f"the run has not begun; start it with: proxyfl deploy run {tmp_path}"
     assert status.run_line(moved) == begin
@@ -255,6 +318,47 @@ def test_status_forgets_a_run_that_was_moved_away(made, tmp_path):
     moved.run.mkdir()
     assert "cannot be read" in status.run_line(moved)
     assert "finished after 4 rounds" not in status.run_line(moved)
+
+
+def test_status_names_the_round_that_is_being_trained(made, tmp_path, monkeypatch):
+    moved = dataclasses.replace(made, path=tmp_path)
+    metrics = []
+    played = SimpleNamespace(metrics=metrics, config=made.config, finished=False)
+    monkeypatch.setattr(status, "Run", lambda path: played)
+    private(moved.state)
+    moved.run.mkdir()
+    log = LiveLog(moved.state / "live.jsonl", moved.sites, "7")
+    with RunDirectory(moved.state).locked():
+        log.round_started(1, [0, 1])
+        assert status.run_line(moved) == "run running: round 1 of 1 is being trained"
+        metrics.append({"round": 1, "accuracy": 0.5})
+        assert status.run_line(moved) == "run running: round 1 of 1, accuracy 50.0%"
+        log.round_started(2, [0, 1])
+        going = "run running: round 2 of 1 is being trained; so far: round 1 of 1, accuracy 50.0%"
+        assert status.run_line(moved) == going
+    assert status.run_line(moved) == "run stopped: round 1 of 1, accuracy 50.0%"
+
+
+def test_who_was_away_was_not_refused_and_is_not_told_of_an_answer(tmp_path):
+    log = LiveLog(tmp_path / "live.jsonl", ("site-01", "site-02", "site-03"), "7")
+    reasons = (
+        "was stopped or lost its connection",
+        "did not answer within 9 s",
+        ": refused: claims 60 images",
+    )
+    names = [f"site-0{client + 1}" for client in range(3)]
+    failed = {str(k): f"{names[k]} {reason}".replace(" :", ":") for k, reason in enumerate(reasons)}
+    for client, reason in failed.items():
+        log.answered(Failure(2, int(client), reason))
+    said = [line["text"] for line in LiveReader(log.file).new()]
+    assert said[0] == "round 2: site-01 was stopped or lost its connection; the round goes on without it"
+    assert said[2] == "round 2: site-03 left out: refused: claims 60 images"
+    assert log.left_out == {
+        1: "round 2: it was not there by the deadline",
+        2: "round 2: refused: claims 60 images",
+    }
+    line = round_line({"round": 2, "failed": failed, "clients": []}, {"train": 1.0}, log.sites)
+    assert line == "round 2: answered: nobody; late: site-02; away: site-01; refused: site-03; 1.0 s"
 
 
 def _two_images(made):

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
+from flwr.app import Error
 from loopback import deployment, experiment
 from serving import connect, newest, server, texts
 from wireless import Node, handled_by, sides
@@ -86,6 +87,17 @@ def test_a_site_that_cannot_take_part_is_named_with_the_reason(tmp_path, small, 
     found, enrolment = registrar(deployed, net)
     assert found.enrol(enrolment) == [1, 2, 3]
     assert any(text.startswith("site-01 cannot take part: ") and reason in text for text in texts(deployed))
+
+
+def test_a_site_that_has_not_answered_may_still_take_part(tmp_path, small):
+    deployed = deployment(tmp_path / "f", small)
+    net = connect(deployed, small)
+    net.nodes[50].handler = lambda kind, records: Error(5, "Error: Node Unavailable")
+    found, enrolment = registrar(deployed, net)
+    assert found.enrol(enrolment) == [1, 2, 3]
+    told = "site-01 did not answer yet: it was stopped or lost its connection; it is asked again in 60 s"
+    assert told in texts(deployed)
+    assert not any("Flower" in text or "cannot take part" in text for text in texts(deployed))
 
 
 def test_a_run_goes_on_without_a_site_that_claims_all_the_images_of_the_world(tmp_path):
@@ -226,7 +238,7 @@ def test_counts_are_kept_where_no_server_answers(tmp_path, small):
     deployed.run.mkdir()
     kept.save(deployed.run)
     done = invoke("deploy", "run", deployed.path, "--enrol-again")
-    assert (done.exit_code, "the server does not answer" in done.stderr) == (2, True)
+    assert (done.exit_code, "the server is not running" in done.stderr) == (2, True)
     assert Enrolment.load(deployed.run, deployed.sites) == kept
 
 

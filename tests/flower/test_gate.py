@@ -7,6 +7,7 @@ import base64
 import contextlib
 import dataclasses
 import http.client
+import json
 import socket
 import ssl
 import sys
@@ -28,6 +29,7 @@ from proxyfl.core.errors import ConfigError
 from proxyfl.deploy import entrance, forward, pki, scaffold, signing
 from proxyfl.deploy.connector import Connector, Trouble, client_tls, why
 from proxyfl.deploy.programs import environment
+from proxyfl.deploy.roster import NOTES, site_keys
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="servers and sites need Linux")
 
@@ -350,7 +352,17 @@ def test_a_connector_says_what_is_wrong(made, gate, behind):
     assert abs(connector.clock) < 3
     behind.status = 401
     assert asked("activate-node")[0] == 503
-    assert told[-1].kind == "key"
+    assert told[-1].kind == "signature"
+    behind.status = 412
+    assert asked("activate-node")[0] == 503
+    assert "has not registered the key of site-01 yet; the federation's operator restarts" in told[-1].text
+    notes = made.state / NOTES
+    notes.mkdir()
+    (key,) = [key for key, client in site_keys(made).items() if client == 0]
+    (notes / "site-01").write_text(json.dumps({"key": key.hex(), "node": "7"}))
+    assert asked("activate-node")[0] == 503
+    assert "still has an earlier session of site-01" in told[-1].text
+    behind.status = 401
     assert asked("pull-messages")[0] == 401  # Flower's program starts again and is activated anew
     assert asked("pull-messages", f"127.0.0.1:{free_port()}")[0] == 503
     assert (told[-1].kind, "nothing listens at" in told[-1].text) == ("network", True)

@@ -92,14 +92,18 @@ def test_who_is_not_connected_is_named_at_once():
     grid.nodes[101].online = False
     found = list(engine.run(tasks(2)))
     assert isinstance(found[0], Update)
-    assert found[1] == Failure(2, 1, "site-02 is not connected")
+    assert found[1] == Failure(2, 1, "site-02 is not connected", unsent=True)
 
 
-def test_flowers_error_reply_belongs_to_the_site_that_was_asked():
-    engine, _ = engine_of(echo, lambda kind, records: Error(3, "Node\n\x1bunavailable"))
-    found = list(engine.run(tasks(2)))
+def test_flowers_error_reply_belongs_to_the_site_that_was_asked_and_is_told_in_words():
+    def error(code):
+        return lambda kind, records: Error(code, "Error: Node\n\x1bUnavailable")
+
+    engine, _ = engine_of(echo, error(5), error(8))
+    found = list(engine.run(tasks(3)))
     assert isinstance(found[0], Update)
-    assert found[1] == Failure(2, 1, "site-02 gave no answer (Flower error 3: Node \\x1bunavailable)")
+    assert found[1] == Failure(2, 1, "site-02 was stopped or lost its connection")
+    assert found[2] == Failure(2, 2, "site-03 gave no answer: its program failed; its own output says why")
 
 
 def raising(error):

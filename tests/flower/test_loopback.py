@@ -195,10 +195,15 @@ def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
         run = federation.run()
         done = federation.wait_event(lambda line: line["event"] == "finished round")
         federation.wait_event(lambda line: line["event"] == "round" and line["round"] > done["round"])
-        federation.started["site-03"].kill()
+        first = federation.started["site-03"]
+        second = federation.start("second", "deploy", "site", made.path / "site-03", "--data", made.file)
+        assert second.process.wait(PATIENCE) == 2
+        assert f"site-03 is running already, as process {first.process.pid}" in second.text()
+        first.kill()
         lost = federation.wait_event(lambda line: line["event"] == "failed")
         assert lost["site"] == "site-03"
-        assert "site-03 left out" in lost["text"]
+        assert lost["text"].startswith(f"round {lost['round']}: site-03 ")
+        assert lost["text"].endswith("; the round goes on without it")
         federation.wait_event(
             lambda line: line["event"] == "finished round" and line["round"] == lost["round"]
         )

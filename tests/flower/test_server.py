@@ -14,6 +14,7 @@ from flwr.app import MessageType
 from loopback import deployment, experiment
 from serving import connect, newest, server, texts
 
+from calling import invoke
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.errors import BelowQuorum, ConfigError, RunError
 from proxyfl.core.state import content_hash
@@ -180,7 +181,13 @@ def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, sm
         "where": "sites",
         "images": 90,
         "sites": ["site-01", "site-03", "site-04"],
+        "missing": ["site-02"],
     }
+    told = [text for text in texts(deployed) if text.startswith("round 1: accuracy ")]
+    shown = invoke("show", deployed.run).stdout
+    assert "accuracy on images held out at the sites, rounds 1 to 3" in shown
+    assert "test accuracy" not in shown
+    assert "% (on 90 images of site-01, site-03, site-04 alone), answered: " in told[0]
     test = prepare(small).dataset.test
     predicted = run.model()(test.images[:30]).argmax(1)
     hits = int((predicted == test.labels[:30]).sum())

@@ -41,7 +41,7 @@ def server(folder: Path) -> Iterator[Dashboard]:
 def ask(server: Dashboard, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     connection.putrequest(method, path, skip_host="Host" in headers)
-    for name, value in headers.items():
+    for name, value in {"Cookie": server.cookie, **headers}.items():
         connection.putheader(name.replace("_", "-"), value)
     connection.endheaders()
     answer = connection.getresponse()
@@ -53,6 +53,30 @@ def ask(server: Dashboard, path: str, method: str = "GET", **headers: str) -> tu
 def test_it_listens_on_this_machine_only(server):
     assert server.socket.getsockname()[0] == "127.0.0.1"
     assert server.url == f"http://127.0.0.1:{server.port}/"
+
+
+def test_who_does_not_know_the_token_learns_nothing(server):
+    """As another account of this machine would ask."""
+    old = f"proxyfl-{server.port}={'x' * len(server.token)}"
+    for path in ("/", "/run?name=first", "/api/runs", "/api/run?name=first", "/api/follow", "/nowhere"):
+        for cookie in ("", old, server.cookie[:-1], server.token, f"proxyfl-1={server.token}", "é; ;="):
+            found = ask(server, f"{path}{'&' if '?' in path else '?'}token=none", Cookie=cookie)
+            assert found[:2] == (403, f"{dashboard.STRANGER}\n"), (path, cookie)
+            assert "set-cookie" not in found[2]
+    assert ask(server, "/", "POST", Cookie="")[0] == 403
+    assert Dashboard(server.library.folder).token != server.token
+
+
+def test_the_address_with_its_token_gives_a_cookie_that_scripts_and_other_sites_cannot_use(server):
+    page = server.link("run", name="first").removeprefix(server.url)
+    assert page == f"run?name=first&token={server.token}"
+    status, text, headers = ask(server, f"/{page}", Cookie="")
+    assert (status, server.token in text) == (200, False)
+    kept = f"proxyfl-{server.port}={server.token}"
+    assert headers["set-cookie"] == f"{kept}; HttpOnly; SameSite=Strict; Path=/"
+    assert ask(server, "/api/runs", Cookie=f"other=1; {kept}")[0] == 200
+    foreign = ask(server, f"/?token={server.token}", Host=f"evil.test:{server.port}")
+    assert (foreign[0], "set-cookie" in foreign[2]) == (403, False)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +137,8 @@ def test_on_the_port_of_the_web_browsers_name_none(server, monkeypatch):
     monkeypatch.setattr(Dashboard, "port", 80)
     for host, status in (("127.0.0.1", 200), ("localhost", 200), ("127.0.0.1:80", 200), ("evil.test", 403)):
         with socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
-            raw.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\r\n".encode())
+            ask = f"GET /?token={server.token} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\r\n"
+            raw.sendall(ask.encode())
             assert raw.recv(100).startswith(f"HTTP/1.0 {status} ".encode())
 
 
@@ -260,7 +285,7 @@ class Stream:
 
     def __init__(self, server: Dashboard, path: str) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-        self.connection.request("GET", path)
+        self.connection.request("GET", path, headers={"Cookie": server.cookie})
         self.answer = self.connection.getresponse()
 
     def next(self) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,10 +41,9 @@ def dashboard(
 ) -> None:
     """Follow runs in the browser while they run. Ends with Ctrl-C.
 
-    The page is for this machine only (127.0.0.1), reads nothing but the runs and changes nothing.
+    The page is for this machine only (127.0.0.1) and for you: its address holds a token that other accounts
+    do not know. It reads nothing but the runs and changes nothing.
     """
-    from urllib.parse import urlencode
-
     from proxyfl.report.dashboard.server import serve
     from proxyfl.runs.directory import RunDirectory
 
@@ -50,18 +51,30 @@ def dashboard(
         place = find_run(run).resolve()
         RunDirectory(place).require()
         server = _server(place.parent, port, place.name)
-        told, url = f"the run {place}", f"{server.url}run?{urlencode({'name': place.name})}"
+        told, url = f"the run {place}", server.link("run", name=place.name)
     elif runs.is_dir():
         server = _server(runs, port)
-        told, url = f"runs in {runs}", server.url
+        told, url = f"runs in {runs}", server.link()
     else:
         raise RunError(f"{runs} is not a folder; start a run first, or name the folder with --runs")
     out().print(f"{url}  ({told}; Ctrl-C ends it)", markup=False, soft_wrap=True)
-    if browser:
-        import webbrowser
+    with _opened(url) if browser else nullcontext():
+        serve(server)
 
-        webbrowser.open(url)
-    serve(server)
+
+@contextmanager
+def _opened(url: str) -> Iterator[None]:
+    """The page in the browser, by a file of this user's: everyone could read the token on a command line."""
+    import tempfile
+    import webbrowser
+    from html import escape
+
+    with tempfile.TemporaryDirectory(prefix="proxyfl-") as folder:
+        file = Path(folder) / "dashboard.html"
+        head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={escape(url)}">'
+        file.write_text(f'<!doctype html>{head}<a href="{escape(url)}">dashboard</a>\n', encoding="utf-8")
+        webbrowser.open(file.as_uri())
+        yield
 
 
 def _server(runs: Path, port: int | None, only: str | None = None) -> Dashboard:

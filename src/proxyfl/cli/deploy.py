@@ -104,7 +104,9 @@ def run(
     require_flower()
     from proxyfl.deploy import operate
     from proxyfl.deploy.enrolment import forget_counts
+    from proxyfl.deploy.removal import settle
     from proxyfl.deploy.settings import Deployment
+    from proxyfl.deploy.status import is_finished
     from proxyfl.deploy.stopping import clear_stop
 
     deployment = Deployment.read(folder)
@@ -112,7 +114,16 @@ def run(
         raise RunError(
             f"{deployment.run} is running; look at it with '{command('deploy', 'status', folder)}'"
         )
-    operate.require_server(deployment)
+    if is_finished(deployment):
+        another = f"{deployment.run} is finished; results: {command('show', deployment.run)}"
+        raise RunError(
+            f"{another}; for another run move that folder away, change what you like in [experiment] of "
+            f"{deployment.file} (rounds is in [experiment.federation]) and give this command again"
+        )
+    operate.require_server(deployment, _tell)
+    deployment, changes = settle(deployment)
+    for change in changes:
+        _tell(change)
     if enrol_again:
         forget_counts(deployment.run)
     clear_stop(deployment)

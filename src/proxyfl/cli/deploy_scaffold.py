@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from proxyfl.deploy.explain import Explanation, Item
     from proxyfl.deploy.scaffold import Plan
-    from proxyfl.deploy.settings import Deployment
+    from proxyfl.deploy.settings import Deployment, Site
 
 INIT_EXAMPLES = examples(
     "proxyfl deploy init hospital --sites 4 --host fl.example.org --classes healthy,ill --image-size 64",
@@ -380,10 +380,17 @@ def check(
     table.add_row("all classes", f"{sum(counts.labelled):,}", f"{sum(counts.held_out):,}", style="bold")
     console.print(table)
     console.print(f"unlabelled: {counts.unlabelled:,}")
-    for note in (*found.notes, *of_site(told)):
+    for note in (*found.notes, *of_site(told), *_missing(told)):
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     if not told.insecure and told.trusted.is_file():
         from proxyfl.deploy.signing import told_of
 
         console.print(f"{told.name} {told_of(told)}", markup=False, soft_wrap=True)
     console.print("nothing was sent")
+
+
+def _missing(site: Site) -> list[str]:
+    """What the site's folder lacks for taking part."""
+    files = (site.ca_certificate, site.private_key, site.certificate, site.trusted)
+    lacks = [str(file) for file in files if not site.insecure and not file.is_file()]
+    return [f"missing here: {', '.join(lacks)}; the operator hands out the whole folder"] if lacks else []

@@ -215,7 +215,9 @@ def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:
     labels = [percent(max(accuracy)), *[""] * (len(rows) - 2), percent(min(accuracy))]
     for label, row in zip(labels, rows, strict=True):
         console.print(f"[dim]{label:>8}[/] [green]{row.rstrip()}[/]")
-    console.print(f"[dim]{'':8} test accuracy, rounds {lines[0]['round']} to {lines[-1]['round']}[/]\n")
+    where = lines[-1].get("evaluation", {}).get("where")
+    what = "accuracy on images held out at the sites" if where == "sites" else "test accuracy"
+    console.print(f"[dim]{'':8} {what}, rounds {lines[0]['round']} to {lines[-1]['round']}[/]\n")
 
 
 def _last_rounds(lines: list[dict[str, Any]]) -> Table:

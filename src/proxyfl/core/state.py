@@ -126,12 +126,16 @@ LONGEST_REASON, LONGEST_DETAIL = 500, 8_000
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer, and why. Of a long detail, the end is kept: there a traceback ends."""
+    """A client that did not answer, and why. Of a long detail, the end is kept: there a traceback ends.
+
+    ``unsent`` says that its task never left the server.
+    """
 
     round: int
     client: int
     reason: str
     detail: str = ""
+    unsent: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", self.reason[:LONGEST_REASON])

@@ -45,14 +45,29 @@ ALERTS = (
 """What OpenSSL says when the server did not like this site's certificate."""
 
 
+TURNED_AWAY = {
+    "key": "the server does not know the key of {0}: the site was removed, or its key was replaced; "
+    "ask the federation's operator",
+    "unregistered": "the server has not registered the key of {0} yet; the federation's operator restarts "
+    "'proxyfl deploy server' for that",
+    "session": "the server still has an earlier session of {0}, which ends within about a minute; if this "
+    "lasts, {0} is running somewhere else, too",
+    "signature": "the server did not accept the signature of {0}; ask the federation's operator whether the "
+    "key was replaced",
+}
+"""Why a server that is there does not let a site in."""
+
+
 @dataclass(frozen=True)
 class Trouble:
     """Why the server cannot be reached or does not let this site in.
 
     ``kind`` is one of ``network`` (no connection), ``name`` (its certificate is for another name),
     ``authority`` (its certificate is of another federation), ``expired`` (its certificate has ended),
-    ``clock``, ``certificate`` (the server does not accept this site's), ``key`` (this site's key is not, or
-    no longer, registered), ``busy`` and ``down`` (the gate is up, the server behind it is not).
+    ``clock``, ``certificate`` (the server does not accept this site's), ``key`` (this site's key is no
+    site's, or no site's any more), ``unregistered`` (the server was not restarted since it was made),
+    ``session`` (an earlier session of this site has not ended), ``signature``, ``busy`` and ``down`` (the
+    gate is up, the server behind it is not).
     """
 
     kind: str
@@ -114,13 +129,8 @@ class Connector:
         if not reason and clock is not None and not -BEHIND < clock < AHEAD:
             how = f"{abs(clock):.0f} s {'ahead of' if clock > 0 else 'behind'} the server's"
             return Trouble("clock", f"this machine's clock is {how}; set it right, best by NTP", clock)
-        name = self.site.name
-        return Trouble(
-            "key",
-            f"the server does not know the key of {name} (yet); if this lasts, ask its operator whether the "
-            "site was removed, or its key replaced without a restart of the server",
-            clock,
-        )
+        kind = reason if reason in TURNED_AWAY else "signature"
+        return Trouble(kind, TURNED_AWAY[kind].format(self.site.name), clock)
 
     def _tell(self, trouble: Trouble | None) -> None:
         kind, self.trouble = trouble.kind if trouble else "", trouble

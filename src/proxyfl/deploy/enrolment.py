@@ -112,6 +112,10 @@ class Registrar:
         found: list[int] = []
         for (node, client), reply in zip(nodes.items(), replies, strict=True):
             who = "a node" if client is None else self.roster.name(client)
+            if isinstance(reply, str):
+                self.refused[node] = time.monotonic()
+                self.say(f"{who} did not answer yet: it {reply}; it is asked again in {ASK_AGAIN:.0f} s")
+                continue
             try:
                 header = _enrolled(reply)
                 client = self._client(node, client, text(header, "name", 60))
@@ -148,9 +152,7 @@ class Registrar:
         return row
 
 
-def _enrolled(reply: RecordDict | str) -> Header:
-    if isinstance(reply, str):
-        raise Malformed(f"it {reply}")
+def _enrolled(reply: RecordDict) -> Header:
     header = header_of(reply)
     if header.get("kind") == "failure":
         raise Malformed(text(header, "reason", 300))

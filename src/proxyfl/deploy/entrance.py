@@ -70,9 +70,16 @@ def require_free(deployment: Deployment) -> None:
 
 def check_server_files(deployment: Deployment) -> None:
     """Raise where something that the gate needs is missing or does not fit, with the cure."""
-    for file in (deployment.ca_certificate, deployment.server_certificate, deployment.server_key):
+    if not (authority := deployment.ca_certificate).is_file():
+        copies = [deployment.site(name).ca_certificate for name in deployment.present]
+        copy = next((file for file in copies if file.is_file()), "a site's folder")
+        raise ConfigError(
+            f"{authority} is missing, and the server needs it (ca.key and operator.key it does not); every "
+            f"site's folder has a copy, as {copy}: copy it to {authority}"
+        )
+    for file in (deployment.server_certificate, deployment.server_key):
         if not file.is_file():
-            raise ConfigError(f"{file} is missing; make it with 'proxyfl deploy init', or bring it back")
+            raise ConfigError(f"{file} is missing; bring it back from a copy of {file.parent}")
     pki.check_server(deployment.server_certificate, deployment.ca_certificate)
     pki.check_key(deployment.server_key, deployment.server_certificate)
     site_keys(deployment)

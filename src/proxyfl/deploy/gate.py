@@ -26,7 +26,7 @@ import httpx
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.deploy import fleet, forward, pki, signing
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
-from proxyfl.deploy.roster import node_key, site_keys
+from proxyfl.deploy.roster import node_key, noted, site_keys
 from proxyfl.deploy.settings import Deployment
 
 CONNECTIONS = 32
@@ -48,6 +48,9 @@ LOOK = 1.0
 
 REFUSED = b"x-proxyfl-refused"
 """The header that says why the gate refused; the connector reads it."""
+
+NOT_ACTIVATED = 412
+"""What the SuperLink answers where it does not take a node in, whatever the reason."""
 
 KEY_HEADER = b"flwr-public-key"
 
@@ -142,7 +145,8 @@ class Gate:
     """The app behind the gate's TLS."""
 
     def __init__(self, deployment: Deployment, port: int, volume: int) -> None:
-        self.sites, self.limit = Sites(deployment.path), deployment.max_request_mb << 20
+        self.deployment, self.sites = deployment, Sites(deployment.path)
+        self.limit = deployment.max_request_mb << 20
         self.signature = signing.signature_of(deployment)
         self.requests = defaultdict[str, Allowance](lambda: Allowance(RATE, BURST))
         self.volume = defaultdict[str, Allowance](lambda: Allowance(volume / 60, volume))
@@ -197,8 +201,16 @@ class Gate:
             return _refuse(
                 503, "down", f"the server behind the gate does not answer ({type(error).__name__})"
             )
+        if kind == "activate-node" and found.status_code == NOT_ACTIVATED:
+            return self._turned_away(site, scope["proxyfl.key"])
         answer = forward.of_response(found)
         return self._signed(answer) if kind == "get-fab" and answer.status == 200 else answer
+
+    def _turned_away(self, site: str, key: bytes) -> Answer:
+        """Why the SuperLink does not take a site in: it has not its key, or another session of it."""
+        if noted(self.deployment, site).get("key") != key.hex():
+            return _refuse(403, "unregistered", "the server was not restarted since this key was made")
+        return _refuse(403, "session", "an earlier session of this site has not ended")
 
     def _signed(self, answer: Answer) -> Answer:
         """The app with the operator's signature, if it is the app that was signed."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.state import Failure, Update
+from proxyfl.engines.flower.grid import GONE
 from proxyfl.federation.loop import CPU, RoundReport
 
 LIVE_FILE, OLD = "live.jsonl", ".old.jsonl"
@@ -25,7 +26,7 @@ ENDS = ("finished", "stopped")
 """The last event of a run."""
 
 LATE = ("did not answer within", "did not send its whole answer", "was not asked: the round's deadline")
-AWAY = "is not connected"
+AWAY = ("is not connected", GONE)
 """How reasons begin that are no refusals, behind the site's name."""
 
 
@@ -63,8 +64,13 @@ class LiveLog:
         name = self.sites[answer.client]
         if isinstance(answer, Failure):
             reason = answer.reason.removeprefix(name).lstrip(": ")
-            text = f"round {answer.round}: {name} left out: {reason}"
-            self.left_out[answer.client] = f"round {answer.round}: {reason}"
+            kind = _kind(reason)
+            text = f"round {answer.round}: {name} {reason}; the round goes on without it"
+            if kind == "refused":
+                text = f"round {answer.round}: {name} left out: {reason}"
+                self.left_out[answer.client] = f"round {answer.round}: {reason}"
+            elif reason.startswith(LATE[:2]):
+                self.left_out[answer.client] = f"round {answer.round}: it was not there by the deadline"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:
             self.tell("answered", round=answer.round, client=answer.client, site=name)
@@ -78,20 +84,33 @@ class LiveLog:
 
 def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: tuple[str, ...]) -> str:
     """A round in a line: accuracy where it was measured, who answered and who did not, how long it took."""
-    named: dict[str, list[str]] = {"late": [], "not connected": [], "refused": []}
+    named: dict[str, list[str]] = {"late": [], "away": [], "refused": []}
     for client, reason in metrics["failed"].items():
         name = sites[int(client)]
-        words = str(reason).removeprefix(name).lstrip(": ")
-        kind = "late" if words.startswith(LATE) else "not connected" if words.startswith(AWAY) else "refused"
-        named[kind].append(name)
+        named[_kind(str(reason).removeprefix(name).lstrip(": "))].append(name)
     answered = ", ".join(sites[client] for client in metrics["clients"]) or "nobody"
     measured = "accuracy" in metrics
-    parts = [(f"accuracy {metrics['accuracy']:.1%}, " if measured else "") + f"answered: {answered}"]
+    parts = [
+        (f"accuracy {metrics['accuracy']:.1%}{_on(metrics)}, " if measured else "") + f"answered: {answered}"
+    ]
     parts += [f"{kind}: {', '.join(names)}" for kind, names in named.items() if names]
     spent = f"{sum(seconds for name, seconds in timing.items() if name != CPU):.1f} s"
     if measured:
         spent += f", {timing['evaluate']:.1f} s of it measuring accuracy"
     return f"round {metrics['round']}: {'; '.join([*parts, spent])}"
+
+
+def _kind(reason: str) -> str:
+    """What became of a site that has no part in a round."""
+    return "late" if reason.startswith(LATE) else "away" if reason.startswith(AWAY) else "refused"
+
+
+def _on(metrics: Mapping[str, Any]) -> str:
+    """On what accuracy was measured, where not every site that keeps images back took part in it."""
+    source = metrics.get("evaluation", {})
+    if not source.get("missing"):
+        return ""
+    return f" (on {source['images']:,} images of {', '.join(source['sites'])} alone)"
 
 
 class LiveReader:

@@ -89,6 +89,9 @@ class SiteTest:
                 total = torch.stack(list(counts.values())).sum(0)
                 names = [self.enrolment.sites[client] for client in counts]
                 self.source = {"where": "sites", "images": int(total.sum()), "sites": names}
+                held = (client for client, row in self.enrolment.counts.items() if row.heldout)
+                if missing := [self.enrolment.sites[k] for k in sorted(held) if k not in counts]:
+                    self.source["missing"] = missing
                 return Evaluation(total, own=partial(_own, counts))
             if time.monotonic() >= until:
                 raise RunError(

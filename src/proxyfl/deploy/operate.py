@@ -25,8 +25,9 @@ from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.client_app import SITE, SITE_DATA
 from proxyfl.deploy.connector import Trouble
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
+from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
-from proxyfl.deploy.roster import site_keys
+from proxyfl.deploy.roster import NOTES, noted, site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site
@@ -43,9 +44,6 @@ QUIET = 60.0
 
 PROBES = 3
 """A server that does not answer so many times in a row is gone."""
-
-NOTES = "registered"
-"""Folder below the deployment's state: which key of each site the SuperLink's database has."""
 
 Say = Callable[[str], None]
 
@@ -129,12 +127,12 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
 
     def tell(key: bytes, client: int) -> None:
         site, node = deployment.site(deployment.sites[client]), ""
-        noted = _noted(notes / site.name)
-        if noted.get("key") == key.hex():
+        before = noted(deployment, site.name)
+        if before.get("key") == key.hex():
             return
-        if noted.get("node"):
+        if before.get("node"):
             with contextlib.suppress(FlowerError):  # it is no site's key in any case, see the roster
-                ask_flwr(["supernode", "unregister", noted["node"], LINK], env)
+                ask_flwr(["supernode", "unregister", before["node"], LINK], env)
         try:
             words = ["supernode", "register", str(site.public_key), LINK, "--name", site.name]
             node = str(ask_flwr(words, env)["node-id"])
@@ -146,7 +144,9 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
     for note in notes.iterdir():
         if note.name not in deployment.sites or deployment.is_removed(note.name):
             with contextlib.suppress(FlowerError):
-                ask_flwr(["supernode", "unregister", str(_noted(note).get("node")), LINK], env)
+                ask_flwr(
+                    ["supernode", "unregister", str(noted(deployment, note.name).get("node")), LINK], env
+                )
             note.unlink()
     keys = site_keys(deployment)
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -157,15 +157,8 @@ def node_states(deployment: Deployment, home: Path) -> dict[str, str]:
     """What the SuperLink says of each site's node: online, offline, registered."""
     listed = ask_flwr(["supernode", "list", LINK], flower_home(deployment, home))
     states = {str(node["node-id"]): str(node["status"]) for node in listed.get("nodes", [])}
-    nodes = {name: _noted(deployment.state / NOTES / name).get("node") for name in deployment.sites}
+    nodes = {name: noted(deployment, name).get("node") for name in deployment.sites}
     return {name: states[node] for name, node in nodes.items() if node in states}
-
-
-def _noted(file: Path) -> dict[str, str]:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 @contextmanager
@@ -173,7 +166,7 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     """A SuperNode for a site's own images, for as long as the context lasts."""
     address = address or settings.server
     split_address(address)
-    _private(settings.state)
+    private(settings.state)
 
     def changed(trouble: Trouble | None) -> None:
         say(f"{settings.name} waits: {trouble.text}" if trouble else f"{settings.name} is connected")
@@ -208,7 +201,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
     if not settings.insecure and key.is_file() and stat.S_IMODE(key.stat().st_mode) & 0o077:
         say(f"WARNING: others on this machine can read {key}; fix it with: chmod 600 {key}")
     form = (settings.classes, settings.channels, settings.image_size, settings.holdout, settings.seed)
-    cache = _private(settings.state) / "cache"
+    cache = private(settings.state) / "cache"
     found = open_site(data, *form, cache=cache, features=settings.features)
     counts, what = found.counts, "images" if settings.image_size else "vectors"
     say(
@@ -221,21 +214,27 @@ def look(settings: Site, data: Path, say: Say) -> None:
         say(f"{settings.name} {signing.told_of(settings)}")
 
 
-def _private(folder: Path) -> Path:
-    """The folder, made for its owner alone where it is new."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
+def require_server(deployment: Deployment, say: Say | None = None) -> None:
+    """Raise where the server does not answer, or could not with a certificate that has ended.
 
-
-def require_server(deployment: Deployment) -> None:
-    """Raise where the server does not answer, or could not with a certificate that has ended."""
-    if not answers(deployment):
-        if not deployment.insecure:
-            entrance.check_server_files(deployment)
+    With ``say``, one that is being started is waited for.
+    """
+    if answers(deployment):
+        return
+    if not deployment.insecure:
+        entrance.check_server_files(deployment)
+    starting = supervisor(deployment).is_taken
+    if say and starting():
+        say(f"waiting for the server of {deployment.path}, which is starting")
+        wait_until(lambda: answers(deployment) or not starting(), START)
+        if answers(deployment):
+            return
+    if starting():
         raise RunError(
-            f"the server does not answer at {local_address(deployment)}; start it with "
-            f"'proxyfl deploy server {deployment.path}'"
+            f"the server was started, but does not answer at {local_address(deployment)}; "
+            f"{deployment.state / 'server.log'} says why"
         )
+    raise RunError(f"the server is not running; start it with 'proxyfl deploy server {deployment.path}'")
 
 
 def submit(deployment: Deployment) -> str:
@@ -256,13 +255,9 @@ def stop(deployment: Deployment) -> None:
     log.tell("stopped", asked=True, reason="stopped, as asked", text="stopped, as asked")
 
 
-def supervisor(deployment: Deployment, *, make: bool = False) -> RunDirectory:
+def supervisor(deployment: Deployment) -> Post:
     """What is locked while ``proxyfl deploy server`` runs, also while it starts a program again."""
-    place = deployment.state / "supervisor"
-    if make:
-        _private(deployment.state)
-        _private(place)
-    return RunDirectory(place, f"proxyfl deploy server {deployment.path}")
+    return Post(deployment.state, f"the server of {deployment.path}")
 
 
 def is_running(deployment: Deployment) -> bool:
@@ -302,14 +297,14 @@ def follow(
         asked = now if lines else asked
         if now - alive > QUIET / 10:
             alive, reason = now, ""
-            there = answers(deployment, 10.0) or supervisor(deployment).is_locked()
+            there = answers(deployment, 10.0) or supervisor(deployment).is_taken()
             silent = 0 if there else silent + 1
             if silent >= PROBES:
                 reason = _gone(deployment)
             elif not silent and now - asked > QUIET:
                 asked, reason = now, _over(deployment, run)
                 over = over + 1 if reason else 0
-                if over < PROBES and "stopped" not in reason and supervisor(deployment).is_locked():
+                if over < PROBES and "stopped" not in reason and supervisor(deployment).is_taken():
                     reason = ""  # the server may be about to start it again
             if reason:
                 yield {"event": "stopped", "reason": reason, "text": f"stopped: {reason}"}

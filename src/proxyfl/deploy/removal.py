@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.deploy import operate, scaffold
+from proxyfl.deploy import operate, scaffold, shrink
 from proxyfl.deploy.settings import Deployment, known_site
+from proxyfl.deploy.status import is_finished
 
 
 def remove_site(folder: str | Path, name: str) -> list[str]:
@@ -29,36 +29,34 @@ def remove_site(folder: str | Path, name: str) -> list[str]:
     place.parent.mkdir(mode=scaffold.PRIVATE, exist_ok=True)
     site.path.rename(place)
     said = [f"{name} is removed: its key is no longer admitted; its folder is now {place}"]
-    if deployment.run.exists():
-        said.append(f"the run keeps its list of sites and goes on without {name}")
-        if len(staying) < deployment.quorum:
-            said.append(
-                f"quorum = {deployment.quorum}, but {len(staying)} site(s) are left: no round can count; "
-                f"move {deployment.run} away, lower quorum in {deployment.file} and begin anew"
-            )
+    if shrink.has_list(deployment):
+        said += _in_a_run(deployment, name, len(staying))
     else:
-        deployment, changes = _without(deployment, name)
+        deployment, changes = shrink.without(deployment, [name])
+        scaffold.write_again(deployment)
         said += changes
     if not deployment.insecure and operate.answers(deployment):
         operate.register(deployment, operate.flower_home(deployment))
     return said
 
 
-def _without(deployment: Deployment, name: str) -> tuple[Deployment, list[str]]:
-    """The deployment with one site less, and what else had to change for that."""
-    sites = tuple(one for one in deployment.sites if one != name)
-    tree, old = deployment.experiment, deployment.config.federation
-    per_round, quorum = min(old.per_round, len(sites)), min(deployment.quorum, len(sites))
-    shrunk = dataclasses.replace(
-        deployment,
-        sites=sites,
-        quorum=quorum,
-        experiment={
-            **tree,
-            "partition": {**tree.get("partition", {}), "clients": len(sites)},
-            "federation": {**tree.get("federation", {}), "per_round": per_round, "quorum": quorum},
-        },
-    )
-    scaffold.write_again(shrunk)
-    pairs = (("per_round", old.per_round, per_round), ("quorum", deployment.quorum, quorum))
-    return shrunk, [f"{what} is now {new}, it was {before}" for what, before, new in pairs if before != new]
+def _in_a_run(deployment: Deployment, name: str, staying: int) -> list[str]:
+    """What removing a site means for the run that has begun, and for the next."""
+    later = f"the next run begins without {name}: 'proxyfl deploy run' then takes it off the list"
+    if is_finished(deployment):
+        return [f"the finished run keeps its list of sites; {later}"]
+    said = [f"the run keeps its list of sites and goes on without {name}; {later}"]
+    if staying < deployment.quorum:
+        said.append(
+            f"quorum = {deployment.quorum}, but {staying} site(s) are left: no round can count; "
+            f"move {deployment.run} away and begin anew, with a quorum that fits"
+        )
+    return said
+
+
+def settle(deployment: Deployment) -> tuple[Deployment, list[str]]:
+    """Before a run begins: sites removed in the run before leave the list. What changed, in sentences."""
+    settled, said = shrink.settled(deployment)
+    if said:
+        scaffold.write_again(settled)
+    return settled, said

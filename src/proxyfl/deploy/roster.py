@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from flwr.serverapp import Grid
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy.settings import Deployment
+
+NOTES = "registered"
+"""Folder below the deployment's state: which key of each site the SuperLink's database has."""
 
 
 def _key_bytes(key: PublicKeyTypes) -> bytes:
@@ -104,3 +109,11 @@ def site_keys(deployment: Deployment) -> dict[bytes, int]:
             raise ConfigError(f"{file} is also the key of {deployment.sites[keys[key]]}; each needs its own")
         keys[key] = client
     return keys
+
+
+def noted(deployment: Deployment, name: str) -> dict[str, str]:
+    """The ``key`` and ``node`` of a site that the SuperLink's database has; empty where it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((deployment.state / NOTES / name).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}

@@ -19,6 +19,7 @@ from proxyfl.deploy import expiry, pki, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
+from proxyfl.deploy.shrink import settled
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.deploy.texts import server_words, site_words, write_text
 from proxyfl.runs.experiment import load_config
@@ -105,6 +106,7 @@ def add_site(folder: str | Path, name: str) -> Deployment:
         raise RunError(
             f"{deployment.run} has begun with {len(deployment.sites)} sites; finish it and move it away first"
         )
+    deployment, _ = settled(deployment)
     if name in deployment.sites:
         raise ConfigError(f"there is a site '{name}' already")
     check_sites((name,))
@@ -123,7 +125,7 @@ def add_site(folder: str | Path, name: str) -> Deployment:
     )
     _write_site(grown, name)
     write_again(grown)
-    return grown
+    return Deployment.read(deployment.path)
 
 
 def write_again(deployment: Deployment) -> None:

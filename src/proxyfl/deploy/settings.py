@@ -14,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import tomli_w
-
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.core.files import write_bytes
@@ -23,6 +21,7 @@ from proxyfl.core.settings import read_section, setting
 from proxyfl.core.trees import Tree
 from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
+from proxyfl.deploy.settings_text import to_toml
 from proxyfl.runs.settings import load_toml, resolve
 from proxyfl.runs.start import settle_place
 
@@ -140,7 +139,7 @@ class Deployment(DeploymentSettings):
     def write(self) -> None:
         """Write ``federation.toml``, whole or not at all."""
         self.check()
-        text = _to_toml(_table_of(self, DeploymentSettings), "proxyfl deploy run DIR")
+        text = to_toml(_table_of(self, DeploymentSettings), "proxyfl deploy run DIR")
         write_bytes(self.file, text.encode())
 
     @property
@@ -297,7 +296,7 @@ class Site(SiteSettings):
 
     def write(self) -> None:
         self.check()
-        text = _to_toml(_table_of(self, SiteSettings), "proxyfl deploy site THIS_FOLDER --data PATH")
+        text = to_toml(_table_of(self, SiteSettings), "proxyfl deploy site THIS_FOLDER --data PATH")
         write_bytes(self.path / SITE_FILE, text.encode())
 
     @property
@@ -371,11 +370,6 @@ def _read(cls: type[S], file: Path, cure: str) -> S:
 def _table_of(settings: ImageForm, cls: type[ImageForm]) -> dict[str, Any]:
     """The values of the fields that ``cls`` has."""
     return {spec.name: getattr(settings, spec.name) for spec in dataclasses.fields(cls)}
-
-
-def _to_toml(table: dict[str, Any], command: str) -> str:
-    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in table.items()}
-    return f"# {command}\n" + tomli_w.dumps(lists)
 
 
 def _require_texts(name: str, values: Sequence[Any]) -> None:

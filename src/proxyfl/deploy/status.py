@@ -13,6 +13,7 @@ from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolment
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.settings import REMOVED, Deployment
+from proxyfl.deploy.shrink import settled
 from proxyfl.runs.directory import measured, read_json_lines
 from proxyfl.runs.run import Run
 
@@ -28,6 +29,7 @@ class Status:
 
 
 def look(deployment: Deployment) -> Status:
+    deployment, left = settled(deployment)
     up = operate.answers(deployment)
     nodes = _nodes(deployment) if up and not deployment.insecure else {}
     counts, rounds = {}, Counter[int]()
@@ -42,10 +44,10 @@ def look(deployment: Deployment) -> Status:
         numbers = (f"{row.labelled:,}", f"{row.unlabelled:,}") if row else ("–", "–")
         node = REMOVED if deployment.is_removed(name) else nodes.get(name, "–")
         rows.append((name, node, *numbers, str(rounds[client])))
-    waits = "starting" if operate.supervisor(deployment).is_locked() else "down"
+    waits = "starting" if operate.supervisor(deployment).is_taken() else "down"
     if not deployment.insecure and expiry.has_ended(deployment.server_certificate):
         waits = "not trusted: its certificate has ended"
-    return Status("up" if up else waits, rows, run_line(deployment), expiry.of_server(deployment))
+    return Status("up" if up else waits, rows, run_line(deployment), [*left, *expiry.of_server(deployment)])
 
 
 def _nodes(deployment: Deployment) -> dict[str, str]:
@@ -56,6 +58,14 @@ def _nodes(deployment: Deployment) -> dict[str, str]:
             return operate.node_states(deployment, Path(home))
     except (ProxyFLError, OSError):
         return dict.fromkeys(deployment.sites, "?")
+
+
+def is_finished(deployment: Deployment) -> bool:
+    """Whether there is a run that has played all its rounds."""
+    try:
+        return deployment.run.is_dir() and Run(deployment.run).finished
+    except (ProxyFLError, OSError):
+        return False
 
 
 def run_line(deployment: Deployment) -> str:
@@ -77,4 +87,8 @@ def run_line(deployment: Deployment) -> str:
     state = "finished" if run.finished else "running" if going else "stopped"
     scored = measured(metrics)
     accuracy = f", accuracy {scored[-1]['accuracy']:.1%}" if scored else ""
-    return f"run {state}: round {len(metrics)} of {total}{accuracy}{said}"
+    done = f"round {len(metrics)} of {total}{accuracy}"
+    begun = max((line["round"] for line in lines if line["event"] == "round"), default=0)
+    if going and begun > len(metrics):
+        done = f"round {begun} of {total} is being trained" + (f"; so far: {done}" if metrics else "")
+    return f"run {state}: {done}{said}"

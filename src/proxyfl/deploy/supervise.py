@@ -17,6 +17,7 @@ from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.gate import sign_of_life
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
+from proxyfl.deploy.post import Post
 from proxyfl.deploy.programs import PatientLog, Program
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.stopping import stop_asked
@@ -215,12 +216,20 @@ class Illness:
 
 def serve(deployment: Deployment, say: Say, ready: Callable[[], None]) -> NoReturn:
     """Run the server until it is stopped; one command at a time may."""
-    with operate.supervisor(deployment, make=True).locked():
+    with operate.supervisor(deployment).taken():
         ServerWatch(deployment, Journal(deployment.state / "server.log", say)).serve(ready)
 
 
 def take_part(settings: Site, data: Path, say: Say, address: str = "") -> NoReturn:
-    """Run a site until it is stopped. A server that is away or does not let it in is waited for."""
+    """Run a site until it is stopped; one command at a time may.
+
+    A server that is away or does not let it in is waited for.
+    """
+    with Post(settings.state, settings.name).taken():
+        _take_part(settings, data, say, address)
+
+
+def _take_part(settings: Site, data: Path, say: Say, address: str) -> NoReturn:
     operate.look(settings, data, say)
     restarts = Restarts(settings.name)
     pause, began = PAUSE, 0.0
@@ -237,7 +246,7 @@ def take_part(settings: Site, data: Path, say: Say, address: str = "") -> NoRetu
             why = str(error)
         if UNKNOWN_KEY in why or GRACEFUL in why:
             pause = PAUSE if time.monotonic() - began > WITHIN / 10 else min(2 * pause, PAUSE_LAST)
-            why = "the server turned it away: its key is not known there (yet), or this clock is wrong"
+            why = "the server turned it away"
         else:
             pause = restarts.pause(f"{settings.name} could not take part: {why} (see {log})")
         say(f"{settings.name}: {why}; starting again in {pause:.0f} s")

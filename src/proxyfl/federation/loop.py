@@ -189,6 +189,8 @@ def play_round(
     for answer, client in zip(server.engine.run(tasks()), clients, strict=True):
         if isinstance(answer, Update):
             traffic.received(answer)
+        elif answer.unsent:
+            traffic.unsent(client)
         with span(FOLD):
             answer = fold.take(answer, client)
         for observer in observers:

@@ -40,28 +40,48 @@ def _sizes(
     return sizes
 
 
+Both = tuple[dict[str, int], dict[str, int]]
+"""Bytes and numbers, by part."""
+
+
+def _both(weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> Both:
+    return by_part(weights, *extras), numbers_by_part(weights, *extras)
+
+
 @dataclass
 class Traffic:
     """Numbers and bytes of one round, summed over clients."""
 
     bytes: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
     numbers: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
+    _tasks: dict[int, tuple[Both, Both]] = field(default_factory=dict)
 
     said: set[str] = field(default_factory=set)
     """The purposes for which something was broadcast."""
 
     def sent(self, task: Task) -> None:
-        broadcast = ({}, {}) if task.purpose in self.said else (task.weights, task.extras)
+        first = task.purpose not in self.said
         self.said.add(task.purpose)
-        self._add("down", task.weights, task.extras, task.personal)
-        self._add("down_once", *broadcast, task.personal)
+        broadcast, personal = _both(task.weights, task.extras), _both({}, task.personal)
+        self._count("down", broadcast)
+        self._count("down", personal)
+        self._count("down_once", broadcast if first else _both({}))
+        self._count("down_once", personal)
+        self._tasks[task.client] = broadcast, personal
+
+    def unsent(self, client: int) -> None:
+        """Take back what was counted for a client that could not be asked; the broadcast went to others."""
+        broadcast, personal = self._tasks.pop(client)
+        self._count("down", broadcast, -1)
+        self._count("down", personal, -1)
+        self._count("down_once", personal, -1)
 
     def received(self, update: Update) -> None:
-        self._add("up", update.weights, update.extras)
+        self._count("up", _both(update.weights, update.extras))
 
-    def _add(self, way: str, weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> None:
-        self.bytes[way].update(by_part(weights, *extras))
-        self.numbers[way].update(numbers_by_part(weights, *extras))
+    def _count(self, way: str, sizes: Both, sign: int = 1) -> None:
+        for counter, size in zip((self.bytes[way], self.numbers[way]), sizes, strict=True):
+            counter.update({part: sign * count for part, count in size.items()})
 
     def record(self) -> dict[str, object]:
         """Totals of both, the bytes of each way by part, and below ``numbers`` the numbers by part."""

@@ -78,7 +78,7 @@ class RunDirectory:
             raise RunError(f"{self.path} exists; continue it with '{self.again}' or choose another --name")
         with readable_errors(self.path, "nothing was created", "run it again"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _held(self.aside.with_suffix(".lock"), f"{self.path} is being created by another process"):
+            with held(self.aside.with_suffix(".lock"), f"{self.path} is being created by another process"):
                 if self.path.exists():
                     raise RunError(f"{self.path} was just created by another process; choose another --name")
                 self._build_aside(build)
@@ -223,7 +223,7 @@ class RunDirectory:
         kept = "what was saved before is intact"
         with (
             readable_errors(self.path, kept, cure),
-            _held(self.path / ".lock", f"{self.path} is being written by another process", remove=False),
+            held(self.path / ".lock", f"{self.path} is being written by another process", remove=False),
         ):
             yield
 
@@ -301,7 +301,7 @@ def readable_errors(path: Path, kept: str, cure: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(path: Path, taken: str, *, remove: bool = True, patience: float = 1.0) -> Iterator[None]:
+def held(path: Path, taken: str, *, remove: bool = True, patience: float = 1.0) -> Iterator[None]:
     """A file's lock. Whoever only looks at a run holds it for an instant, so it is tried for a second."""
     with path.open("a") as file:
         until = time.monotonic() + patience

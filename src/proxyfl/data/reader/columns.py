@@ -18,7 +18,7 @@ import numpy as np
 from proxyfl.core.errors import DataError
 from proxyfl.data.images import SUFFIXES
 from proxyfl.data.reader.arrays import Array, Arrays
-from proxyfl.data.reader.listing import NO_LABEL, Entry, in_order
+from proxyfl.data.reader.listing import NO_LABEL, Entry, all_told, in_order
 from proxyfl.data.reader.tables import ROLES, Table, entries
 from proxyfl.data.vectors import numbers
 
@@ -48,7 +48,10 @@ def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequ
     names = _known(table, features) if features else _found(table)
     columns = [_numeric(table, name) for name in names]
     vectors = np.stack(columns, 1) if len(table) else np.zeros((0, len(names)))
-    found = tuple(entry for _, _, entry in entries(table, classes))
+    faults: list[str] = []
+    found = tuple(entry for _, _, entry in entries(table, classes, faults))
+    if faults:
+        raise all_told(faults)
     return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found)
 
 

@@ -32,7 +32,7 @@ def _list_folders(root: Path, classes: Sequence[str] | None) -> Listing:
         raise DataError(f"a class is called '{reserved}' like the folder without labels; use a CSV or npz")
     walk = _Walk(root, classes)
     walk.enter(root, None, None)
-    return Listing(root, "folder", (*walk.labelled, *walk.without), walk.ignored)
+    return Listing(root, "folder", (*walk.labelled, *walk.without), walk.ignored, tuple(walk.faults))
 
 
 @dataclass
@@ -44,6 +44,7 @@ class _Walk:
     labelled: list[Entry] = field(default_factory=list)
     without: list[Entry] = field(default_factory=list)
     ignored: int = 0
+    faults: list[str] = field(default_factory=list)
 
     def enter(self, folder: Path, split: str | None, client: str | None) -> None:
         """A folder above the classes."""
@@ -68,10 +69,14 @@ class _Walk:
 
     def _add_class(self, folder: Path, split: str | None, client: str | None) -> None:
         nested, images, others = list_folder(folder, self.root)
-        if self.classes is not None:
-            class_number(folder.name, self.classes, str(folder))
-        elif not images:
+        if self.classes is None and not images:
             raise DataError(f"folder: no images in {folder}; add some or take the folder away")
+        try:
+            if self.classes is not None:
+                class_number(folder.name, self.classes, str(folder))
+        except DataError as fault:
+            self.faults.append(str(fault))
+            return self._add_without(images, split, client)
         self.labelled += [Entry(image, folder.name, client, split) for image in images]
         self.ignored += others + len(nested)
 

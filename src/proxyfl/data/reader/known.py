@@ -27,7 +27,7 @@ from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.reader.arrays import Array, read_arrays
 from proxyfl.data.reader.columns import read_rows
 from proxyfl.data.reader.folders import list_images
-from proxyfl.data.reader.listing import CLIENT, NO_LABEL, Listing, class_number, in_order
+from proxyfl.data.reader.listing import CLIENT, NO_LABEL, Listing, all_told, class_number, in_order
 from proxyfl.data.reader.tables import LABELS_FILE, list_beside, read_table
 from proxyfl.data.vectors import is_vectors
 
@@ -98,7 +98,12 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
             f"{place} holds the images of {len(listing.clients)} clients; a site is one client: give the "
             f"folder of one, as in {place / (CLIENT + listing.clients[0])}"
         )
-    split, depth = _read(listing, form, cache)
+    try:
+        split, depth = _read(listing, form, cache if not listing.faults else None)
+    except DataError as fault:
+        raise all_told([*listing.faults, str(fault)]) from None
+    if listing.faults:
+        raise all_told(listing.faults)
     splits = tuple(entry.split or "" for entry in listing.entries)
     return Known(split, splits, found, listing.ignored, depth)
 

@@ -15,6 +15,8 @@ CLIENT = "client="
 """What the name of a client's folder begins with."""
 NO_LABEL = -1
 LONGEST_NUMBER = 18
+MOST_TOLD = 10
+"""How many problems an error tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Listing:
     form: str
     entries: tuple[Entry, ...]
     ignored: int = 0
+    faults: tuple[str, ...] = ()
+    """What is wrong, in sentences; images with a label that cannot be have none."""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -56,6 +60,15 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     found = sorted(set(names))
     digits = all(name.isascii() and name.isdecimal() and len(name) < LONGEST_NUMBER for name in found)
     return tuple(sorted(found, key=int) if digits else found)
+
+
+def all_told(faults: Sequence[str]) -> DataError:
+    """One error that tells all that is wrong, up to a bound."""
+    if len(faults) == 1:
+        return DataError(faults[0])
+    told = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults[:MOST_TOLD], 1))
+    more = f"; and {len(faults) - MOST_TOLD:,} more" if len(faults) > MOST_TOLD else ""
+    return DataError(f"{len(faults):,} problems: {told}{more}")
 
 
 def class_number(label: str, classes: Sequence[str], where: str) -> int:

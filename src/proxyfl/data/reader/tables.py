@@ -15,7 +15,7 @@ from typing import Any
 from proxyfl.core.errors import DataError
 from proxyfl.data.files import in_words, memory_limit
 from proxyfl.data.images import SUFFIXES, every_image
-from proxyfl.data.reader.listing import Entry, Listing, class_number, parse_keys, split_named
+from proxyfl.data.reader.listing import Entry, Listing, all_told, class_number, parse_keys, split_named
 
 LABELS_FILE = "labels.csv"
 ROLES = ("file", "label", "client", "split")
@@ -125,18 +125,22 @@ def list_beside(file: Path, classes: Sequence[str] | None = None) -> Listing:
     images, ignored = every_image(root, root)
     known = {path.relative_to(root).as_posix(): path for path in images}
     named: dict[str, Entry] = {}
-    for place, name, entry in entries(table, classes):
+    faults: list[str] = []
+    for place, name, entry in entries(table, classes, faults):
         key = safe_relative(name, table.where(place))
         if key not in known:
-            raise DataError(f"{table.where(place)}: there is no image '{name}' below {root}")
+            faults.append(f"{table.where(place)}: there is no image '{name}' below {root}")
+            continue
         if key in named:
-            raise DataError(f"{table.where(place)}: '{name}' is named twice; keep one line")
+            faults.append(f"{table.where(place)}: '{name}' is named twice; keep one line")
         named[key] = Entry(known[key], entry.label, entry.client, entry.split)
     labelled = [entry for entry in named.values() if entry.label is not None]
     rest = [named.get(key, Entry(path)) for key, path in known.items()]
     without = [entry for entry in rest if entry.label is None]
     others = ignored if file.name.startswith(".") else ignored - 1  # the table itself is meant to be there
-    return Listing(root, "csv", (*labelled, *without), others)
+    if faults and classes is None:
+        raise all_told(faults)
+    return Listing(root, "csv", (*labelled, *without), others, tuple(faults))
 
 
 def list_table(table: Table) -> Listing:
@@ -144,7 +148,7 @@ def list_table(table: Table) -> Listing:
     root, home = table.file.parent, table.file.parent.resolve()
     found: list[Entry] = []
     seen: set[str] = set()
-    for place, name, entry in entries(table, None):
+    for place, name, entry in entries(table, None, []):
         key = safe_relative(name, table.where(place))
         path = root / key
         if key in seen:
@@ -158,14 +162,20 @@ def list_table(table: Table) -> Listing:
     return Listing(root, "table", tuple(found))
 
 
-def entries(table: Table, classes: Sequence[str] | None) -> Iterator[tuple[int, str, Entry]]:
-    """(row, file's name, what is known of it) of every row."""
+def entries(
+    table: Table, classes: Sequence[str] | None, faults: list[str]
+) -> Iterator[tuple[int, str, Entry]]:
+    """(row, file's name, what is known of it) of every row. Labels of no class are noted as ``faults``."""
     empty = [""] * len(table)
     files, labels, clients, splits = (table.texts(role) or empty for role in ROLES)
     for place, name in enumerate(files):
         label, where = labels[place], table.where(place)
-        if label and classes is not None:
-            class_number(label, classes, f"{where}, file '{name}'")
+        try:
+            if label and classes is not None:
+                class_number(label, classes, f"{where}, file '{name}'")
+        except DataError as fault:
+            faults.append(str(fault))
+            label = ""
         split = split_named(splits[place], where)
         yield place, name, Entry(Path(), label or None, clients[place] or None, split)
 

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import httpx
 from flwr.app import Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from proxyfl.core.state import Failure, Task, Tensors, Update
-from proxyfl.core.text import told
 from proxyfl.engines.flower.codec import LEFT_OUT, pack_broadcast, read_answer, task_records
 from proxyfl.engines.flower.frozen import FrozenPart
 from proxyfl.engines.serialization import Header
@@ -30,6 +30,20 @@ GRACE = 5.0
 
 TRANSFER = 30.0
 """Seconds that fetching a reply may go on after the deadline: it may be large, or have waited its turn."""
+
+
+GONE = "was stopped or lost its connection"
+FAULTS = {
+    ErrorCode.MESSAGE_UNAVAILABLE: GONE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: GONE,
+    ErrorCode.NODE_UNAVAILABLE: GONE,
+    ErrorCode.INVALID_FAB: "did not run the server's app: the operator's key did not sign it",
+}
+"""Flower's errors in words; any other is a program of the site's that failed."""
+
+
+class NotSent(str):
+    """Why a client was not asked."""
 
 
 class Roster(Protocol):
@@ -68,14 +82,14 @@ class Courier:
     def _send(self, node: int | None, records: RecordDict, kind: str, until: float) -> tuple[str, int] | str:
         """The message's id and its node, or why it was not sent."""
         if node is None:
-            return "is not connected"
+            return NotSent("is not connected")
         left = until - time.monotonic()
         if left <= 0:
-            return "was not asked: the round's deadline had passed"
+            return NotSent("was not asked: the round's deadline had passed")
         message = Message(records, node, kind, ttl=left + GRACE)
         ids = list(self.grid.push_messages([message]))
         if not ids or not ids[0]:
-            return "was not asked: the SuperLink did not take the message"
+            return NotSent("was not asked: the SuperLink did not take the message")
         return ids[0], node
 
     def _reply(self, sent: str, node: int, until: float, deadline: float) -> RecordDict | str:
@@ -121,7 +135,7 @@ class Courier:
 
 def _content(reply: Message, node: int) -> RecordDict | str:
     if reply.has_error():
-        return f"gave no answer (Flower error {reply.error.code}: {told(str(reply.error.reason), 300)})"
+        return FAULTS.get(reply.error.code, "gave no answer: its program failed; its own output says why")
     if reply.metadata.src_node_id != node:
         return "was answered for by another node"
     return reply.content
@@ -154,7 +168,9 @@ class FlowerEngine:
             task = given.popleft()
             if isinstance(reply, str):
                 name = self.courier.roster.name(task.client)
-                answer: Update | Failure = Failure(task.round, task.client, f"{name} {reply}")
+                answer: Update | Failure = Failure(
+                    task.round, task.client, f"{name} {reply}", unsent=isinstance(reply, NotSent)
+                )
             else:
                 answer = self._named(read_answer(reply, task))
             self.frozen.heard(task.client, isinstance(answer, Update))

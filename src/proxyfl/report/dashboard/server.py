@@ -1,13 +1,16 @@
 """The live page's server: this machine only, reading only, a handful of fixed addresses.
 
 A page of another site must not be able to read runs through the user's browser: requests whose Host is not
-this machine (a foreign name that resolves to it) or whose Origin is another site are refused.
+this machine (a foreign name that resolves to it) or whose Origin is another site are refused. Other accounts
+of the machine must not read them at all: a request brings this start's token, in the address that was told
+to whoever started it, and from then on in a cookie.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import sys
 import threading
 import time
@@ -17,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR, socket
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from proxyfl.core.text import one_line
 from proxyfl.report.dashboard.watch import Library
@@ -48,6 +51,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+STRANGER = "this page is for whoever started it; open the address, token and all, that its command printed"
 HTML, CSS, JS = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 TEXT, JSON, EVENTS = "text/plain; charset=utf-8", "application/json", "text/event-stream"
 
@@ -62,6 +66,7 @@ class Dashboard(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, port: int = 0, every: float = 0.5, only: str | None = None) -> None:
         self.library, self.every = Library(folder, only), every
+        self.token = secrets.token_urlsafe(24)
         self.stopping = threading.Event()
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._followers = threading.BoundedSemaphore(MOST_FOLLOWERS)
@@ -79,6 +84,21 @@ class Dashboard(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.port}/"
+
+    def link(self, path: str = "", **query: str) -> str:
+        """The address of a page with what opens it."""
+        return f"{self.url}{path}?{urlencode({**query, 'token': self.token})}"
+
+    @property
+    def cookie(self) -> str:
+        """Cookies do not tell ports apart: the name does."""
+        return f"proxyfl-{self.port}={self.token}"
+
+    def knows(self, tokens: list[str], cookies: list[str]) -> bool:
+        """Whether a request brings this start's token, in its address or as its cookie."""
+        parts = [part.strip() for cookie in cookies for part in cookie.split(";")]
+        pairs = [*((token, self.token) for token in tokens), *((part, self.cookie) for part in parts)]
+        return any(secrets.compare_digest(found.encode(), ours.encode()) for found, ours in pairs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Where all places are taken, whoever has been silent for longest makes room."""
@@ -166,6 +186,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Dashboard
     connection: socket
     timeout = PATIENCE
+    admitted = False
     server_version, sys_version = "proxyfl", ""
 
     def handle_one_request(self) -> None:
@@ -182,16 +203,22 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def _answer(self) -> None:
+        self.admitted = False
         if not self._is_ours():
-            self.send_error(HTTPStatus.FORBIDDEN, "this page answers its own machine only")
+            return self.send_error(HTTPStatus.FORBIDDEN, "this page answers its own machine only")
+        try:
+            address = urlsplit(self.path)
+            query = parse_qs(address.query, max_num_fields=50)
+        except ValueError:
+            return self.send_error(HTTPStatus.BAD_REQUEST, "this address cannot be read")
+        cookies = self.headers.get_all("Cookie") or []
+        self.admitted = self.server.knows(query.get("token", []), cookies)
+        if not self.admitted:
+            self.send_error(HTTPStatus.FORBIDDEN, STRANGER)
         elif self.command not in ("GET", "HEAD"):
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is for reading")
         else:
-            try:
-                address = urlsplit(self.path)
-                names = parse_qs(address.query, max_num_fields=50).get("name", [])
-            except ValueError:
-                return self.send_error(HTTPStatus.BAD_REQUEST, "this address cannot be read")
+            names = query.get("name", [])
             if len(names) > MOST_RUNS_A_PAGE:
                 many = f"a page shows at most {MOST_RUNS_A_PAGE} runs, {len(names)} are named; name fewer"
                 return self.send_error(HTTPStatus.BAD_REQUEST, many)
@@ -296,6 +323,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Allow", "GET, HEAD")
         for name, value in HEADERS.items():
             self.send_header(name, value)
+        if self.admitted:
+            self.send_header("Set-Cookie", f"{self.server.cookie}; HttpOnly; SameSite=Strict; Path=/")
         self.end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
