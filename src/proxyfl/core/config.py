@@ -406,9 +406,14 @@ class Config:
 
     def to_tree(self) -> Tree:
         """The settings as nested tables, as TOML holds them."""
-        tree = dataclasses.asdict(self)
+        tree = dataclasses.asdict(self, dict_factory=_table)
         tree["method"] = {"name": self.method.name, **self.method.parameters}
         return tree
+
+
+def _table(items: list[tuple[str, Any]]) -> Tree:
+    """TOML has lists, no tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in items}
 
 
 def read_config(tree: Mapping[str, Any], fidelity: str) -> Config:
