@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from proxyfl.aggregation.build import register_aggregator
     from proxyfl.core.config import KeepSettings as Keep
     from proxyfl.core.config import TrainSettings as Train
-    from proxyfl.core.config import VectorSettings as Vectors
     from proxyfl.core.errors import ProxyFLError
     from proxyfl.core.settings import setting
+    from proxyfl.core.views import VectorSettings as Vectors
     from proxyfl.data.dataset import Dataset
     from proxyfl.data.partition import Partition
     from proxyfl.data.partition import make_partition as partition
@@ -65,7 +65,7 @@ _HOMES = {
     "Run": "proxyfl.runs.run",
     "Shown": "proxyfl.methods.registry",
     "Train": "proxyfl.core.config:TrainSettings",
-    "Vectors": "proxyfl.core.config:VectorSettings",
+    "Vectors": "proxyfl.core.views:VectorSettings",
     "load_dataset": "proxyfl.data.sources:load",
     "load_model": "proxyfl.runs.export",
     "partition": "proxyfl.data.partition:make_partition",

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from proxyfl.core.config import TrainSettings, VectorSettings
+from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.views import VectorSettings
 from proxyfl.data import Dataset
 from proxyfl.data.given import read_given
 from proxyfl.data.look import look

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.settings import FIDELITIES, check_fields, read_section, setting
 from proxyfl.core.trees import Tree
+from proxyfl.core.views import VectorSettings
 
 
 @dataclass(frozen=True)
@@ -90,26 +91,6 @@ class PartitionSettings:
     )
     clients: int = setting(20, "registered clients (K)", low=1, high=10_000_000)
     seed: int = setting(0, "seed of the partition", low=0)
-
-
-@dataclass(frozen=True)
-class VectorSettings:
-    """Views of vectors. Noise is in standard deviations of each feature.
-
-    >>> import proxyfl
-    >>> proxyfl.Vectors(strong_noise=0.3).mix
-    0.1
-    """
-
-    noise: float = setting(0.1, "noise of weak views", low=0)
-    strong_noise: float = setting(0.5, "noise of strong views", low=0)
-    dropout: float = setting(0.1, "share of features that strong views set to their mean", low=0, high=1)
-    mix: float = setting(
-        0.1, "share of features that strong views take from another sample of the batch", low=0, high=1
-    )
-
-    def __post_init__(self) -> None:
-        check_fields(self, "vectors.")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import TrainSettings, VectorSettings
+from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import MethodError
 from proxyfl.core.spans import STRONG, WEAK, span
+from proxyfl.core.views import VectorSettings
 from proxyfl.data import vectors
 from proxyfl.data.augment import normalise, strong, weak
 

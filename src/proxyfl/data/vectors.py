@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import VectorSettings
 from proxyfl.core.errors import DataError
+from proxyfl.core.views import VectorSettings
 from proxyfl.data.augment import normalise
 
 Array: TypeAlias = np.ndarray[Any, Any]

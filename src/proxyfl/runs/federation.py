@@ -16,9 +16,10 @@ from rich.console import Console
 from torch import nn
 
 from proxyfl.aggregation import Aggregator, Mean
-from proxyfl.core.config import Config, KeepSettings, TrainSettings, VectorSettings
+from proxyfl.core.config import Config, KeepSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.state import ServerState, Tensors
+from proxyfl.core.views import VectorSettings
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.partition import Partition, Ragged
 from proxyfl.engines.choose import EngineFactory, choose_engine

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxyfl.core.config import Config, VectorSettings
+from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError
 from proxyfl.core.rng import SERVER, rng
+from proxyfl.core.views import VectorSettings
 from proxyfl.data import sources
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.holdings import Holdings
