@@ -71,7 +71,7 @@ class Fold:
             )
         )
         watched = keep.watches(len(clients)) and not aggregator.private
-        self.witness = Witness(state.weights, keep, len(clients), spool) if watched else None
+        self.witness = Witness(state.weights, len(clients)) if watched else None
         self.kept: list[Tensors] = []
         self.watched: defaultdict[str, list[Tensor]] = defaultdict(list)
         self.clients: list[int] = []
