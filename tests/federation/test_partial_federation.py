@@ -66,11 +66,12 @@ def test_workers_give_the_same_bits(partly, tmp_path):
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_every_kind_of_method_trains_adapters_of_a_wide_network(name, tmp_path):
-    config = tiny_config(name, model__name="wrn-16-1", rounds=1, **LORA)
-    told = Told()
-    state = play(config, make_simulation(), tmp_path, observers=[told])
-    assert told.reports[0].metrics["failed"] == {}
+def test_every_kind_of_method_trains_a_wide_network_and_adapters_of_it(name, tmp_path):
+    for partly in ({}, LORA):
+        config, told = tiny_config(name, model__name="wrn-16-1", rounds=1, **partly), Told()
+        state = play(config, make_simulation(), tmp_path / str(bool(partly)), observers=[told])
+        assert told.reports[0].metrics["failed"] == {}
+        assert any("trunk.stage3.1.norm2.running_mean" in part for part in state.weights) != bool(partly)
     assert all("lora_" in part or "classifier." in part or "heads." in part for part in state.weights)
 
 
