@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-FINDINGS = {"clear": (0, 50), "fluid": (6, 25), "nodule": (7, 10)}
+FINDINGS = {"clear": (3, 50), "fluid": (9, 25), "nodule": (8, 10)}
 """Which of scikit-learn's digits plays it, and how many labelled images each hospital has."""
 
 
@@ -23,7 +23,7 @@ def scan(drawn: np.ndarray, rng: np.random.Generator) -> Image.Image:
     size = rng.integers(24, 80, 2).tolist()
     image = Image.fromarray((drawn * 15).astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
     turned = np.asarray(image.rotate(float(rng.normal(0, 8))), dtype=float)
-    noisy = np.clip(turned + rng.normal(0, 12, turned.shape), 0, 255).astype(np.uint8)
+    noisy = np.clip(turned + rng.normal(0, 40, turned.shape), 0, 255).astype(np.uint8)
     return Image.fromarray(noisy).convert("RGB" if rng.random() < 1 / 3 else "L")
 
 

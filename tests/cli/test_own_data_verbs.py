@@ -97,7 +97,9 @@ def test_from_a_messy_clinic_to_predictions_elsewhere(
     tested = invoke("eval", "runs/a", "--data", "folder:clinic-new")
     assert "of 120" in tested.stdout, tested.stdout
     assert invoke("export", "runs/a", "-o", "model.onnx").exit_code == 0
-    assert "nodule" in Path("model.md").read_text()
+    page = Path("model.md").read_text()
+    assert "nodule" in page
+    assert "Data set: folder:clinic\n" in page
     files = sorted(map(str, Path("clinic-new").glob("*/*.jpg")))
     ours = csv.DictReader(invoke("predict", "runs/a", *files, "--csv").stdout.splitlines())
     words = [sys.executable, "-c", ELSEWHERE, EXAMPLES / "predict_onnx.py", "model.onnx", *files]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from proxyfl.core.trees import dotted
 from proxyfl.runs.export import ModelCard
@@ -32,7 +33,7 @@ def model_page(
         "## How to use it",
         f"`{file}` takes {_taken(card)} The class names are in its metadata. {compared}",
         "## Data",
-        f"- Data set: {config.data.name}\n- Labels: {_labels(run, card)}\n"
+        f"- Data set: {_data_name(config.data.name)}\n- Labels: {_labels(run, card)}\n"
         f"- Clients: {dealt.clients}, dealt by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
         f"- Where the {_called(card)} come from, and who may use them: {BLANK}",
         "## Accuracy",
@@ -85,7 +86,7 @@ def _front_matter(run: Run, kind: str, accuracy: float | None) -> str:
             "  - task:",
             f"      type: {kind}-classification",
             "    dataset:",
-            f"      name: {text(config.data.name)}",
+            f"      name: {text(_data_name(config.data.name))}",
             f"      type: {text(config.data.name.split(':')[0])}",
             "    metrics:",
             "    - type: accuracy",
@@ -118,3 +119,9 @@ def _accuracies(
 def _settings(run: Run) -> str:
     rows = [f"{name} = {json.dumps(value)}" for name, value in dotted(run.config.to_tree()).items()]
     return "\n".join(["```toml", *rows, "```"])
+
+
+def _data_name(data: str) -> str:
+    """A data set's name without the folders of the machine that it lay on: the page is for others."""
+    kind, separator, place = data.partition(":")
+    return f"{kind}:{Path(place).name}" if separator else data

@@ -111,7 +111,8 @@ def _write_onnx(network: nn.Module, images: Tensor, path: Path, metadata: dict[s
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise missing_extra("onnx, onnxscript and onnxruntime", "onnx") from error
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    for talker in ("onnxscript", "torch.onnx"):
+        logging.getLogger(talker).setLevel(logging.ERROR)
     name = "vectors" if is_vectors(images) else "images"
     program = torch.onnx.export(
         network,
