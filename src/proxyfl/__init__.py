@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from proxyfl.data.partition import make_partition as partition
     from proxyfl.data.sources import load as load_dataset
     from proxyfl.data.sources import register as register_dataset
+    from proxyfl.encoders import Encoder, encode
     from proxyfl.methods.base import Addon, Method
     from proxyfl.methods.registry import Recipe, Shown, register_addon
     from proxyfl.methods.registry import register as register_method
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Addon": "proxyfl.methods.base",
     "Dataset": "proxyfl.data.dataset",
+    "Encoder": "proxyfl.encoders",
     "Experiment": "proxyfl.runs.experiment",
     "Federation": "proxyfl.runs.federation",
     "Keep": "proxyfl.core.config:KeepSettings",
@@ -66,6 +68,7 @@ _HOMES = {
     "Shown": "proxyfl.methods.registry",
     "Train": "proxyfl.core.config:TrainSettings",
     "Vectors": "proxyfl.core.views:VectorSettings",
+    "encode": "proxyfl.encoders",
     "load_dataset": "proxyfl.data.sources:load",
     "load_model": "proxyfl.runs.export",
     "partition": "proxyfl.data.partition:make_partition",
@@ -84,6 +87,7 @@ __all__ = [
     "Addon",
     "Aggregator",
     "Dataset",
+    "Encoder",
     "Experiment",
     "Federation",
     "Keep",
@@ -96,6 +100,7 @@ __all__ = [
     "Shown",
     "Train",
     "Vectors",
+    "encode",
     "load_dataset",
     "load_model",
     "partition",

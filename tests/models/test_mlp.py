@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from proxyfl.core.config import ModelSettings
+from proxyfl.core.network import ModelSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.models import Network
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -39,6 +40,7 @@ from proxyfl.cli import (
     validate,
 )
 from proxyfl.cli.common import Verbs, examples
+from proxyfl.core.network import ALLOW_DOWNLOAD
 from proxyfl.core.plugins import VARIABLE, load_plugins
 
 TRAIN, LOOK, USE, KNOW = "Train", "Look at runs", "Use a model", "Methods, data, settings"
@@ -75,6 +77,13 @@ def proxyfl(
             help=f"Your code, imported first: models and methods it registers get a name. Or ${VARIABLE}.",
         ),
     ] = None,
+    allow_download: Annotated[
+        bool,
+        typer.Option(
+            "--allow-download",
+            help=f"A frozen encoder may be downloaded by its name. Or ${ALLOW_DOWNLOAD}=1.",
+        ),
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -83,6 +92,8 @@ def proxyfl(
 
     `proxyfl demo` shows it all on real data in a few minutes.
     """
+    if allow_download:
+        os.environ[ALLOW_DOWNLOAD] = "1"
     load_plugins(plugin or ())
 
 

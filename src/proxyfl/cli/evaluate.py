@@ -85,6 +85,7 @@ def evaluate(
     from rich.markup import escape
 
     from proxyfl.cli.clients import print_accuracies
+    from proxyfl.data.dataset import Split
     from proxyfl.runs.run import Run
 
     found = Run(find_run(run))
@@ -96,10 +97,13 @@ def evaluate(
         print_accuracies(found, model, personalised, data_root, out())
         return
     trained = found.model(model, config.compute.device)
-    result = _test(trained, config, _images(found, trained.card, data, data_root))
+    images = _images(found, trained.card, data, data_root)
+    if trained.card.encoder and images.called == "images":
+        images = Split(trained.features(images.images), images.labels)
+    result = _test(trained, config, images)
     console = out()
     card = trained.card
-    what = "images" if card.image_size else "vectors"
+    what = "images" if card.given[1] else "vectors"
     which = f"{model} model, round {card.round}, {escape(card.method)}"
     console.print(_classes(what, result, card.classes))
     console.print(
@@ -150,11 +154,12 @@ def _given(data: str, card: ModelCard, keys: str) -> Split:
     if kind == "folder" and (place / "test").is_dir() and "test" not in card.classes:
         place = place / "test"
     columns = keys if kind == "table" else ""
-    form = Form(card.classes, card.channels, card.image_size, card.features, columns)
+    channels, side = card.given
+    form = Form(card.classes, channels, side, card.features, columns)
     split = read_test(place, form, by_name=True)
-    if not card.image_size:
+    if not side:
         return split
-    size = f"{card.image_size} × {card.image_size}"
+    size = f"{side} × {side}"
     err().print(f"note: {place}, brought to the model's {size} pixels", markup=False, soft_wrap=True)
     return split
 

@@ -99,7 +99,7 @@ def show(
     """
     from rich.markup import escape
 
-    from proxyfl.core.config import ModelSettings
+    from proxyfl.core.network import ModelSettings
     from proxyfl.core.settings import read_section
     from proxyfl.models import Network
     from proxyfl.models.measure import measure, summary

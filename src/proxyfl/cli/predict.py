@@ -60,11 +60,11 @@ def predict(
         raise ConfigError("--csv and --json are two forms of the same; choose one")
     trained = Run(find_run(run)).model(model)
     card = trained.card
-    given = read_given(images, card.channels, card.image_size, card.features)
+    given = read_given(images, *card.given, card.features)
     for note in given.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
     probabilities = torch.cat([trained(part).cpu() for part in torch.split(given.images, BATCH)])
-    what = "image" if card.image_size else "vector"
+    what = "image" if card.given[1] else "vector"
     if as_csv or as_json:
         write = _csv if as_csv else _json
         typer.echo(write(what, given.names, card.classes, probabilities), nl=False)

@@ -68,8 +68,13 @@ def _sizes(config: Config, root: Path | None) -> str:
     least, most = int(held.min()), int(held.max())
     spread = f"{least:,} to {most:,} per client" if least < most else f"{most:,} per client"
     images = f"{int(held.sum()):,} {simulation.dataset.train.called} ({labelled:,} labelled), {spread}"
-    network = f"{config.model.name} with {_parameters(config, simulation.dataset)}"
+    network = f"{_network(config)} with {_parameters(config, simulation.dataset)}"
     return f"{method} on {data}: {images}; {rounds}; {network}"
+
+
+def _network(config: Config) -> str:
+    model = config.model
+    return f"{model.trained} on features of {model.encoder}" if model.encoder else model.name
 
 
 def _parameters(config: Config, dataset: Dataset) -> str:

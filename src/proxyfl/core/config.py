@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from proxyfl.core.errors import ConfigError
+from proxyfl.core.network import ModelSettings
 from proxyfl.core.settings import FIDELITIES, check_fields, read_section, setting
 from proxyfl.core.trees import Tree
-from proxyfl.core.views import VectorSettings
+from proxyfl.core.views import EncoderSettings, VectorSettings
 
 
 @dataclass(frozen=True)
@@ -91,47 +92,6 @@ class PartitionSettings:
     )
     clients: int = setting(20, "registered clients (K)", low=1, high=10_000_000)
     seed: int = setting(0, "seed of the partition", low=0)
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """The network every client trains."""
-
-    name: str = setting("resnet8", "registered network")
-    width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
-    hidden: tuple[int, ...] = setting(
-        (), "sizes of the mlp's hidden layers, as in [128, 64]; empty: two of 64 × width", later=True
-    )
-    dropout: float = setting(
-        0.0, "share of the mlp's hidden units dropped in training", low=0, high=0.9, later=True
-    )
-    norm: str = setting(
-        "batch",
-        "a network's batch norm: batch, as it is; group: group norm instead; static: no statistics in "
-        "training, those of the global model are gathered as sums from the round's clients after each mean",
-        choices=("batch", "group", "static"),
-        later=True,
-    )
-    trainable: str = setting(
-        "all",
-        "what is trained and travels: all, head (the classifier), or patterns over names of parameters with "
-        "commas between them, such as trunk.stage3.*,classifier.*",
-        later=True,
-    )
-    lora_rank: int = setting(
-        0, "rank of adapters that are trained in the place of weights; 0: none", low=0, high=4096, later=True
-    )
-    lora_targets: str = setting("*", "layers with adapters, as patterns over their names", later=True)
-    lora_alpha: float = setting(0.0, "adapters count alpha / rank times; 0: once", low=0, later=True)
-    weights: str = setting(
-        "",
-        "start from these weights: a model file (like RUN/models/best.safetensors), or a run's last model; "
-        "empty: from the seed",
-        later=True,
-    )
-    weights_hash: str = setting(
-        "", "SHA-256 of the tensors started from; filled in when empty, compared when given", later=True
-    )
 
 
 @dataclass(frozen=True)
@@ -376,6 +336,7 @@ class Config:
     labels: LabelSettings = field(default_factory=LabelSettings)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     vectors: VectorSettings = field(default_factory=VectorSettings, metadata={"later": True})
+    encoder: EncoderSettings = field(default_factory=EncoderSettings, metadata={"later": True})
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     federation: FederationSettings = field(default_factory=FederationSettings)

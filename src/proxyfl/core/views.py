@@ -1,4 +1,4 @@
-"""How views of vectors are drawn: the settings of the section ``[vectors]``."""
+"""How views are drawn: of vectors (section ``[vectors]``), and before a frozen encoder (``[encoder]``)."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ class VectorSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "vectors.")
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """Views that a frozen encoder is given of every training sample, beside the sample itself."""
+
+    weak: int = setting(2, "weak views of a training sample that are encoded", low=1, high=64)
+    strong: int = setting(2, "strong views of a training sample that are encoded", low=1, high=64)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "encoder.")

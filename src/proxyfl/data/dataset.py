@@ -12,13 +12,13 @@ from torch import Tensor
 
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.files import in_words, memory_limit
-from proxyfl.data.vectors import is_vectors
+from proxyfl.data.vectors import is_encoded, is_vectors
 
 
 @dataclass(frozen=True)
 class Split:
     """Images as uint8 (N, channels, height, width), possibly memory-mapped, or vectors as float32 (N, d), and
-    their labels (N,) int64.
+    their labels (N,) int64. Training samples of a frozen encoder are its float16 features (N, views, d).
     """
 
     images: Tensor
@@ -33,7 +33,20 @@ class Split:
     @property
     def called(self) -> str:
         """What there are, in words."""
-        return "vectors" if is_vectors(self.images) else "images"
+        return "vectors" if is_vectors(self.images) or is_encoded(self.images) else "images"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What vectors are features of: images of ``channels`` and ``image_size``, by the encoder with this name
+    and hash. Each training sample comes with so many ``weak`` views, then strong ones.
+    """
+
+    encoder: str
+    hash: str
+    channels: int
+    image_size: int
+    weak: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,8 @@ class Dataset:
     """The names of these clients."""
     features: tuple[str, ...] = ()
     """The names of a vector's features, where the data has some."""
+    encoded: Encoded | None = None
+    """Where the samples come from, if a frozen encoder made them."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.train):,} to train, {len(self.test):,} to test"
@@ -122,7 +137,7 @@ class Dataset:
 
     @property
     def channels(self) -> int:
-        return int(self.train.images.shape[1])
+        return int(self.train.images.shape[-1 if self.is_vectors else 1])
 
     @property
     def image_size(self) -> int:
@@ -130,7 +145,7 @@ class Dataset:
 
     @property
     def is_vectors(self) -> bool:
-        return is_vectors(self.train.images)
+        return self.train.called == "vectors"
 
     def resized(self, size: int) -> Dataset:
         """Every image at ``size`` × ``size``, as uint8."""

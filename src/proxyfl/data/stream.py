@@ -57,13 +57,14 @@ class ClientData:
 @dataclass(frozen=True)
 class ViewSettings:
     """What fits a data set: whether mirrored images keep their class, its normalisation, and how views of
-    vectors are drawn.
+    vectors are drawn. Of samples that a frozen encoder has seen, ``encoded`` are the weak views.
     """
 
     flip: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
     vectors: VectorSettings = field(default_factory=VectorSettings)
+    encoded: int = 0
 
 
 @dataclass
@@ -163,13 +164,24 @@ class Stream:
 
     def _view(self, view: View, index: Tensor) -> Tensor:
         with span(WEAK if view is weak else STRONG):
-            images = self.data.images[index]
+            images = self._samples(view, index)
             if self.device.type == "cuda":  # only from pinned memory does a transfer run beside computation
                 images = images.pin_memory()
             images = images.to(self.device, non_blocking=True)
+            if vectors.is_encoded(self.data.images):
+                return vectors.standardise(images, self.views.mean, self.views.std)
             if vectors.is_vectors(images):
                 drawn = vectors.weak if view is weak else vectors.strong
                 samples = vectors.standardise(images, self.views.mean, self.views.std)
                 return drawn(samples, self.generator, self.views.vectors)
             seen = view(images, self.generator, flip=self.views.flip)
             return normalise(seen, self.views.mean, self.views.std)
+
+    def _samples(self, view: View, index: Tensor) -> Tensor:
+        """Samples as the store has them; of a frozen encoder's, one of the views that it was given."""
+        images = self.data.images
+        if not vectors.is_encoded(images):
+            return images[index]
+        first = 1 + self.views.encoded
+        places = range(1, first) if view is weak else range(first, images.shape[1])
+        return images[index, vectors.draw_places(len(index), places, self.generator)]

@@ -31,6 +31,23 @@ def is_vectors(samples: Any) -> bool:
     return len(samples.shape) == 2
 
 
+def is_encoded(samples: Tensor) -> bool:
+    """Whether a tensor holds features of several views of each sample (N, views, d): the sample itself, its
+    weak views, its strong views.
+    """
+    return samples.dim() == 3
+
+
+def sample_shape(samples: Tensor) -> tuple[int, ...]:
+    """Of what a network is given."""
+    return tuple(samples.shape[2:] if is_encoded(samples) else samples.shape[1:])
+
+
+def draw_places(count: int, places: range, generator: torch.Generator) -> Tensor:
+    """For each of ``count`` samples one of its views."""
+    return places.start + torch.randint(len(places), (count,), generator=generator)
+
+
 def numbers(array: Array, what: str, names: Sequence[str] = (), lines: Sequence[int] = ()) -> Array:
     """Vectors as float32. What is no finite number is an error that names ``what``, its row and its column:
     by the ``names`` of the columns and the ``lines`` of the rows where there are some, else counted from 0.
@@ -80,8 +97,9 @@ def standardise(vectors: Tensor, mean: Sequence[float], std: Sequence[float]) ->
 
 
 def prepared(samples: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """What a network is given: vectors standardised, images normalised."""
-    return (standardise if is_vectors(samples) else normalise)(samples, mean, std)
+    """What a network is given: vectors standardised, images normalised; of encoded views the first."""
+    seen = samples[:, 0] if is_encoded(samples) else samples
+    return (standardise if is_vectors(seen) else normalise)(seen, mean, std)
 
 
 def weak(vectors: Tensor, generator: torch.Generator, settings: VectorSettings) -> Tensor:

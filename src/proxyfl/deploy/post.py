@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxyfl.core.files import write_bytes
-from proxyfl.runs.directory import RunDirectory, held, readable_errors
+from proxyfl.core.locks import held
+from proxyfl.runs.directory import RunDirectory, readable_errors
 
 PRIVATE = 0o700
 

@@ -19,8 +19,8 @@ from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
 from proxyfl.core.state import STATISTICS, Task, Tensors, Update, content_hash, detached, namespace, within
-from proxyfl.data.augment import normalise
 from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
+from proxyfl.data.vectors import prepared
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch
 from proxyfl.federation.pseudo_metrics import count_decisions
@@ -148,7 +148,7 @@ class ClientTrainer:
 
         def batches() -> Iterator[Tensor]:
             for part in index.tensor_split(-(-len(index) // size)):
-                yield normalise(data.images[part].to(self.device), self.views.mean, self.views.std)
+                yield prepared(data.images[part].to(self.device), self.views.mean, self.views.std)
 
         with autocast(self.compute, self.device):
             found = sums(self.network, batches())

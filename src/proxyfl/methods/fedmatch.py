@@ -40,6 +40,7 @@ from proxyfl.core.settings import setting
 from proxyfl.core.spans import FORWARD, span
 from proxyfl.core.state import Tensors, Update, namespace, within
 from proxyfl.data.stream import Batch
+from proxyfl.data.vectors import sample_shape
 from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext, descend
 from proxyfl.methods.losses import masked_mean
@@ -140,7 +141,7 @@ class FedMatch(Method):
             ctx.count(f"up_{half}", up)
             ctx.count(f"down_{half}", down)
         ctx.state = ctx.memory["sent"] = sent
-        image = embedding_image(ctx.stream.data.images.shape[1:], ctx.seed).to(ctx.device)
+        image = embedding_image(sample_shape(ctx.stream.data.images), ctx.seed).to(ctx.device)
         return {"embedding": ctx.predict(ctx.model_from(sent).eval(), image)[0]}
 
     def upload(self, ctx: ClientContext) -> Tensors:

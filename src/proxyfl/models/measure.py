@@ -79,7 +79,7 @@ def _measured(net: nn.Module, network: Network) -> Cost:
         if isinstance(output, Tensor):
             shapes[module] = tuple(output.shape[1:])
 
-    image = torch.zeros(1, network.channels, network.image_size, network.image_size)
+    image = torch.zeros(1, *network.shape)
     hooks = [module.register_forward_hook(note) for module in net.modules()]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net.eval()(image)

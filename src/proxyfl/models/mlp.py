@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 UNITS = 64
 """Of a hidden layer at width 1, where no sizes are given."""
+BOTTLENECK = 16
+"""Of an adapter at width 1, where no size is given."""
 
 
 class MLP(nn.Module):
@@ -46,6 +49,28 @@ class LinearModel(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         return x.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+class Adapter(nn.Module):
+    """A bottleneck of 16 × width units beside its input, x + up(relu(down(x))), then a linear layer."""
+
+    def __init__(self, classes: int, inputs: int, width: int = 4, hidden: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        units = hidden[0] if hidden else BOTTLENECK * width
+        self.down, self.up = nn.Linear(inputs, units), nn.Linear(units, inputs)
+        with torch.no_grad():  # it begins as the linear layer alone
+            self.up.weight.zero_()
+            self.up.bias.zero_()
+        self.classifier = nn.Linear(inputs, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        change: Tensor = self.up(self.down(flat).relu())
+        return flat + change
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(x))

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
 
-from proxyfl.core.config import ModelSettings
 from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.network import ModelSettings
 from proxyfl.core.state import Tensors
 from proxyfl.models.cnn import CNN
 from proxyfl.models.heads import attach_heads
 from proxyfl.models.lora import LoRA, add_adapters, merged
-from proxyfl.models.mlp import MLP, LinearModel
+from proxyfl.models.mlp import MLP, Adapter, LinearModel
 from proxyfl.models.norm import with_norm
 from proxyfl.models.resnet import ResNet
 from proxyfl.models.resnet18 import ResNet18
@@ -33,6 +33,7 @@ LARGEST_LAYER = 65_536
 
 _factories: dict[str, Factory] = {
     "resnet8": ResNet, "resnet18": ResNet18, "cnn": CNN, "linear": LinearModel, "mlp": MLP,
+    "adapter": Adapter,
 }  # fmt: skip
 _families: tuple[Callable[[str], Factory | None], ...] = (wide_resnet,)
 """What makes a factory of a name with numbers in it."""
@@ -140,7 +141,7 @@ class Network:
     def configured(cls, model: ModelSettings, classes: int, channels: int, image_size: int) -> Network:
         """The network that the settings name, for these samples."""
         return cls.of(
-            model.name,
+            model.trained,
             classes,
             channels,
             model.width,

@@ -151,7 +151,7 @@ class _OneClient:
         found = Profile(
             method=config.method.name,
             data=config.data.name,
-            network=f"{config.model.name} of width {config.model.width}",
+            network=f"{config.model.trained} of width {config.model.width}",
             dtype=config.compute.dtype,
             device=config.compute.device,
             threads=config.compute.threads,

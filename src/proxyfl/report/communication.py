@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from proxyfl.core.config import ModelSettings
 from proxyfl.core.errors import MethodError
+from proxyfl.core.network import ModelSettings
 from proxyfl.core.settings import read_section
+from proxyfl.encoders.named import shape_for
 from proxyfl.methods.fedmatch import FedMatchParameters, decompose
 from proxyfl.models import Network, part_of
 
@@ -53,7 +54,8 @@ class Setting:
         """The network as clients have it; its state is what travels."""
         shape = {name: getattr(self, name) for name in ("width", *NETWORK) if name != "image_size"}
         model = read_section(ModelSettings, {"name": self.model, **shape}, "clean", "model.")
-        network = Network.configured(model, self.classes, self.channels, self.image_size)
+        samples = shape_for(model, self.channels, self.image_size)
+        network = Network.configured(model, self.classes, *samples)
         return network.adapt(network(heads))
 
 

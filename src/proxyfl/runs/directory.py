@@ -33,6 +33,7 @@ from typing import Any
 from proxyfl.aggregation.updates import SPOOL
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, sync_folder
+from proxyfl.core.locks import held, lock
 
 FORMAT = 2
 """Of checkpoints. Format 1 held the metrics themselves; it is still read."""
@@ -231,7 +232,7 @@ class RunDirectory:
         """Whether a process is writing in this run; asking does not get in its way for long."""
         try:
             with (self.path / ".lock").open("r") as file:
-                return not _lock(file.fileno())
+                return not lock(file.fileno())
         except OSError:
             return False
 
@@ -298,37 +299,3 @@ def readable_errors(path: Path, kept: str, cure: str) -> Iterator[None]:
             f"writing {path} failed: {error.strerror or error}; {kept}. "
             f"Make room or make it writable, then {cure}"
         ) from error
-
-
-@contextlib.contextmanager
-def held(path: Path, taken: str, *, remove: bool = True, patience: float = 1.0) -> Iterator[None]:
-    """A file's lock. Whoever only looks at a run holds it for an instant, so it is tried for a second."""
-    with path.open("a") as file:
-        until = time.monotonic() + patience
-        while not _lock(file.fileno()):
-            if time.monotonic() > until:
-                raise RunError(f"{taken}; wait for it or stop it")
-            time.sleep(0.02)
-        try:
-            yield
-        finally:
-            if remove:
-                path.unlink(missing_ok=True)
-
-
-def _lock(handle: int) -> bool:
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-    import msvcrt
-
-    try:
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
-    except OSError:
-        return False
-    return True

@@ -18,12 +18,15 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError, RunError
 from proxyfl.core.settings import OBJECT
 from proxyfl.core.state import Tensors
-from proxyfl.data.dataset import Split, resize
+from proxyfl.data.dataset import Encoded, Split, resize
 from proxyfl.data.own import pixels, vectors
 from proxyfl.data.vectors import prepared
+from proxyfl.encoders import Encoder, load_encoder
 from proxyfl.methods.base import Method
 from proxyfl.models import NORMS, Network
 
+BATCH = 64
+"""Images that are encoded at once."""
 MAX_SIZE = 4096
 """Pixels along the side of the images that a model may ask for."""
 
@@ -53,6 +56,17 @@ class ModelCard:
     dropout: float = 0.0
     features: tuple[str, ...] = ()
     """The names of a vector's features, where its data had some."""
+    encoder: str = ""
+    """The frozen encoder whose features the network takes; its weights are not part of the model."""
+    encoder_hash: str = ""
+    encodes: tuple[int, ...] = ()
+    """Channels and size of the images that the encoder was given."""
+
+    @property
+    def given(self) -> tuple[int, int]:
+        """Channels and size of the samples that people have; a size of 0 means vectors."""
+        channels, size = self.encodes or (self.channels, self.image_size)
+        return channels, size
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,11 +84,13 @@ class ModelCard:
 class TrainedModel:
     """A network with its card. Call it with images for probabilities: a tensor or a numpy array, uint8 or
     between 0 and 1, channels first or last. Images of another size are resized, with a warning. A model of
-    vectors takes numbers of shape (N, d), as its data has them.
+    vectors takes numbers of shape (N, d), as its data has them. A model on a frozen encoder takes
+    images, which are encoded first; an encoder without a name must be given.
     """
 
     network: nn.Module
     card: ModelCard
+    encoder: Encoder | None = None
 
     def __repr__(self) -> str:
         card = self.card
@@ -84,14 +100,28 @@ class TrainedModel:
     @torch.inference_mode()
     def __call__(self, images: Any) -> Tensor:
         device = next(self.network.parameters()).device
-        fitting = self._fitting(images)
+        fitting = self.features(images) if self.card.encoder else self._fitting(images)
         logits = self.network(prepared(fitting.to(device), self.card.mean, self.card.std))
         probabilities: Tensor = logits.float().softmax(1)
         return probabilities
 
+    def features(self, images: Any) -> Tensor:
+        """What the frozen encoder makes of images."""
+        card = self.card
+        if self.encoder is None and card.encoder.startswith(OBJECT):
+            name = card.encoder.removeprefix(OBJECT)
+            raise NotRegistered(
+                f"the model takes features of an encoder that only a program has, {name}; open it in Python "
+                "with proxyfl.load_model(PATH, encoder=…)"
+            )
+        encoder = self.encoder or load_encoder(card.encoder)
+        if encoder.hash != card.encoder_hash:
+            raise RunError(f"the encoder {encoder.called} is not the one that the model was trained with")
+        return torch.cat([encoder(part) for part in torch.split(self._fitting(images).cpu(), BATCH)])
+
     def _fitting(self, images: Any) -> Tensor:
         """uint8 (N, channels, size, size), or float32 (N, features)."""
-        size, channels = self.card.image_size, self.card.channels
+        channels, size = self.card.given
         if not size:
             return fitting_vectors(images, channels)
         if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4:
@@ -129,10 +159,11 @@ def model_card(
     mean: Sequence[float],
     std: Sequence[float],
     features: Sequence[str] = (),
+    encoded: Encoded | None = None,
 ) -> dict[str, Any]:
     """What a saved model says about itself, but for the round."""
     return {
-        "network": config.model.name,
+        "network": config.model.trained,
         "width": config.model.width,
         "heads": method.needs_heads and not method.all_private,
         "channels": channels,
@@ -145,7 +176,12 @@ def model_card(
         "hidden": config.model.hidden,
         "dropout": config.model.dropout,
         "features": features,
-    }
+    } | (_encoder_of(encoded) if encoded else {})
+
+
+def _encoder_of(encoded: Encoded) -> dict[str, Any]:
+    shape = (encoded.channels, encoded.image_size)
+    return {"encoder": encoded.encoder, "encoder_hash": encoded.hash, "encodes": shape}
 
 
 def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
@@ -154,8 +190,9 @@ def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
 
 def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> None:
     """Refuse a card that does not belong to these weights, before any memory is given for its network."""
-    texts = (card.network, card.method, card.norm, *card.classes, *card.features)
-    sizes = (card.width, card.channels, card.image_size, card.round, *card.hidden)
+    encoder = (card.encoder, card.encoder_hash)
+    texts = (card.network, card.method, card.norm, *card.classes, *card.features, *encoder)
+    sizes = (card.width, card.channels, card.image_size, card.round, *card.hidden, *card.encodes)
     if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in sizes):
         raise ValueError("its card has a name that is no text or a size that is no whole number")
     numbers = (*card.mean, *card.std, card.dropout, 0.0 if card.accuracy is None else card.accuracy)
@@ -165,6 +202,8 @@ def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> Non
         raise ValueError(
             f"its card speaks of {card.channels} channels and images of {card.image_size} pixels"
         )
+    if card.encodes and not (len(card.encodes) == 2 and card.encoder and 0 < card.encodes[1] <= MAX_SIZE):
+        raise ValueError(f"its card speaks of an encoder of images of shape {card.encodes}")
     if card.norm not in NORMS:
         raise ValueError("its card names a normalisation that does not exist")
     with torch.device("meta"):  # shapes without memory
@@ -173,9 +212,15 @@ def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> Non
         raise ValueError(f"its weights are not those of {card.network} at width {card.width}")
 
 
-def load_model(path: str | Path, device: str = "cpu", *, network: Any = None) -> TrainedModel:
+def load_model(
+    path: str | Path,
+    device: str = "cpu",
+    *,
+    network: Any = None,
+    encoder: Encoder | nn.Module | None = None,
+) -> TrainedModel:
     """A model file back as a network in eval mode. One that was trained from an ``nn.Module`` of your own
-    needs it again as ``network``.
+    needs it again as ``network``; likewise a frozen encoder of your own, as ``encoder``.
 
     >>> import proxyfl
     >>> model = proxyfl.load_model("runs/first/models/last.safetensors")  # doctest: +SKIP
@@ -185,7 +230,7 @@ def load_model(path: str | Path, device: str = "cpu", *, network: Any = None) ->
     try:
         weights, metadata = read_verified(path)
         found = json.loads(metadata["proxyfl"])
-        for name in ("classes", "mean", "std", "hidden", "features"):
+        for name in ("classes", "mean", "std", "hidden", "features", "encodes"):
             found[name] = tuple(found[name]) if name in found else ()
         card = ModelCard(**found)
         if network is None and card.network.startswith(OBJECT):
@@ -205,4 +250,5 @@ def load_model(path: str | Path, device: str = "cpu", *, network: Any = None) ->
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, RunError) as error:
         why = str(error).removeprefix(f"{path} is damaged: ")
         raise RunError(f"{path} is not a model of proxyfl or is damaged: {why}") from error
-    return TrainedModel(trained.to(device).eval(), card)
+    seen = Encoder(encoder) if isinstance(encoder, nn.Module) else encoder
+    return TrainedModel(trained.to(device).eval(), card, seen)

@@ -100,7 +100,7 @@ class Federation:
             )
         simulation = simulate(data, partition, vectors)
         parts = registry.create(method) if isinstance(method, str) else method
-        chosen = network or ("mlp" if data.is_vectors else "resnet8")
+        chosen = network or _usual_network(data)
         built = Network.of(
             chosen, len(data.classes), data.channels, width, image_size=data.image_size, norm=norm,
             trainable=trainable, lora=lora,
@@ -332,6 +332,12 @@ class Federation:
         snapshots = report.snapshots if kept else {}
         rows = report.rows if self.recording is None else []
         self.history.append(dataclasses.replace(report, state=light, snapshots=snapshots, rows=rows))
+
+
+def _usual_network(data: Dataset) -> str:
+    if data.encoded:
+        return "linear"
+    return "mlp" if data.is_vectors else "resnet8"
 
 
 class _Taken:

@@ -79,7 +79,16 @@ def _trainer(trained: TrainedModel, config: Config, simulation: Simulation) -> C
     card, train = trained.card, config.train
     return ClientTrainer(
         registry.create("fedavg", {"steps": "labelled"}),
-        Network.of(card.network, len(card.classes), card.channels, card.width),
+        Network.of(
+            card.network,
+            len(card.classes),
+            card.channels,
+            card.width,
+            image_size=card.image_size,
+            norm=card.norm,
+            hidden=card.hidden,
+            dropout=card.dropout,
+        ),
         simulation.train_views,
         ClientStore(Path()),
         train=TrainSettings(

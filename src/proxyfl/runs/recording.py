@@ -128,6 +128,7 @@ def card_of(federation: Federation) -> dict[str, Any]:
         mean=views.mean,
         std=views.std,
         features=dataset.features,
+        encoded=dataset.encoded,
     )
 
 

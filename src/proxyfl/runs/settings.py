@@ -21,10 +21,12 @@ from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import build_aggregator, require_sound
 from proxyfl.core.config import Config, MethodSettings, TrainSettings, read_config
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
+from proxyfl.core.network import FROZEN, ModelSettings
 from proxyfl.core.settings import FIDELITIES, OBJECT, describe
 from proxyfl.core.trees import DEEPEST, Tree, dotted, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import require_scheme
+from proxyfl.encoders.named import require_kind
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 
@@ -190,7 +192,11 @@ def _is_own(tree: Tree) -> bool:
 
 def check(config: Config) -> None:
     """Settings that are well-formed but cannot be meant."""
-    models.require(config.model.name)
+    models.require(config.model.trained)
+    if config.model.encoder:
+        require_kind(config.model.encoder)
+    elif config.model.head != ModelSettings().head:
+        raise ConfigError(f"model.head = {config.model.head} is for frozen encoders; choose it as model.name")
     sources.find(config.data.name)
     require_scheme(config.partition.scheme)
     if not (config.labels.ratio or config.labels.per_class):
@@ -300,6 +306,8 @@ def identity(config: Config) -> str:
     """A hash of everything that decides the result, for naming runs."""
     tree = config.to_tree()
     del tree["keep"], tree["preset"], tree["model"]["weights"]  # where weights lie; what they are counts
+    if config.model.encoder:
+        tree["model"]["name"] = FROZEN
     _drop_later(config, tree)
     text = json.dumps(tree, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

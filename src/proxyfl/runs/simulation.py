@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,15 @@ from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.views import VectorSettings
 from proxyfl.data import sources
 from proxyfl.data.dataset import Dataset, Split
+from proxyfl.data.files import data_root
 from proxyfl.data.holdings import Holdings
 from proxyfl.data.labels import stratified
 from proxyfl.data.partition import Partition, Ragged, make_partition
 from proxyfl.data.release import release_views
 from proxyfl.data.stream import ViewSettings
 from proxyfl.data.validation import hold_out
+from proxyfl.encoders import encode, load_encoder
+from proxyfl.encoders.encode import FOLDER
 from proxyfl.federation.evaluate import Own
 from proxyfl.federation.sampling import Population
 
@@ -98,8 +101,14 @@ def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | N
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
         raise DataError(f"'{dataset.name}' has no training images to share out")
-    views = ViewSettings(dataset.flip, dataset.mean, dataset.std, vectors or VectorSettings())
+    drawn = vectors or VectorSettings()
+    views = ViewSettings(dataset.flip, dataset.mean, dataset.std, drawn, weak_views(dataset))
     return Simulation(dataset, partition, 0, views, views)
+
+
+def weak_views(dataset: Dataset) -> int:
+    """How many of them a frozen encoder has seen of each training sample."""
+    return dataset.encoded.weak if dataset.encoded else 0
 
 
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
@@ -108,7 +117,21 @@ def load_dataset(config: Config, root: Path | None = None) -> Dataset:
     dataset = sources.load(config.data.name, root, image_size=size, keys=config.data.keys)
     kept = config.data.subset
     count = round(kept * len(dataset.train)) if kept <= 1 else int(kept)
-    return dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
+    dataset = dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
+    return _encoded(config, dataset, root) if config.model.encoder else dataset
+
+
+def _encoded(config: Config, dataset: Dataset, root: Path | None) -> Dataset:
+    """Its features, by the encoder that the settings name."""
+    encoder = load_encoder(config.model.encoder, config.model.encoder_hash)
+    cache, views = data_root(root) / FOLDER, config.encoder
+    seen = replace(dataset, flip=_flips(config, dataset))
+    return encode(seen, encoder, weak=views.weak, strong=views.strong, cache=cache)
+
+
+def _flips(config: Config, dataset: Dataset) -> bool:
+    """Whether a mirrored image counts as one of the same class."""
+    return dataset.flip if config.data.flip == "own" else config.data.flip == "always"
 
 
 def labels_per_class(config: Config, dataset: Dataset) -> int | list[int]:
@@ -184,8 +207,8 @@ def doubts(dataset: Dataset, partition: Partition) -> list[str]:
 
 
 def _views(config: Config, dataset: Dataset) -> tuple[ViewSettings, ViewSettings]:
-    flip = dataset.flip if config.data.flip == "own" else config.data.flip == "always"
+    flip = _flips(config, dataset)
     if config.data.norm == "release" and dataset.channels == 3 and not dataset.is_vectors:
         return release_views(dataset, flip)
-    own = ViewSettings(flip, dataset.mean, dataset.std, config.vectors)
+    own = ViewSettings(flip, dataset.mean, dataset.std, config.vectors, weak_views(dataset))
     return own, own

@@ -12,6 +12,7 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import Tensors, content_hash
 from proxyfl.data.partition import Partition
+from proxyfl.encoders import settle_encoder
 from proxyfl.methods import registry
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.run import Run
@@ -19,8 +20,10 @@ from proxyfl.runs.simulation import Simulation
 
 
 def settle_start(config: Config) -> Config:
-    """The config with the place of its weights written out and their hash; unchanged where it has none."""
-    config = settle_place(config, Path.cwd())
+    """The config with the places of its weights and its frozen encoder written out, and the hash of each;
+    unchanged where it has none.
+    """
+    config = settle_encoder(settle_place(config, Path.cwd()))
     model = config.model
     if not model.weights or model.weights_hash:
         return config

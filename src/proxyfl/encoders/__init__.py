@@ -1,0 +1,9 @@
+"""Frozen encoders: samples are encoded once, and clients train a small network on cached features."""
+
+from __future__ import annotations
+
+from proxyfl.encoders.encode import encode
+from proxyfl.encoders.encoder import Encoder
+from proxyfl.encoders.named import load_encoder, settle_encoder
+
+__all__ = ["Encoder", "encode", "load_encoder", "settle_encoder"]

@@ -1,0 +1,99 @@
+"""An encoder: a network that is not trained, and how images are prepared for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.settings import OBJECT
+from proxyfl.core.state import content_hash
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """A network that makes a vector of an image, and what it wants of images.
+
+    ``network`` takes float32 images (N, channels, size, size) and gives (N, d). Images are brought to
+    ``size`` (0: they stay as they are), a square of ``crop`` is cut from their middle (0: nothing is cut),
+    grey ones get three channels if ``channels`` is 3, and values are (x / 255 - mean) / std. A ``network``
+    that is no ``nn.Module`` needs a ``weights_hash``, which changes with what it computes.
+
+    >>> import torch
+    >>> encoder = Encoder(torch.nn.Flatten(), size=4)
+    >>> encoder(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)).shape
+    torch.Size([2, 48])
+    """
+
+    network: Callable[[Tensor], Tensor]
+    size: int = 0
+    channels: int = 0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    crop: int = 0
+    resample: str = "bilinear"
+    name: str = ""
+    weights_hash: str = ""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.network, nn.Module) or (callable(self.network) and self.weights_hash)):
+            raise ConfigError("an encoder is an nn.Module; of any other function give its weights_hash, too")
+        if isinstance(self.network, nn.Module):
+            self.network.eval().requires_grad_(False)
+
+    @property
+    def called(self) -> str:
+        """Its name, or what stands for it."""
+        return self.name or f"{OBJECT}{type(self.network).__name__}"
+
+    @cached_property
+    def hash(self) -> str:
+        """Of its weights, its layers and its preparation of images."""
+        network, weights = self.network, self.weights_hash
+        if not weights and isinstance(network, nn.Module):
+            weights = content_hash(network.state_dict()) + str(network)
+        told = [weights, self.size, self.channels, self.mean, self.std, self.crop, self.resample]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+    def prepared(self, images: Tensor) -> Tensor:
+        """uint8 images as the network takes them."""
+        pixels = images.float() / 255
+        if self.channels == 3 and pixels.shape[1] == 1:
+            pixels = pixels.expand(-1, 3, -1, -1)
+        if self.channels and pixels.shape[1] != self.channels:
+            raise DataError(
+                f"{self.called} takes images of {self.channels} channel(s), these have {pixels.shape[1]}"
+            )
+        if self.size and pixels.shape[-2:] != (self.size, self.size):
+            pixels = F.interpolate(pixels, (self.size, self.size), mode=self.resample, antialias=True)
+            pixels = pixels.clamp(0, 1)
+        if self.crop:
+            edge = (pixels.shape[-1] - self.crop) // 2
+            pixels = pixels[..., edge : edge + self.crop, edge : edge + self.crop]
+        mean, std = (torch.tensor(part).reshape(1, -1, 1, 1) for part in (self.mean, self.std))
+        return (pixels - mean) / std
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features (N, d) of uint8 images, in float16."""
+        try:
+            found = self.network(self.prepared(images))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            shape = tuple(images.shape[1:])
+            raise DataError(f"{self.called} cannot take images of shape {shape}: {error}") from error
+        if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != len(images):
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise DataError(
+                f"{self.called} gave {shape} for {len(images)} images; an encoder gives one vector for each"
+            )
+        features = found.half()
+        if not bool(features.isfinite().all()):
+            raise DataError(f"{self.called} gave features that are no finite numbers in 16 bits")
+        return features

@@ -1,0 +1,48 @@
+"""How images are prepared, as ``preprocessor_config.json`` says: read as data, no code is run for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from proxyfl.core.errors import ConfigError
+
+FILE = "preprocessor_config.json"
+BILINEAR, BICUBIC = 2, 3
+"""Pillow's numbers for them."""
+
+
+def preparation(file: Path) -> dict[str, Any]:
+    """The fields of an :class:`~proxyfl.encoders.encoder.Encoder` beside its network."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        told = told.get("image_processor", told)
+        cut = told.get("do_center_crop", "crop_size" in told)
+        size = _side(told.get("size", {})) if told.get("do_resize", True) else 0
+        crop = _side(told["crop_size"]) if cut else 0
+        scaled = told.get("do_normalize", True)
+        found = {
+            "size": size,
+            "crop": crop if crop != size else 0,
+            "mean": tuple(map(float, told["image_mean"])) if scaled else (0.0,),
+            "std": tuple(map(float, told["image_std"])) if scaled else (1.0,),
+            "resample": {BILINEAR: "bilinear", BICUBIC: "bicubic"}[told.get("resample", BILINEAR)],
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file} does not say how images are prepared ({error}); take it from the model's source"
+        ) from None
+    if abs(float(told.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-3 or not told.get("do_rescale", True):
+        raise ConfigError(f"{file} scales values otherwise than by 1 / 255; no such encoder is supported")
+    return found
+
+
+def _side(size: Any) -> int:
+    """The side of a square."""
+    if isinstance(size, int):
+        return size
+    sides = {int(size[name]) for name in ("height", "width", "shortest_edge") if size.get(name)}
+    if len(sides) != 1:
+        raise ValueError(f"{size} is no square")
+    return sides.pop()
