@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxyfl.encoders.encode import encode
 from proxyfl.encoders.encoder import Encoder
+from proxyfl.encoders.encoding import encode
 from proxyfl.encoders.named import load_encoder, settle_encoder
 
 __all__ = ["Encoder", "encode", "load_encoder", "settle_encoder"]

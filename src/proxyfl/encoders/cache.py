@@ -66,6 +66,10 @@ class Cache:
         """The features, read as they are needed; writing to them changes nothing on the disk."""
         return torch.from_numpy(np.memmap(self.data, np.float16, "c", shape=self.shape))
 
+    def rows(self, block: int) -> slice:
+        """The samples of a block."""
+        return slice(block * BLOCK, (block + 1) * BLOCK)
+
     def _samples(self, block: int) -> int:
         return min(BLOCK, self.shape[0] - block * BLOCK)
 

@@ -24,7 +24,7 @@ from proxyfl.data.release import release_views
 from proxyfl.data.stream import ViewSettings
 from proxyfl.data.validation import hold_out
 from proxyfl.encoders import encode, load_encoder
-from proxyfl.encoders.encode import FOLDER
+from proxyfl.encoders.encoding import FOLDER
 from proxyfl.federation.evaluate import Own
 from proxyfl.federation.sampling import Population
 

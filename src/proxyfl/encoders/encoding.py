@@ -20,7 +20,7 @@ from proxyfl.data.augment import weak as weak_view
 from proxyfl.data.dataset import Dataset, Encoded, Split
 from proxyfl.data.files import data_root, in_words, progress
 from proxyfl.data.vectors import statistics
-from proxyfl.encoders.cache import BLOCK, Cache, require_room
+from proxyfl.encoders.cache import Cache, require_room
 from proxyfl.encoders.encoder import Encoder
 
 VERSION = 1
@@ -40,8 +40,8 @@ def encode(
     """The data set that ``encoder`` makes of a data set of images: a vector for each, as any other vectors.
 
     Training images are encoded as they are and in ``weak`` and ``strong`` views, one of which is drawn
-    whenever a method asks for a view; all others as they are. Features are kept in the folder ``cache`` (by default
-    ``features`` in the data folder) and computed once for an encoder, a data set and numbers of views.
+    whenever a method asks for a view; all others as they are. Features are kept in the folder ``cache`` (by
+    default ``features`` in the data folder), computed once for an encoder, a data set and numbers of views.
 
     >>> import proxyfl, torch
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16))
@@ -94,8 +94,9 @@ def _fill(
     start = time.perf_counter()
 
     def compute(block: int) -> Tensor:
-        images = split.images[block * BLOCK : (block + 1) * BLOCK]
-        return encode_block(encoder, images, views, flip, rng(0, block, SERVER, "encode"), batch)
+        return encode_block(
+            encoder, split.images[kept.rows(block)], views, flip, rng(0, block, SERVER, "encode"), batch
+        )
 
     with progress(f"encoding {name} images", len(split)) as done:
         made = kept.fill(compute, done)
