@@ -57,6 +57,7 @@ def export(
     card = trained.card
     test = _test_images(found, card, data_root)
     images = _drawn(card) if test is None else test.images[:COMPARED]
+    images = images if card.image_size else images.float()
     result = portable.export(trained, portable.Form(to), path, images)
     which = f"{'drawn' if test is None else 'test'} {'images' if card.image_size else 'vectors'}"
     compared = (

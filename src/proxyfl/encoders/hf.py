@@ -29,7 +29,7 @@ def read_hf(place: str) -> Encoder:
         import transformers
     except ImportError as error:
         raise missing_extra("transformers", "encoders") from error
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     folder, local = Path(place).expanduser(), not os.environ.get(ALLOW_DOWNLOAD)
     source = str(folder) if folder.is_dir() else place
     told: dict[str, Any] = {"local_files_only": local or folder.is_dir(), "trust_remote_code": False}

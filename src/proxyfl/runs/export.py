@@ -85,7 +85,7 @@ class TrainedModel:
     """A network with its card. Call it with images for probabilities: a tensor or a numpy array, uint8 or
     between 0 and 1, channels first or last. Images of another size are resized, with a warning. A model of
     vectors takes numbers of shape (N, d), as its data has them. A model on a frozen encoder takes
-    images, which are encoded first; an encoder without a name must be given.
+    images, which are encoded first, or features; an encoder without a name must be given.
     """
 
     network: nn.Module
@@ -100,7 +100,12 @@ class TrainedModel:
     @torch.inference_mode()
     def __call__(self, images: Any) -> Tensor:
         device = next(self.network.parameters()).device
-        fitting = self.features(images) if self.card.encoder else self._fitting(images)
+        if not self.card.encoder:
+            fitting = self._fitting(images)
+        elif len(getattr(images, "shape", ())) == 2:
+            fitting = fitting_vectors(images, self.card.channels)
+        else:
+            fitting = self.features(images)
         logits = self.network(prepared(fitting.to(device), self.card.mean, self.card.std))
         probabilities: Tensor = logits.float().softmax(1)
         return probabilities
