@@ -89,7 +89,7 @@ def test_encoding_goes_on_after_a_kill_and_repairs_damage(images, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         proxyfl.encode(images, Pooled(fail_at=14), cache=tmp_path / "cut")  # in the third of five blocks
     (folder,) = (tmp_path / "cut").iterdir()
-    log, data = folder / "blocks.jsonl", folder / "features.f16"
+    log, data = folder / "blocks.jsonl", folder / "features.npy"
     assert log.read_bytes().count(b"sha256") == 2
     log.write_bytes(log.read_bytes() + b'\n{"block": 2, "sha')  # a line that was being written
     resumed = Pooled()

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from proxyfl.core.network import ModelSettings
 from proxyfl.core.errors import ConfigError
+from proxyfl.core.network import ModelSettings
 from proxyfl.models import Network
 
 

@@ -216,8 +216,8 @@ class TestRegistry:
         models.register("refuses")(no_module)
         found = {name: (told, cost) for name, told, cost in listing(classes=10, channels=3)}
         assert torch.equal(torch.random.get_rng_state(), state)
-        names = ["cnn", "linear", "mlp", "refuses", "resnet18", "resnet8", "tiny", "wrn-16-1", "wrn-28-2"]
-        assert list(found) == names
+        names = "adapter cnn linear mlp refuses resnet18 resnet8 tiny wrn-16-1 wrn-28-2"
+        assert list(found) == names.split()
         assert found["resnet8"][1].parameters == 1_227_594
         assert found["tiny"][0] == "A linear network on the mean colour."
         assert found["refuses"][1] is None

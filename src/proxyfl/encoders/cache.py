@@ -7,10 +7,12 @@ missing are computed; one that is damaged counts as missing.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.core.files import append_bytes
+from proxyfl.core.files import append_bytes, begins_with
 from proxyfl.core.locks import held
 from proxyfl.data.files import in_words
 
@@ -39,7 +41,7 @@ class Cache:
 
     def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
         self.folder, self.shape = folder, shape
-        self.data, self.log = folder / "features.f16", folder / "blocks.jsonl"
+        self.data, self.log = folder / "features.npy", folder / "blocks.jsonl"
 
     @property
     def blocks(self) -> int:
@@ -47,7 +49,15 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * 2
+        return len(self._header) + int(np.prod(self.shape, dtype=np.int64)) * 2
+
+    @cached_property
+    def _header(self) -> bytes:
+        """How the file begins."""
+        text = io.BytesIO()
+        told = {"descr": "<f2", "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(text, told)
+        return text.getvalue()
 
     def fill(self, compute: Compute, done: Callable[[int], None]) -> int:
         """Compute what is missing; how many samples that were. ``done`` is told of each block's samples."""
@@ -64,7 +74,9 @@ class Cache:
 
     def open(self) -> Tensor:
         """The features, read as they are needed; writing to them changes nothing on the disk."""
-        return torch.from_numpy(np.memmap(self.data, np.float16, "c", shape=self.shape))
+        if not begins_with(self.data, self._header):  # looked at first: numpy would parse any Python literal
+            raise DataError(f"{self.data} is damaged; remove {self.folder}, and it is made again")
+        return torch.from_numpy(np.lib.format.open_memmap(self.data, mode="c"))
 
     def rows(self, block: int) -> slice:
         """The samples of a block."""
@@ -76,16 +88,22 @@ class Cache:
     def _place(self, block: int) -> tuple[int, int]:
         """Where a block begins in the file, and its length."""
         row = self.shape[1] * self.shape[2] * 2
-        return block * BLOCK * row, self._samples(block) * row
+        return len(self._header) + block * BLOCK * row, self._samples(block) * row
 
     def _missing(self) -> list[int]:
-        if not self.data.is_file() or self.data.stat().st_size != self.bytes:
+        if not self._begun():
             self.log.unlink(missing_ok=True)
+            self.data.unlink(missing_ok=True)
             with self.data.open("wb") as file:
+                file.write(self._header)
                 file.truncate(self.bytes)
         noted = self._noted()
         with self.data.open("rb") as file:
             return [block for block in range(self.blocks) if not self._intact(file.fileno(), block, noted)]
+
+    def _begun(self) -> bool:
+        ordinary = self.data.is_file() and not self.data.is_symlink()
+        return ordinary and self.data.stat().st_size == self.bytes and begins_with(self.data, self._header)
 
     def _intact(self, handle: int, block: int, noted: dict[int, str]) -> bool:
         if block not in noted:

@@ -26,8 +26,8 @@ class Encoder:
     grey ones get three channels if ``channels`` is 3, and values are (x / 255 - mean) / std. A ``network``
     that is no ``nn.Module`` needs a ``weights_hash``, which changes with what it computes.
 
-    >>> import torch
-    >>> encoder = Encoder(torch.nn.Flatten(), size=4)
+    >>> import proxyfl, torch
+    >>> encoder = proxyfl.Encoder(torch.nn.Flatten(), size=4)
     >>> encoder(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)).shape
     torch.Size([2, 48])
     """
