@@ -10,7 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from proxyfl.core.errors import RunError
-from proxyfl.data.partition import Partition, Ragged, make_partition
+from proxyfl.data.partition import Partition, make_partition
+from proxyfl.data.ragged import Ragged
 from proxyfl.report.bubbles import _draw, partition_bubbles
 from proxyfl.runs.simulation import prepare
 
