@@ -22,6 +22,8 @@ OTHERS = SCENARIOS[1:]
 CLASSES = {where: {r.method: r.name for r in reversed(recipes(where))}.values() for where in OTHERS}
 """A method for each class of methods that is defined there."""
 
+SLOW = ("feddure", "fedmatch", "fedloke", "gpl-all-corrected", "fedlabel")
+
 
 def settings(name: str, where: str, **more: Any) -> dict[str, Any]:
     tau = {"method__tau": 0.2} if hasattr(create(name).parameters, "tau") else {}
@@ -34,7 +36,14 @@ def digits(where: str) -> Simulation:
     return prepare(tiny_config("fedavg-sl", subset=160, scenario=where))
 
 
-@pytest.mark.parametrize(("name", "where"), [(name, where) for where in OTHERS for name in CLASSES[where]])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        pytest.param(name, where, marks=[pytest.mark.slow] if name in SLOW else [])
+        for where in OTHERS
+        for name in CLASSES[where]
+    ],
+)
 def test_two_rounds_of_every_method_that_is_defined_there(name: str, where: str, tmp_path: Path) -> None:
     told = Told()
     config = tiny_config(name, **settings(name, where, per_round=4))
@@ -72,7 +81,9 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
         proxyfl.Federation(data, split, method=name)
 
 
-@pytest.mark.parametrize(("name", "where"), [("semifl", "server"), ("proxyfl", "partial")])
+@pytest.mark.parametrize(
+    ("name", "where"), [("semifl", "server"), pytest.param("proxyfl", "partial", marks=pytest.mark.slow)]
+)
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
     given = {**TINY, **settings(name, where, model__norm="static")}
     runs = []
@@ -114,3 +125,14 @@ def test_the_server_alone_is_plain_training_on_its_images(tmp_path: Path) -> Non
     assert metrics["server"]["steps"] == 2 * (held // 8)
     assert 0 < metrics["server"]["loss"] < 5
     assert state.round == 1
+
+
+@pytest.mark.slow
+def test_semifl_learns_more_than_the_server_alone(tmp_path: Path) -> None:
+    """On digits, with 15 rounds of the preset."""
+    found = {}
+    for name in ("semifl", "server-only"):
+        run = proxyfl.Experiment(name, "digits", scenario="server").run(tmp_path / name)
+        found[name] = run.summary.mean_last
+    assert found["server-only"] > 0.85
+    assert found["semifl"] > found["server-only"] + 0.005

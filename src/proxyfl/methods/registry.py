@@ -149,10 +149,11 @@ def register_addon(addon: type[Addon]) -> type[Addon]:
 def recipes(where: str = "") -> list[Recipe]:
     """All registered methods, in order of registration; those that are defined in a scenario."""
     found = list(_recipes.values())
-    return [each for each in found if not where or _defined(create(each.name), where)]
+    return [each for each in found if not where or defined(create(each.name), where)]
 
 
-def _defined(method: Method, where: str) -> bool:
+def defined(method: Method, where: str) -> bool:
+    """Whether a method and all its add-ons make sense in a scenario."""
     return not any(part.refusal(where) for part in method.parts)
 
 

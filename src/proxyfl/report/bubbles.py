@@ -51,7 +51,7 @@ def partition_bubbles(
         raise RunError(f"the partition holds no {what} to draw")
     told = _at_server(server, classes, what) if server.any() else []
     figure = _draw(parts, classes, title or "Who holds what", what, told)
-    rows: list[tuple[int | str, int, str, int, int]] = [
+    rows: list[tuple[object, ...]] = [
         ("server", label, name, int(server[label]), 0) for label, name in enumerate(classes) if server.any()
     ]
     rows += [
