@@ -2,6 +2,7 @@
 
     python benchmarks/learning.py [--seeds 3] [--methods sage,proxyfl] [--runs runs/learning]
 
+A method that is not defined with labels at every client learns in the first scenario in which it is.
 Runs that are finished are used again, those that were stopped go on. Writes ``results/digits-learning.csv``
 (one row per run) and prints mean ± std; ``python tools/refresh.py`` carries the numbers to the method pages.
 """
@@ -15,14 +16,20 @@ from pathlib import Path
 
 from proxyfl.cli.common import load_settings
 from proxyfl.cli.sweep import train_missing
-from proxyfl.methods import recipes
+from proxyfl.core.dealing import SCENARIOS
+from proxyfl.methods import create, recipes
+from proxyfl.methods.registry import defined
 from proxyfl.runs.batch import Job
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = ("fedlabel+proxyfl", "sage+proxyfl")
-VARIANTS = {"fixmatch-gpl (mask either)": ("fixmatch-gpl", ["method.mask=either"])}
+VARIANTS = {
+    "fixmatch-gpl (mask either)": ("fixmatch-gpl", ["method.mask=either"]),
+    "fixmatch-gpl (server)": ("fixmatch-gpl", ["labels.where=server"]),
+    "fedavg-sl (server)": ("fedavg-sl", ["labels.where=server"]),
+}
 """Methods with settings, by the name they have in the results: here ProxyFL's mask without the rest of it."""
 
 
@@ -38,8 +45,10 @@ def main() -> None:
     jobs = []
     for name in names:
         method, settings = VARIANTS.get(name, (name, []))
+        home = next(where for where in SCENARIOS if defined(create(method), where))
+        at = [] if home == SCENARIOS[0] else [f"labels.where={home}"]
         for seed in range(1, options.seeds + 1):
-            config = load_settings("digits", method, {"seed": seed}, settings)
+            config = load_settings("digits", method, {"seed": seed}, [*at, *settings])
             jobs.append(Job(name, config, options.runs / default_name(config)))
     failed = train_missing(jobs)
     if failed:

@@ -28,7 +28,8 @@ from proxyfl import models
 from proxyfl.aggregation.build import site_aggregator
 from proxyfl.core.config import Config
 from proxyfl.core.rng import SERVER, numpy_rng
-from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.partition import Partition
+from proxyfl.data.ragged import Ragged
 from proxyfl.federation.client import numerics
 from proxyfl.report import plot_style
 from proxyfl.runs.settings import from_short, resolve

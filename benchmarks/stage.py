@@ -19,7 +19,8 @@ import torch
 from proxyfl.core.config import Config
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Dataset, Split
-from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.partition import Partition
+from proxyfl.data.ragged import Ragged
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.loop import Observer, Server, play_round

@@ -64,6 +64,7 @@ class Pool:
 
     weak: Tensor
     selected: list[int] | None = field(default=None)
+    steps: int = 1
 
     @property
     def pool(self) -> Tensor:
@@ -72,6 +73,9 @@ class Pool:
     def walk_pool(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for positions in torch.split(self.pool, 7):  # whatever the batch: its size must not matter
             yield positions, self.weak[positions]
+
+    def weak_views(self, positions: Tensor) -> Tensor:
+        return self.weak[positions]
 
     def restrict(self, positions: Tensor) -> None:
         self.selected = positions.tolist()

@@ -68,7 +68,7 @@ def cases(drawn: Path) -> Iterable[tuple[str, str, dict[str, Any]]]:
     """(name, method, settings) of each."""
     sources = {"digits": {"subset": 160}, "drawn": {"data__name": f"npz:{drawn}", "labels__rule": "release"}}
     for source, data in sources.items():
-        for name in (recipe.name for recipe in registry.recipes()):
+        for name in (recipe.name for recipe in registry.recipes("clients")):
             yield f"{name} on {source}", name, {**TINY, **data}
     for name, (method, settings) in COMPOSITIONS.items():
         yield name, method, {**TINY, **sources["digits"], **settings}

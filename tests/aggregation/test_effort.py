@@ -58,7 +58,7 @@ class Heard(Told):
 
 
 @pytest.mark.parametrize("settings", SMALL, ids=["small batches", "large batches"])
-@pytest.mark.parametrize("name", [recipe.name for recipe in recipes()])
+@pytest.mark.parametrize("name", [recipe.name for recipe in recipes("clients")])
 def test_what_honest_clients_report_is_within_their_means(
     name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -60,6 +60,13 @@ def test_methods_fits_the_terminal_and_keeps_names_whole(call, monkeypatch, colu
         assert any(line.startswith(f"  {recipe.name} ") for line in lines)
 
 
+def test_methods_of_a_scenario_and_why_others_are_not_defined_there(call):
+    told = " ".join(call("methods", "--scenario", "server").stdout.split())
+    assert "semifl" in told
+    assert "not defined with labels at server: fedavg, fedprox: it learns from labelled images" in told
+    assert call("methods", "--scenario", "sever").exit_code == 2
+
+
 def cells(table: str, key: str) -> list[str]:
     return next(line.split() for line in table.splitlines() if line.startswith(key + " "))
 

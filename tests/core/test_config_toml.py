@@ -27,7 +27,7 @@ from proxyfl.runs.settings import (
 
 @pytest.mark.parametrize(("preset", "fidelity"), list(itertools.product(preset_names(), FIDELITIES)))
 def test_every_preset_and_fidelity_round_trips_for_every_method(preset: str, fidelity: str) -> None:
-    for recipe in recipes():
+    for recipe in recipes("clients"):
         config = resolve(preset, {"fidelity": fidelity, "method": {"name": recipe.name}})
         text = to_toml(config, "proxyfl run x.toml")
         assert text.splitlines()[0] == "# proxyfl run x.toml"

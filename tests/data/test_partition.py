@@ -14,8 +14,9 @@ from safetensors.torch import load, save
 
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.data.labels import split_labels
-from proxyfl.data.partition import SCHEMES, Partition, Ragged, _balanced_cuts, _cut_classes
+from proxyfl.data.partition import SCHEMES, Partition, _balanced_cuts, _cut_classes
 from proxyfl.data.partition import make_partition as deal
+from proxyfl.data.ragged import Ragged
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)

@@ -18,7 +18,7 @@ from toybox import Told, assemble, make_simulation, play, same_bits, same_state,
 HEAD = {"model__trainable": "head"}
 LORA = {"model__lora_rank": 2, "model__trainable": "head"}
 LAST = {"model__trainable": "trunk.stage3.*,classifier.*", "model__norm": "group"}
-FIRST = sorted(set({recipe.method: recipe.name for recipe in reversed(recipes())}.values()))
+FIRST = sorted(set({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values()))
 
 
 def states(config, folder, workers, stop=False):

@@ -18,8 +18,8 @@ from proxyfl.runs.simulation import simulate
 from proxyfl.testing.toy import toy_partition
 from toybox import Told, make_simulation, play, same_state, tiny_config
 
-NAMES = [recipe.name for recipe in recipes()]
-FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes())}.values())
+NAMES = [recipe.name for recipe in recipes("clients")]
+FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values())
 """A method for each class of methods."""
 
 

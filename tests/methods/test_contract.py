@@ -29,8 +29,8 @@ from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import Simulation, prepare
 from toybox import TINY, Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
 
-NAMES = [recipe.name for recipe in recipes()]
-FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes())}.values())
+NAMES = [recipe.name for recipe in recipes("clients")]
+FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values())
 """A method for each class of methods: the others differ from it in parameters and add-ons."""
 
 ORACLES = {"fedavg-sl", "gpl-all-corrected"}

@@ -38,8 +38,8 @@ from proxyfl.models import build
 from proxyfl.runs.simulation import Simulation
 from toybox import make_simulation, play, tiny_config
 
-NAMES = [recipe.name for recipe in recipes()]
-PARENTS = list({recipe.method: recipe.name for recipe in reversed(recipes())}.values())
+NAMES = [recipe.name for recipe in recipes("clients")]
+PARENTS = list({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values())
 """A method for each class of methods."""
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

@@ -37,7 +37,7 @@ from proxyfl.profiling.profile import profile
 from toybox import assemble, make_simulation, same_bits, tiny_config
 
 SIMULATION = make_simulation((4, 6, 5, 4), (12, 12, 12, 12))
-NAMES = [recipe.name for recipe in recipes()]
+NAMES = [recipe.name for recipe in recipes("clients")]
 PER_IMAGE = (
     18_432 + 589_824 + (147_456 + 294_912 + 16_384) + (147_456 + 294_912 + 16_384) + 1_280
 )  # 2 k² Cin Cout H W of stem and three stages of ResNet-8 at width 1 on 8×8 grey, and of its classifier

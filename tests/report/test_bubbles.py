@@ -10,7 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from proxyfl.core.errors import RunError
-from proxyfl.data.partition import Partition, Ragged, make_partition
+from proxyfl.data.partition import Partition, make_partition
+from proxyfl.data.ragged import Ragged
 from proxyfl.report.bubbles import _draw, partition_bubbles
 from proxyfl.runs.simulation import prepare
 
@@ -111,3 +112,14 @@ def test_an_empty_partition_is_refused(tmp_path):
     nothing = Ragged.from_sizes(np.array([], dtype=np.int64), np.zeros(3, dtype=np.int64))
     with pytest.raises(RunError, match="holds no image"):
         partition_bubbles((Partition(nothing, nothing), [0, 1], ["a", "b"]), tmp_path / "partition")
+
+
+def test_what_the_server_holds_is_told(tmp_path):
+    labels = [0, 1, 2] * 30
+    split = make_partition(labels, clients=4, per_class=5, scheme="iid", where="server")
+    *_, table = partition_bubbles((split, labels, ["a", "b", "c"]), tmp_path / "held")
+    lines = table.read_text().splitlines()
+    assert lines[1:4] == ["server,0,a,5,0", "server,1,b,5,0", "server,2,c,5,0"]
+    assert sum(int(line.split(",")[3]) for line in lines[4:]) == 0
+    drawn = (tmp_path / "held.svg").read_text()
+    assert "The server holds 15 labelled images: a 5, b 5, c 5." in drawn

@@ -61,7 +61,7 @@ def by_objects(name: str) -> proxyfl.Method:
     return recipe.method(**tree, addons=addons)
 
 
-@pytest.mark.parametrize("name", [recipe.name for recipe in registry.recipes()])
+@pytest.mark.parametrize("name", [recipe.name for recipe in registry.recipes("clients")])
 def test_by_name_and_by_objects_are_the_same_bits(name: str) -> None:
     config = tiny_config(name, rounds=1)
     named = build.assemble(config, SIMULATION, workers=0).run()

@@ -18,7 +18,8 @@ from proxyfl.core import checksum
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import sha256, write_bytes, write_tensors
 from proxyfl.core.state import ServerState, Versions
-from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.partition import Partition
+from proxyfl.data.ragged import Ragged
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory

@@ -57,6 +57,15 @@ Fidelity = Annotated[
     str | None,
     typer.Option("--fidelity", help="Whose reading of the paper: clean, code or paper.", show_default=False),
 ]
+Scenario = Annotated[
+    str | None,
+    typer.Option(
+        "--scenario",
+        help="Who has labels: clients (each a few), server (it alone), partial (some clients all of theirs).",
+        show_default=False,
+        rich_help_panel="Protocol",
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(

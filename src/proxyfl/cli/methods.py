@@ -13,8 +13,10 @@ import typer
 from proxyfl.cli.common import command, examples, out, plain_table
 from proxyfl.cli.present import as_toml
 from proxyfl.core.settings import FIDELITIES, describe
+from proxyfl.data.scenarios import require_scenario
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from proxyfl.methods.base import Method, Part
@@ -26,15 +28,23 @@ app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback(epilog=EXAMPLES)
-def methods(ctx: typer.Context) -> None:
+def methods(
+    ctx: typer.Context,
+    scenario: Annotated[
+        str,
+        typer.Option(help="Only what is defined with labels at clients, server or partial.", metavar="WHERE"),
+    ] = "",
+) -> None:
     """Methods that can be trained: what each sends beside the weights, and what clients keep."""
     if ctx.invoked_subcommand is not None:
         return
+    if scenario:
+        require_scenario(scenario)
     from rich.markup import escape
 
     from proxyfl.methods import registry
 
-    created = {recipe.name: registry.create(recipe.name) for recipe in registry.recipes()}
+    created = {recipe.name: registry.create(recipe.name) for recipe in registry.recipes(scenario)}
     console = out()
     console.print(_listing(created))
     console.print()
@@ -47,7 +57,21 @@ def methods(ctx: typer.Context) -> None:
         if addon.sends:
             table.add_row(f"  +{escape(name)}", f"sends {escape(addon.sends)}")
     console.print(table)
+    _tell_refused(scenario, console)
     console.print(f"parameters of one: {command('methods', 'show', 'proxyfl')}")
+
+
+def _tell_refused(scenario: str, console: Console) -> None:
+    """Which methods are not defined in a scenario, and why."""
+    from proxyfl.methods import registry
+
+    reasons: dict[str, list[str]] = {}
+    for recipe in registry.recipes() if scenario else []:
+        found = (part.refusal(scenario) for part in registry.create(recipe.name).parts)
+        if reason := next(filter(None, found), ""):
+            reasons.setdefault(reason, []).append(recipe.name)
+    for reason, names in reasons.items():
+        console.print(f"not defined with labels at {scenario}: {', '.join(names)}: {reason}", markup=False)
 
 
 def _listing(created: dict[str, Method]) -> Table:

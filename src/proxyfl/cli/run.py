@@ -14,6 +14,7 @@ from proxyfl.cli.common import (
     Method,
     Quiet,
     Runs,
+    Scenario,
     Settings,
     Workers,
     command,
@@ -64,6 +65,7 @@ def run(
         float | None,
         typer.Option(help="Share of the images that keep their label.", rich_help_panel=PROTOCOL),
     ] = None,
+    scenario: Scenario = None,
     alpha: Annotated[
         float | None,
         typer.Option(
@@ -131,6 +133,7 @@ def run(
     flags = {
         "data": data,
         "label_ratio": label_ratio,
+        "scenario": scenario,
         "alpha": alpha,
         "clients": clients,
         "per_round": per_round,

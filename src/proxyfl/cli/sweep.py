@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SWEEP_EXAMPLES = examples("proxyfl sweep alpha.toml", "proxyfl sweep alpha.toml --runs runs/alpha --dry-run")
 COMPARE_EXAMPLES = examples(
     "proxyfl compare fedavg,fixmatch-gpl,sage,proxyfl --data digits --alpha 0.1,1 --seeds 3",
+    "proxyfl compare semifl,fixmatch-gpl,server-only --scenario server --seeds 3",
     "proxyfl compare proxyfl --vary method.tau=0.8,0.9,0.95 --seeds 11,12,13",
 )
 
@@ -66,6 +67,9 @@ def compare(
     label_ratio: Annotated[
         str, typer.Option("--label-ratio", metavar="A,B", help="Shares of images with a label.")
     ] = "",
+    scenario: Annotated[
+        str, typer.Option("--scenario", metavar="A,B", help="Who has labels: clients, server, partial.")
+    ] = "",
     clients: Annotated[str, typer.Option("--clients", metavar="A,B", help="Registered clients.")] = "",
     width: Annotated[str, typer.Option("--width", metavar="A,B", help="Widths of the network.")] = "",
     subset: Annotated[
@@ -93,6 +97,7 @@ def compare(
     flags = (
         ("partition.alpha", "--alpha", alpha),
         ("labels.ratio", "--label-ratio", label_ratio),
+        ("labels.where", "--scenario", scenario),
         ("partition.clients", "--clients", clients),
         ("model.width", "--width", width),
         ("data.subset", "--subset", subset),

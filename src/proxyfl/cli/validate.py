@@ -65,9 +65,11 @@ def _sizes(config: Config, root: Path | None) -> str:
     simulation = prepare(config, root)
     held = simulation.partition.sizes
     labelled = int(sum(simulation.partition.labelled.sizes))
+    server = len(simulation.partition.server)
     least, most = int(held.min()), int(held.max())
     spread = f"{least:,} to {most:,} per client" if least < most else f"{most:,} per client"
     images = f"{int(held.sum()):,} {simulation.dataset.train.called} ({labelled:,} labelled), {spread}"
+    images += f", and {server:,} labelled at the server" if server else ""
     network = f"{_network(config)} with {_parameters(config, simulation.dataset)}"
     return f"{method} on {data}: {images}; {rounds}; {network}"
 

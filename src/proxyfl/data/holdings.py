@@ -27,6 +27,11 @@ class Holdings:
         truth = self.labels[unlabelled] if oracle else None
         return ClientData(self.images, labelled, self.labels[labelled], unlabelled, truth)
 
+    def server(self) -> ClientData | None:
+        """The labelled images of the server; None where it holds none."""
+        held = torch.from_numpy(self.partition.server)
+        return ClientData(self.images, held, self.labels[held], held[:0]) if len(held) else None
+
     @property
     def truth(self) -> Callable[[Tensor], Tensor] | None:
         """Images to true labels, for comparing a method's decisions with after it has made them; None where

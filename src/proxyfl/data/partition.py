@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,56 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER
 from proxyfl.core.errors import ConfigError, RunError, nearest
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.labels import Indices, Pairs, label_array, legacy_generator, split_labels
+from proxyfl.data.ragged import Ragged, deal, joined
+from proxyfl.data.scenarios import (
+    at_some,
+    read_scenario,
+    require_scenario,
+    require_server,
+    scenario_tensors,
+)
 
 MAX_REDRAWS = 1000
 """Rejected draws of one group before the ``paired`` scheme settles for the most balanced one."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ragged:
-    """Many index lists in one flat array: list ``k`` is ``values[starts[k]:stops[k]]``. Lists may overlap."""
-
-    values: Indices
-    starts: Indices
-    stops: Indices
-
-    def __post_init__(self) -> None:
-        if any(part.ndim != 1 or part.dtype != np.int64 for part in (self.values, self.starts, self.stops)):
-            raise ConfigError("index lists must be flat int64 arrays")
-        if len(self.starts) != len(self.stops):
-            raise ConfigError(f"{len(self.starts)} starts do not match {len(self.stops)} stops")
-        if self.values.min(initial=0) < 0:
-            raise ConfigError(f"image index {self.values.min()} is negative")
-        if self.starts.min(initial=0) < 0 or self.stops.max(initial=0) > len(self.values):
-            raise ConfigError(f"a list reaches outside the {len(self.values)} stored indices")
-        if (self.starts > self.stops).any():
-            raise ConfigError(f"list {int((self.starts > self.stops).argmax())} ends before it starts")
-
-    @classmethod
-    def from_sizes(cls, values: Indices, sizes: Indices) -> Ragged:
-        """Consecutive lists of the given sizes."""
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
-        return cls(values, offsets[:-1], offsets[1:])
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, k: int) -> Indices:
-        return self.values[self.starts[k] : self.stops[k]]
-
-    @property
-    def sizes(self) -> Indices:
-        return self.stops - self.starts
-
-    def flat(self) -> tuple[Indices, Indices]:
-        """Every entry of every list as (list number, value)."""
-        sizes = self.sizes
-        owner = np.repeat(np.arange(len(self), dtype=np.int64), sizes)
-        shift = np.repeat(self.starts - (np.cumsum(sizes) - sizes), sizes)
-        return owner, self.values[np.arange(len(owner)) + shift]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +46,13 @@ class Partition:
     labelled: Ragged
     unlabelled: Ragged
     validation: Ragged | None = None
+    server: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64), kw_only=True)
+    """The labelled images of the server, which no client holds."""
+    where: str = field(default=CLIENTS, kw_only=True)
+    """Who has labels: see :data:`proxyfl.core.dealing.SCENARIOS`."""
 
     def __post_init__(self) -> None:
+        require_server(self.where, self.server, self.labelled)
         if len(self.labelled) != len(self.unlabelled):
             raise ConfigError(
                 f"{len(self.labelled)} labelled lists do not match {len(self.unlabelled)} unlabelled lists"
@@ -93,12 +63,17 @@ class Partition:
             )
 
     def __repr__(self) -> str:
-        counts = f"{len(self.labelled.values):,} labelled, {len(self.unlabelled.values):,} unlabelled"
+        counts = f"{len(self.told):,} labelled, {len(self.unlabelled.values):,} unlabelled"
         return f"<Partition: {len(self.labelled)} clients, {counts}>"
 
     @property
     def clients(self) -> int:
         return len(self.labelled)
+
+    @property
+    def told(self) -> Indices:
+        """The labelled images, at clients or at the server."""
+        return np.concatenate([self.labelled.values, self.server])
 
     @property
     def sizes(self) -> Indices:
@@ -107,28 +82,31 @@ class Partition:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Named tensors for a safetensors file; none shares memory with another."""
-        return {
-            f"{name}.{field}": torch.tensor(getattr(part, field))
+        tensors = {
+            f"{name}.{piece}": torch.tensor(getattr(part, piece))
             for name in ("labelled", "unlabelled", "validation")
             if (part := getattr(self, name)) is not None
-            for field in ("values", "starts", "stops")
+            for piece in ("values", "starts", "stops")
         }
+        return {**tensors, **scenario_tensors(self.server, self.where)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], images: int | None = None) -> Partition:
         """The inverse of ``to_tensors``; refuses what no partition (of ``images`` images) can be."""
         try:
             parts = [
-                Ragged(*(tensors[f"{name}.{field}"].cpu().numpy() for field in ("values", "starts", "stops")))
+                Ragged(*(tensors[f"{name}.{piece}"].cpu().numpy() for piece in ("values", "starts", "stops")))
                 for name in ("labelled", "unlabelled", "validation")
                 if name != "validation" or "validation.values" in tensors
             ]
-            partition = cls(*parts)
+            partition = cls(*parts, **read_scenario(tensors))
         except KeyError as missing:
             raise RunError(f"the partition file is damaged: {missing.args[0]} is missing") from missing
         except ConfigError as wrong:
             raise RunError(f"the partition file is damaged: {wrong}") from wrong
-        largest = max(int(part.values.max(initial=-1)) for part in parts)
+        largest = max(
+            int(found.max(initial=-1)) for found in (*(part.values for part in parts), partition.server)
+        )
         if images is not None and largest >= images:
             raise RunError(
                 f"the partition names image {largest} of only {images}; use the data it was made for"
@@ -139,6 +117,10 @@ class Partition:
         """Images per client and class, (clients, classes), of the labelled and of the unlabelled lists."""
         given = label_array(labels, unknown=True)
         return _class_counts(self.labelled, given, classes), _class_counts(self.unlabelled, given, classes)
+
+    def server_counts(self, labels: Any, classes: int) -> Indices:
+        """The server's labelled images by class."""
+        return np.bincount(label_array(labels, unknown=True)[self.server], minlength=classes)
 
 
 def make_partition(
@@ -152,6 +134,8 @@ def make_partition(
     alpha_unlabelled: float = 0.0,
     split_seed: int = 7,
     partition_seed: int = 0,
+    where: str = CLIENTS,
+    labelled_clients: int = 1,
 ) -> Partition:
     """Give ``per_class`` images of each class their labels and deal everything to ``clients``.
 
@@ -159,7 +143,9 @@ def make_partition(
     ``dirichlet`` and ``quantity`` are; 0 means even, as in ``iid``. ``alpha_labelled`` and
     ``alpha_unlabelled`` stand for it where they are not 0. Images whose class nobody knows (label -1) stay
     unlabelled and are dealt evenly, in an order that ``partition_seed`` draws. ``natural`` gives every
-    image to the client that the data set names.
+    image to the client that the data set names. ``where = "server"`` gives the server the labelled images
+    and deals the others; with ``"partial"`` as many clients as ``labelled_clients`` says, drawn by
+    ``split_seed``, know the labels of all their images, whatever ``per_class`` is, and the others none.
 
     >>> import proxyfl
     >>> split = proxyfl.partition([0, 1] * 50, clients=4, per_class=10, scheme="iid")
@@ -168,6 +154,7 @@ def make_partition(
     """
     labels = data.train.labels if isinstance(data, Dataset) else data
     require_scheme(scheme)
+    require_scenario(where)
     if clients < 1:
         raise ConfigError(f"clients = {clients} is too few; use 1 or more")
     alphas = (alpha_labelled or alpha, alpha_unlabelled or alpha)
@@ -177,22 +164,28 @@ def make_partition(
     legacy_generator(partition_seed, "partition_seed")
     given = label_array(labels, unknown=True)
     known, unknown = np.flatnonzero(given >= 0), np.flatnonzero(given < 0)
-    parts = [
+    told, rest = (
         Pairs(known[part.index], part.label, part.classes)
-        for part in split_labels(given[known], per_class, split_seed)
-    ]
+        for part in split_labels(given[known], 0 if where == PARTIAL else per_class, split_seed)
+    )
+    if where == SERVER and not len(told):
+        raise ConfigError("no image keeps its label for the server; give per_class above 0")
+    pools = [told, rest] if where == CLIENTS else [rest]
     if scheme == NATURAL:
         whose = _holders(data, clients)
-        everything = np.concatenate([parts[1].index, unknown])
-        labelled = _deal(parts[0].index, whose[parts[0].index], clients)
-        return Partition(labelled, _deal(everything, whose[everything], clients))
-    labelled, unlabelled = SCHEMES[scheme](parts, clients, alphas, partition_seed)
-    if len(unknown):
-        order = np.random.RandomState(partition_seed).permutation(unknown)
-        owner = np.arange(len(order)) * clients // len(order)
-        (whose, images), (more, others) = unlabelled.flat(), (owner, order)
-        unlabelled = _deal(np.concatenate([images, others]), np.concatenate([whose, more]), clients)
-    return Partition(labelled, unlabelled)
+        dealt = [deal(pool.index, whose[pool.index], clients) for pool in pools]
+        others, owner = unknown, whose[unknown]
+    else:
+        dealt = SCHEMES[scheme](pools, clients, alphas[-len(pools) :], partition_seed)
+        others = np.random.RandomState(partition_seed).permutation(unknown)
+        owner = np.arange(len(others)) * clients // max(1, len(others))
+    unlabelled = dealt[-1]
+    labelled = dealt[0] if where == CLIENTS else Ragged.empty(clients)
+    if where == PARTIAL:
+        labelled, unlabelled = at_some(unlabelled, labelled_clients, split_seed)
+    unlabelled = joined(unlabelled, others, owner) if len(others) else unlabelled
+    server = told.index if where == SERVER else told.index[:0]
+    return Partition(labelled, unlabelled, server=server, where=where)
 
 
 def require_scheme(name: str) -> None:
@@ -257,7 +250,7 @@ def quantity(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed
         order = generator.permutation(len(pairs))
         cuts = (ends[:-1] * len(pairs)).astype(np.int64)
         owner = np.searchsorted(cuts, np.arange(len(pairs)), side="right").astype(np.int64)
-        dealt.append(_deal(pairs.index[order], owner, clients))
+        dealt.append(deal(pairs.index[order], owner, clients))
     return dealt
 
 
@@ -277,7 +270,7 @@ def shards(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed: 
     dealt = []
     for pairs in parts:
         shard = ((np.arange(len(pairs)) + 1) * (2 * clients) - 1) // max(len(pairs), 1)
-        dealt.append(_deal(pairs.index, holder[shard], clients))
+        dealt.append(deal(pairs.index, holder[shard], clients))
     return dealt
 
 
@@ -295,7 +288,7 @@ NATURAL = "natural"
 def _evenly(pairs: Pairs, clients: int) -> Ragged:
     counts = np.bincount(pairs.label, minlength=pairs.classes)
     owner = ((_rank_in_class(pairs) + 1) * clients - 1) // counts[pairs.label]
-    return _deal(pairs.index, owner, clients)
+    return deal(pairs.index, owner, clients)
 
 
 def _paired(pairs: Pairs, clients: int, alpha: float, generator: np.random.RandomState) -> Ragged:
@@ -369,7 +362,7 @@ def _dirichlet(pairs: Pairs, clients: int, alpha: float, generator: np.random.Ra
         cuts = (ends[:-1] * n).astype(np.int64)
         owner[start : start + n] = np.searchsorted(cuts, np.arange(n), side="right")
         start += n
-    return _deal(pairs.index, owner, clients)
+    return deal(pairs.index, owner, clients)
 
 
 def _shares(clients: int, alpha: float, generator: np.random.RandomState) -> NDArray[np.float64]:
@@ -384,11 +377,6 @@ def _shares(clients: int, alpha: float, generator: np.random.RandomState) -> NDA
 def _rank_in_class(pairs: Pairs) -> Indices:
     counts = np.bincount(pairs.label, minlength=pairs.classes)
     return np.arange(len(pairs)) - (np.cumsum(counts) - counts)[pairs.label]
-
-
-def _deal(index: Indices, owner: Indices, clients: int) -> Ragged:
-    order = np.argsort(owner, kind="stable")
-    return Ragged.from_sizes(index[order], np.bincount(owner, minlength=clients))
 
 
 def _class_counts(part: Ragged, labels: Indices, classes: int) -> Indices:

@@ -134,7 +134,11 @@ class Stream:
     def walk_pool(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image of the pool once, in order: (positions, weak views)."""
         for positions in torch.split(torch.arange(len(self.pool)), batch):
-            yield positions, self._view(weak, self.pool[positions])
+            yield positions, self.weak_views(positions)
+
+    def weak_views(self, positions: Tensor) -> Tensor:
+        """Weak views of these positions of the pool."""
+        return self._view(weak, self.pool[positions.cpu()])
 
     def _draws(self) -> Iterator[Tensor]:
         count = len(self.data.labelled)

@@ -13,7 +13,8 @@ from proxyfl.core.errors import ConfigError
 from proxyfl.core.rng import SERVER, numpy_rng
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.labels import Indices, label_array
-from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.partition import Partition
+from proxyfl.data.ragged import Ragged
 
 
 def hold_out(partition: Partition, data: Any, share: float, seed: int = 7) -> Partition:
@@ -29,6 +30,11 @@ def hold_out(partition: Partition, data: Any, share: float, seed: int = 7) -> Pa
     >>> int(split.validation.sizes.sum()), int(split.labelled.sizes.sum())
     (4, 36)
     """
+    if len(partition.server):
+        raise ConfigError(
+            "data.validation keeps back labelled images of clients, which have none with labels.where = "
+            "'server'; give validation images of their own (a val/ folder), or set it to 0"
+        )
     labels = label_array(data.train.labels if isinstance(data, Dataset) else data, unknown=True)
     kept = _drawn(np.unique(partition.labelled.flat()[1]), labels, share, seed)
     if not len(kept):

@@ -23,7 +23,8 @@ from proxyfl.core.files import begins_with, sha256, write_bytes, write_tensors
 from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Split
-from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.partition import Partition
+from proxyfl.data.ragged import Ragged
 from proxyfl.data.stream import ViewSettings
 from proxyfl.deploy.draws import Draws
 from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather

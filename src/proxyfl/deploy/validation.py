@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxyfl.core.config import Config
+from proxyfl.core.dealing import CLIENTS
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method, overrides
@@ -42,6 +43,11 @@ def secure_aggregation(method: Method) -> str:
 def check_experiment(config: Config) -> None:
     """Refuse experiments that make sense in a simulation alone."""
     method = method_of(config)
+    if config.labels.where != CLIENTS:
+        raise ConfigError(
+            f"labels.where = '{config.labels.where}' is for simulations; sites of a real federation have the "
+            "labels that their data has: set it to 'clients'"
+        )
     if method.oracle:
         raise ConfigError(
             f"method '{method.name}' is given the true labels of unlabelled images, which no site has; "

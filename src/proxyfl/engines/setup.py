@@ -15,6 +15,7 @@ from proxyfl.federation.client import ClientTrainer
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.loop import Engine, Server
+from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.sampling import Population
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore
@@ -63,8 +64,11 @@ def server_of(
     aggregator: Aggregator | None = None,
     store: PerClientStore | None = None,
     spool: Path | None = None,
+    own: OwnImages | None = None,
 ) -> Server:
-    """The server's side. ``aggregator`` takes the place of the one that the config names."""
+    """The server's side. ``aggregator`` takes the place of the one that the config names; ``own`` are the
+    labelled images that the server itself holds.
+    """
     return Server(
         method,
         aggregator or build_aggregator(config.aggregation, config.privacy),
@@ -80,4 +84,5 @@ def server_of(
         store,
         spool,
         static=config.model.norm == "static",
+        own=own,
     )

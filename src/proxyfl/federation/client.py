@@ -138,6 +138,11 @@ class ClientTrainer:
             update = self._train(task, data, truth, steps)
             return self.outgoing(update, task) if self.outgoing else update
 
+    def load(self, weights: Tensors) -> None:
+        """Put the server's weights into the network; what is private is as the seed initialises it."""
+        private = self._private_part(self.new_network().state_dict()) if self.method.all_private else {}
+        self.network.load_state_dict(self.method.model(weights) | private)
+
     def measure(self, task: Task, data: ClientData) -> Update:
         """What static batch norm sees of a client's images, as sums."""
         start = time.perf_counter()
@@ -217,12 +222,19 @@ class ClientTrainer:
         stream.steps = max(
             1, self.method.steps_per_epoch(len(data.labelled), stream.steps, self.settings.batch)
         )
+        state = self.store.load(task.client, task.version) if self.method.keeps_state else {}
+        return self.context(task, stream, self.settings, state)
+
+    def context(
+        self, task: Task, stream: Stream, settings: TrainSettings, state: Tensors | None = None
+    ) -> ClientContext:
+        """What the method sees of training on this stream."""
         return ClientContext(
             method=self.method,
             model=self.network,
             stream=stream,
             task=task,
-            settings=self.settings,
+            settings=settings,
             classes=self.classes,
             rounds=self.rounds,
             seed=self.seed,
@@ -230,7 +242,7 @@ class ClientTrainer:
             autocast=lambda: autocast(self.compute, self.device),
             initial=self.initial_weights,
             own_optimiser=self.optimiser,
-            state=self.store.load(task.client, task.version) if self.method.keeps_state else {},
+            state=state or {},
         )
 
 

@@ -23,6 +23,9 @@ from proxyfl.methods.context import ServerContext
 class Fold:
     """Takes updates and failures; afterwards holds the mean, what the method kept, and who did what.
 
+    ``answered`` are the clients with a usable answer; of those, whom the method gives no weight are
+    ``resting`` and the others ``clients``.
+
     ``keep`` says whether single clients are noted, and of which rounds what the method watches in single
     updates is kept; without it, and of private ones, nothing is.
     """
@@ -75,6 +78,8 @@ class Fold:
         self.kept: list[Tensors] = []
         self.watched: defaultdict[str, list[Tensor]] = defaultdict(list)
         self.clients: list[int] = []
+        self.answered: list[int] = []
+        self.resting: list[int] = []
         self.samples: list[int] = []
         self.rule_weights: list[float] = []
         self.failed: dict[int, str] = {}
@@ -104,6 +109,12 @@ class Fold:
             return answer
         self.rule_weights.append(self._weight(answer))
         weight = self.method.weight_of(answer, self.rule_weights[-1])
+        self.answered.append(answer.client)
+        if not weight:
+            self.resting.append(answer.client)
+            self.rule_weights.pop()
+            self._add_metrics(answer)
+            return answer
         self.accumulator.add(answer, weight)
         self.kept.append(kept)
         self.clients.append(answer.client)
@@ -117,10 +128,13 @@ class Fold:
         for title, name in self.method.watched.items():
             if self.snapshot and name in answer.weights:
                 self.watched[title].append(answer.weights[name])
+        self._add_metrics(answer)
+        return answer
+
+    def _add_metrics(self, answer: Update) -> None:
         for name, value in answer.metrics.items():
             self.sums[name] += value
             self.senders[name] += 1
-        return answer
 
     @property
     def settles(self) -> bool:

@@ -19,6 +19,7 @@ from proxyfl.core.spans import AVERAGE, EVALUATE, FOLD, span
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
+from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.pseudo_metrics import shares
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.statistics import gather
@@ -122,11 +123,17 @@ class Server:
     validate: Callable[[ServerState], Evaluation] | None = None
     static: bool = False
     """Whether statistics of batch norm are gathered after each mean."""
+    own: OwnImages | None = None
+    """The labelled images that the server itself holds."""
 
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
-        state = ServerState(0, weights)
-        return ServerState(0, weights, self.method.start_all(self.context(state)))
+        ctx = self.context(ServerState(0, weights))
+        ctx.begun = False
+        ctx.extras = self.method.start_all(ctx)
+        if self.own is not None:
+            self.method.prepare(ctx)
+        return ServerState(0, ctx.weights, ctx.extras)
 
     def context(self, state: ServerState) -> ServerContext:
         """What the method's server hooks see of the round after ``state``."""
@@ -139,6 +146,7 @@ class Server:
             dict(state.extras),
             state.weights,
             store=self.store,
+            own=self.own,
         )
 
     def fold(self, ctx: ServerContext, state: ServerState, clients: list[int]) -> Fold:
@@ -210,7 +218,7 @@ def play_round(
         **measured,
         **(redraw.record() if redraw else {}),
         "clients": fold.clients,
-        "idle": [client for client in chosen if client not in clients],
+        "idle": [client for client in chosen if client not in clients or client in fold.resting],
         "failed": {str(client): reason for client, reason in fold.failed.items()},
         "losses": fold.losses(),
         "pseudo": shares(fold.sums),
@@ -239,8 +247,10 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold, traffic: Traffic) -> 
             ctx.weights = fold.mean(ctx)
         ctx.snapshots = fold.snapshots(ctx.weights)
         ctx.extras = server.method.serve_all(ctx, fold.kept)
-        if server.static:
-            gather(server, ctx, fold.clients, traffic)
+    if server.own is not None:
+        server.method.refine(ctx)
+    if server.static and (fold.settles or server.own is not None):
+        gather(server, ctx, fold.answered, traffic)
     if counts := fold.counts():
         ctx.metrics["counts"] = counts
     holders = len(server.population.holders)
@@ -272,10 +282,10 @@ def _measure(server: Server, state: ServerState, rows: list[Row]) -> tuple[dict[
 
 def _require_quorum(quorum: int, fold: Fold, clients: list[int]) -> None:
     wanted = min(quorum, len(clients))
-    if len(fold.clients) < wanted:
+    if len(fold.answered) < wanted:
         reasons = "; ".join(f"client {k}: {reason}" for k, reason in list(fold.failed.items())[:3])
         raise BelowQuorum(
-            f"round {fold.guard.round}: {len(fold.clients)} of {len(clients)} clients gave a usable update, "
+            f"round {fold.guard.round}: {len(fold.answered)} of {len(clients)} clients gave a usable update, "
             f"{wanted} are needed ({reasons}); the last checkpoint is kept, resume when this is fixed",
             fold.failed,
         )

@@ -76,11 +76,11 @@ def _watched(layers: Mapping[str, nn.Module], found: Tensors) -> Iterator[None]:
 
 def gather(server: Server, ctx: ServerContext, clients: list[int], traffic: Traffic) -> None:
     """Ask the clients for their sums and put the statistics into the weights; those who fail are left out.
-    Without any answer the old statistics stay.
+    Where no client took part, the server's own images take their place; without those the old ones stay.
     """
     state = server.method.model(ctx.weights)
     names = [name.removesuffix(RUNNING) for name in state if name.endswith(RUNNING)]
-    if not names or not clients:
+    if not names or not (clients or server.own):
         return
     shapes = {f"{name}/{kind}": state[f"{name}{RUNNING}"].shape for name in names for kind in (MEAN, SQUARE)}
     total, images, failed = dict.fromkeys(shapes, torch.zeros(())), 0, dict[str, str]()
@@ -101,6 +101,8 @@ def gather(server: Server, ctx: ServerContext, clients: list[int], traffic: Traf
         traffic.received(usable)
         total = {name: total[name] + usable.extras[name] for name in shapes}
         images += usable.samples
+    if server.own is not None and not clients:
+        total, images = server.own.measure(ctx.round, ctx.weights), len(server.own)
     ctx.metrics["statistics"] = {"images": images, "failed": failed}
     if images:
         pairs = ((total[f"{name}/{MEAN}"], total[f"{name}/{SQUARE}"]) for name in names)

@@ -15,12 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxyfl.core.errors import MethodError
+from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS, SERVER
+from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.settings import read_section, setting
 from proxyfl.core.spans import LOSSES, PSEUDO, loss_span, serve_span, span
 from proxyfl.core.state import Tensors, Update, namespace, within
 from proxyfl.data.stream import Batch, ClientData
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
+
+NOT_AT_SERVER = dict.fromkeys((CLIENTS, PARTIAL), "the server holds no labelled images to train on")
+"""Where a method that trains on the server's images is undefined, and why."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Part:
     counts: ClassVar[tuple[str, ...]] = ()
     """Which of the tensors that it sends count, by class, images visited in the last local epoch: an update
     that counts more than the client can have visited is refused."""
+    undefined: ClassVar[Mapping[str, str]] = {}
+    """The scenarios (:data:`proxyfl.core.dealing.SCENARIOS`) in which it makes no sense, and why."""
     keeps: str = ""
     """What a client keeps between rounds, in words; empty: nothing."""
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -70,6 +76,10 @@ class Part:
     def _shown(self) -> list[str]:
         """What else belongs in a listing of its arguments."""
         return []
+
+    def refusal(self, where: str) -> str:
+        """Why it cannot be used in this scenario; empty when it can."""
+        return self.undefined.get(where, "")
 
     # On the client
 
@@ -149,6 +159,9 @@ class Method(Part):
     wants: ClassVar[frozenset[str]] = frozenset({"x"})
     oracle: ClassVar[bool] = False
     """Whether the true labels of unlabelled images are given to it (``ctx.truth``). Declared and listed."""
+    undefined: ClassVar[Mapping[str, str]] = {
+        SERVER: "it learns from labelled images of clients, which have none (server-only uses the server's)"
+    }
     needs_labels: ClassVar[bool] = True
     """Whether a client without labelled images has nothing to do."""
     walks_labelled: ClassVar[bool] = False
@@ -209,6 +222,16 @@ class Method(Part):
     def refuses(self, addon: Addon) -> str:
         """Why this method cannot carry the add-on; empty when it can."""
         return ""
+
+    def require(self, where: str) -> None:
+        """Refuse a scenario in which the method or one of its add-ons makes no sense."""
+        for part in self.parts:
+            if reason := part.refusal(where):
+                homes = [f"'{each}'" for each in SCENARIOS if not part.refusal(each)]
+                raise ConfigError(
+                    f"{part.name} is not defined with labels.where = '{where}': {reason}; use "
+                    f"{' or '.join(homes)}, or a method from 'proxyfl methods --scenario {where}'"
+                )
 
     # On the client
 
@@ -278,8 +301,19 @@ class Method(Part):
         """The server's first weights from a network's state."""
         return weights
 
+    def prepare(self, ctx: ServerContext) -> None:
+        """Before the first round, where the server holds labelled images: ``ctx.train_own`` uses them."""
+
+    def refine(self, ctx: ServerContext) -> None:
+        """After each mean, where the server holds labelled images: by default it trains on them as a client
+        would, ``train.epochs`` times.
+        """
+        ctx.train_own()
+
     def weight_of(self, update: Update, rule: float) -> float:
-        """An update's weight in the running mean; ``rule`` is what ``federation.weighting`` gives it."""
+        """An update's weight in the running mean; ``rule`` is what ``federation.weighting`` gives it. One of
+        weight 0 sits the round out.
+        """
         return rule
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Sequence[float]:

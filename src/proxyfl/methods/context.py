@@ -266,6 +266,14 @@ class ClientContext:
         return rng(self.seed, self.task.round, self.task.client, purpose)
 
 
+class OwnTraining(Protocol):
+    """Training on the labelled images that the server itself holds."""
+
+    def train(
+        self, round: int, weights: Tensors, epochs: int, batch: int
+    ) -> tuple[Tensors, dict[str, float]]: ...
+
+
 @dataclass
 class ServerContext:
     """One round on the server after averaging. Parts may replace entries of ``weights``; ``previous`` holds
@@ -289,6 +297,19 @@ class ServerContext:
     store: PerClientStore | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     snapshots: Tensors = field(default_factory=dict)
+    own: OwnTraining | None = None
+    """Where the server holds labelled images."""
+    begun: bool = True
+    """False before the first round."""
+
+    def train_own(self, epochs: int = 0, batch: int = 0) -> None:
+        """Train ``weights`` on the server's images: 0 means as many epochs, and batches as large, as a
+        client's.
+        """
+        if self.own is None:
+            raise MethodError("the server holds no labelled images; they come with labels.where = 'server'")
+        round = self.round if self.begun else 0
+        self.weights, self.metrics["server"] = self.own.train(round, self.weights, epochs, batch)
 
     def rng(self, purpose: str) -> torch.Generator:
         return rng(self.seed, self.round, SERVER, purpose)

@@ -10,17 +10,19 @@ Deviations: none from the paper; buffers (batch-norm statistics) are averaged li
 
 The paper under comparison does not say how many steps the labelled-only baseline takes. By default it
 takes as many as the semi-supervised methods (``steps = "matched"``); ``steps = "labelled"`` walks over the
-labelled images instead. ``fedavg-sl`` is an oracle: it sees the true labels of all images.
+labelled images instead. ``fedavg-sl`` is an oracle: it sees the true labels of all images. ``server-only`` is
+what remains where the server alone has labels: it trains on them, and the clients do nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from proxyfl.core.settings import setting
 from proxyfl.data.stream import ClientData
-from proxyfl.methods.base import Addon, Method, MethodParameters
+from proxyfl.methods.base import NOT_AT_SERVER, Addon, Method, MethodParameters
 from proxyfl.methods.registry import Recipe, Shown, register
 
 
@@ -46,6 +48,7 @@ class FedAvg(Method):
 class FedAvgSL(Method):
     name = "fedavg-sl"
     oracle: ClassVar[bool] = True
+    undefined: ClassVar[Mapping[str, str]] = {}
     needs_labels: ClassVar[bool] = False  # as an oracle it has them wherever there are images
     walks_labelled: ClassVar[bool] = True
 
@@ -56,6 +59,14 @@ class FedAvgSL(Method):
         return "it has no unlabelled images" if "u_weak" in addon.wants else ""
 
 
+class ServerOnly(Method):
+    name = "server-only"
+    undefined: ClassVar[Mapping[str, str]] = NOT_AT_SERVER
+
+    def refuses(self, addon: Addon) -> str:
+        return "no client trains"
+
+
 register(
     Recipe("fedavg", "labelled images only, weights averaged", FedAvg),
     Shown("labelled only", 10, "black", "solid", "o"),
@@ -64,6 +75,10 @@ register(
     Recipe("fedavg-sl", "upper bound: every image labelled (oracle)", FedAvgSL),
     Shown("labelled only", 11, "black", "dashed", "^", page="fedavg"),
     aliases=["fedavg-full"],
+)
+register(
+    Recipe("server-only", "lower bound: the server trains on its own labelled images alone", ServerOnly),
+    Shown("labels at the server", 60, "black", "dash-dot", "s", page="fedavg"),
 )
 register(
     Recipe("fedprox", "labelled images only, pulled towards the global weights", FedAvg, ("prox",)),

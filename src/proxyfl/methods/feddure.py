@@ -34,7 +34,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.optim import Adam, Optimizer
 
+from proxyfl.core.dealing import SERVER
 from proxyfl.core.settings import setting
 from proxyfl.core.spans import BACKWARD, FORWARD, loss_span, span
 from proxyfl.core.state import Tensors
@@ -91,6 +92,7 @@ class FedDure(Method):
     name = "feddure"
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
+    undefined: ClassVar[Mapping[str, str]] = {SERVER: "its regulators judge by labelled images of the client"}
     Parameters = FedDureParameters
 
     def __init__(self, parameters: Any = None, addons: Sequence[Addon] | None = None, **values: Any) -> None:

@@ -22,10 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from proxyfl.core.dealing import SERVER
 from proxyfl.core.settings import setting
 from proxyfl.core.spans import PSEUDO, loss_span, span
 from proxyfl.core.state import Tensors, namespace, within
@@ -51,6 +53,9 @@ class FedLoKe(Method):
     recalls_start = True
     wants = frozenset({"x", "x_strong", "u_weak", "u_strong"})
     needs_labels = False
+    undefined: ClassVar[Mapping[str, str]] = {
+        SERVER: "the model that a client keeps learns from labelled images of its own"
+    }
     keeps = "a private model"
     Parameters = FedLoKeParameters
 

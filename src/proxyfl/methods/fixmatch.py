@@ -17,6 +17,7 @@ pass of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,6 +62,7 @@ class FixMatch(Method):
     name = "fixmatch"
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
+    undefined: ClassVar[Mapping[str, str]] = {}  # without labels a client trains on pseudo-labels alone
     Parameters: ClassVar[type[Any]] = FixMatchParameters
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:

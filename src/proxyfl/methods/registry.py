@@ -146,9 +146,15 @@ def register_addon(addon: type[Addon]) -> type[Addon]:
     return addon
 
 
-def recipes() -> list[Recipe]:
-    """All registered methods, in order of registration."""
-    return list(_recipes.values())
+def recipes(where: str = "") -> list[Recipe]:
+    """All registered methods, in order of registration; those that are defined in a scenario."""
+    found = list(_recipes.values())
+    return [each for each in found if not where or defined(create(each.name), where)]
+
+
+def defined(method: Method, where: str) -> bool:
+    """Whether a method and all its add-ons make sense in a scenario."""
+    return not any(part.refusal(where) for part in method.parts)
 
 
 def shown(name: str) -> Shown:

@@ -46,10 +46,15 @@ def partition_bubbles(
         source = source.partition, dataset.train.labels, dataset.classes
     partition, labels, classes = source
     parts = dict(zip(FILLS, partition.class_counts(labels, len(classes)), strict=True))
+    server = partition.server_counts(labels, len(classes))
     if not any(counts.any() for counts in parts.values()):
         raise RunError(f"the partition holds no {what} to draw")
-    figure = _draw(parts, classes, title or "Who holds what", what)
-    rows = [
+    told = _at_server(server, classes, what) if server.any() else []
+    figure = _draw(parts, classes, title or "Who holds what", what, told)
+    rows: list[tuple[object, ...]] = [
+        ("server", label, name, int(server[label]), 0) for label, name in enumerate(classes) if server.any()
+    ]
+    rows += [
         (client, label, name, *(int(counts[client, label]) for counts in parts.values()))
         for client in range(partition.clients)
         for label, name in enumerate(classes)
@@ -65,7 +70,20 @@ def _describe(run: Run) -> str:
     return f"Who holds what: {run.config.data.name}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
 
 
-def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str, what: str = "images") -> Figure:
+def _at_server(server: Indices, classes: Sequence[str], what: str) -> list[str]:
+    """What the server holds, in a line."""
+    counts = [f"{_short_name(name)} {count:,}" for name, count in zip(classes, server.tolist(), strict=True)]
+    by_class = f": {', '.join(counts)}" if len(classes) <= MANY_CLASSES else ""
+    return [f"The server holds {server.sum():,} labelled {what}{by_class}."]
+
+
+def _draw(
+    parts: Mapping[str, Indices],
+    classes: Sequence[str],
+    title: str,
+    what: str = "images",
+    told: Sequence[str] = (),
+) -> Figure:
     numbers = len(classes) <= MANY_CLASSES
     drawn = {part: counts[:MOST_CLIENTS, :MOST_CLASSES] for part, counts in parts.items()}
     clients, size = drawn["labelled"].shape
@@ -89,7 +107,7 @@ def _draw(parts: Mapping[str, Indices], classes: Sequence[str], title: str, what
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
     total = parts["labelled"].shape
-    plot_style.note(figure, "\n".join(_caption(drawn, total[0], total[1], what)))
+    plot_style.note(figure, "\n".join([*told, *_caption(drawn, total[0], total[1], what)]))
     return figure
 
 

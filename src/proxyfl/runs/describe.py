@@ -15,10 +15,12 @@ from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import described
 from proxyfl.core.config import Config, KeepSettings, TrainSettings, read_config
+from proxyfl.core.dealing import PARTIAL
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.settings import OBJECT
 from proxyfl.core.state import Tensors, content_hash
 from proxyfl.core.trees import dotted
+from proxyfl.data.partition import Partition
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.models import Network
@@ -47,6 +49,7 @@ def describe(
     tree = {
         "seed": seed,
         "data": {"name": f"{OBJECT}{dataset.name}"},
+        "labels": _scenario(partition),
         "partition": {"scheme": "given", "clients": partition.clients},
         "model": {
             "name": models.name_of(network.factory) or f"{OBJECT}{network.name}",
@@ -72,6 +75,11 @@ def describe(
         settled = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))
         config = dataclasses.replace(config, compute=settled)
     return config
+
+
+def _scenario(partition: Partition) -> dict[str, Any]:
+    some = {"clients": int((partition.labelled.sizes > 0).sum())} if partition.where == PARTIAL else {}
+    return {"where": partition.where, **some}
 
 
 def _adapters(network: Network) -> dict[str, Any]:

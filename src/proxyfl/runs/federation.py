@@ -21,7 +21,8 @@ from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.state import ServerState, Tensors
 from proxyfl.core.views import VectorSettings
 from proxyfl.data.dataset import Dataset, Split
-from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.partition import Partition
+from proxyfl.data.ragged import Ragged
 from proxyfl.engines.choose import EngineFactory, choose_engine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
@@ -29,6 +30,7 @@ from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
 from proxyfl.federation.loop import Observer, RoundReport, play_round
 from proxyfl.federation.measures import choosing
+from proxyfl.federation.own_training import OwnImages
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.optimisers import OptimiserFactory
@@ -152,7 +154,7 @@ class Federation:
             optimiser,
             aggregator=aggregator,
         )
-        every = config.keep.metrics == "all"
+        every, held = config.keep.metrics == "all", simulation.holdings.server()
         made = engine or (lambda trainer, holdings: choose_engine(trainer, holdings, workers, config))
         self.server = server_of(
             config,
@@ -163,10 +165,11 @@ class Federation:
             len(simulation.dataset.classes),
             aggregator=aggregator,
             store=stores[1],
+            own=OwnImages(self.trainer, held) if held is not None else None,
         )
-        if (held := simulation.validation) is not None:
+        if (kept := simulation.validation) is not None:
             holders = simulation.partition.validation
-            self.server.validate = _Test(self.trainer, simulation, held, scores=every, holders=holders)
+            self.server.validate = _Test(self.trainer, simulation, kept, scores=every, holders=holders)
         self.recording: Recording | None = None
         self.history: list[RoundReport] = []
         self.best: RoundReport | None = None

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from proxyfl.core.dealing import PARTIAL, SERVER
 from proxyfl.core.trees import dotted
 from proxyfl.runs.export import ModelCard
 from proxyfl.runs.run import Run
@@ -102,8 +103,11 @@ def _front_matter(run: Run, kind: str, accuracy: float | None) -> str:
 
 def _labels(run: Run, card: ModelCard) -> str:
     labels = run.config.labels
+    if labels.where == PARTIAL:
+        return f"all {_called(card)} of {labels.clients} clients, none of the others"
     share = f"{100 * labels.ratio:g} % of the {_called(card)}"
-    return f"{labels.per_class} per class" if labels.per_class else share
+    at_server = ", at the server" if labels.where == SERVER else ""
+    return f"{f'{labels.per_class} per class' if labels.per_class else share}{at_server}"
 
 
 def _accuracies(

@@ -123,6 +123,7 @@ FORM: dict[str, Form] = {
     "accuracy": _SHARE,
     "traffic": ("a table of sizes", _is_traffic),
     "losses": _NUMBERS,
+    "server": _NUMBERS,
     "measures": _NUMBERS,
     "validation": ("a table of numbers with an accuracy", _is_validation),
     "pseudo": _NUMBERS,

@@ -37,6 +37,7 @@ MOST_DOTS = 200
 COMMON = {
     "data": "data.name",
     "label_ratio": "labels.ratio",
+    "scenario": "labels.where",
     "alpha": "partition.alpha",
     "clients": "partition.clients",
     "per_round": "federation.per_round",
@@ -210,6 +211,7 @@ def check(config: Config) -> None:
 def check_together(config: Config, method: Method, aggregator: Aggregator) -> None:
     """Settings that contradict each other or the method, whatever the names stand for."""
     federation, train = config.federation, config.train
+    method.require(config.labels.where)
     if federation.per_round > config.partition.clients:
         raise ConfigError(
             f"federation.per_round = {federation.per_round} is more than "

@@ -19,7 +19,8 @@ from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.files import data_root
 from proxyfl.data.holdings import Holdings
 from proxyfl.data.labels import stratified
-from proxyfl.data.partition import Partition, Ragged, make_partition
+from proxyfl.data.partition import Partition, make_partition
+from proxyfl.data.ragged import Ragged
 from proxyfl.data.release import release_views
 from proxyfl.data.stream import ViewSettings
 from proxyfl.data.validation import hold_out
@@ -89,14 +90,14 @@ def at_holders(holders: Ragged, right: Tensor) -> Own:
 def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | None = None) -> Simulation:
     """With the data set's own views. Every index must name an image, every labelled one have a label."""
     held = partition.validation
-    parts = {"labelled": partition.labelled, "unlabelled": partition.unlabelled}
-    for name, part in (parts | ({"validation": held} if held else {})).items():
-        if len(part.values) and int(part.values.max()) >= len(dataset.train):
+    parts = {"labelled": partition.told, "unlabelled": partition.unlabelled.values}
+    for name, values in (parts | ({"validation": held.values} if held else {})).items():
+        if len(values) and int(values.max()) >= len(dataset.train):
             raise DataError(
-                f"the partition names {name} image {int(part.values.max())}, but '{dataset.name}' has "
+                f"the partition names {name} image {int(values.max())}, but '{dataset.name}' has "
                 f"{len(dataset.train)} training images; make it from the same data"
             )
-    told = [part.values for part in (partition.labelled, held) if part is not None]
+    told = [partition.told, *([held.values] if held is not None else [])]
     if any(bool((dataset.train.labels[values] < 0).any()) for values in told):
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
@@ -162,6 +163,8 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
             alpha_unlabelled=config.partition.alpha_unlabelled,
             split_seed=config.labels.seed,
             partition_seed=config.partition.seed,
+            where=config.labels.where,
+            labelled_clients=config.labels.clients,
         )
         if config.data.validation:
             partition = hold_out(partition, dataset, config.data.validation, config.labels.seed)
@@ -174,7 +177,7 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
 def remarks(config: Config, simulation: Simulation) -> list[str]:
     """Lines to read before the first round: what own data comes to, and why a run may mean nothing."""
     dataset, partition = simulation.dataset, simulation.partition
-    labels = dataset.train.labels[torch.from_numpy(partition.labelled.values)]
+    labels = dataset.train.labels[torch.from_numpy(partition.told)]
     counts = torch.bincount(labels, minlength=len(dataset.classes)).tolist()
     lines = []
     if config.labels.rule == "stratified":

@@ -121,4 +121,4 @@ def _require_known_labels(source: Run, config: Config, simulation: Simulation) -
 
 
 def _labelled(partition: Partition) -> np.ndarray:
-    return partition.labelled.values
+    return partition.told

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from proxyfl.data.dataset import Dataset, Split
-from proxyfl.data.partition import Partition, Ragged
+from proxyfl.data.partition import Partition
+from proxyfl.data.ragged import Ragged
 
 
 def toy_dataset(

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import MethodError
 from proxyfl.core.settings import setting
 from proxyfl.core.state import Tensors, Update
@@ -51,6 +52,10 @@ class Proto(Addon):
     sends = "prototypes both ways (C × d numbers), class counts up, flags of known classes down (C each)"
     counts = ("counts",)
     Parameters = ProtoParameters
+
+    def refusal(self, where: str) -> str:
+        labelled = where == SERVER and self.parameters.assign == "labelled"
+        return "prototypes of labelled images need some at the clients" if labelled else ""
 
     def start(self, ctx: ServerContext) -> Tensors:
         if "classifier.weight" not in ctx.weights:

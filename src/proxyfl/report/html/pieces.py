@@ -139,6 +139,9 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[st
             notes["partition"] = (
                 f"the classes of {int((true < 0).sum()):,} unlabelled images are unknown; those are not drawn"
             )
+    if len(held.server):
+        at_server = f"the server holds {len(held.server):,} labelled images, which no client has"
+        notes["partition"] = "; ".join(filter(None, [notes.get("partition", ""), at_server]))
     first = [part[:MOST_CLIENTS, :MOST_CLASSES] for part in counts]
     return {
         "classes": classes[:MOST_CLASSES],
@@ -147,6 +150,7 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[st
         "labelled": first[0].tolist(),
         "unlabelled": first[1].tolist(),
         "totals": [int(part.sum()) for part in counts],
+        "server": len(held.server),
         "shares": shares,
     }
 

@@ -1,0 +1,63 @@
+"""Who has labels: every client a few, the server alone, or some clients all of theirs and the others none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxyfl.core.dealing import CLIENTS, SCENARIOS, SERVER
+from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.data.labels import Indices, legacy_generator
+from proxyfl.data.ragged import Ragged, deal
+
+
+def require_scenario(where: str) -> None:
+    if where not in SCENARIOS:
+        raise ConfigError(f"unknown scenario '{where}'; {nearest(where, SCENARIOS)}")
+
+
+def require_server(where: str, server: Indices, labelled: Ragged) -> None:
+    """Refuse images of the server that do not fit the scenario."""
+    require_scenario(where)
+    if server.ndim != 1 or server.dtype != np.int64 or server.min(initial=0) < 0:
+        raise ConfigError("the server's images must be a flat int64 array of indices")
+    if (where == SERVER) != bool(len(server)) or (len(server) and labelled.sizes.any()):
+        raise ConfigError("the server holds all labelled images where labels are there, otherwise none")
+
+
+def scenario_tensors(server: Indices, where: str) -> dict[str, Tensor]:
+    """What a partition's file holds besides the lists of clients; nothing in the usual scenario."""
+    if where == CLIENTS:
+        return {}
+    return {"server": torch.tensor(server), "where": torch.tensor(SCENARIOS.index(where))}
+
+
+def read_scenario(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The inverse: arguments of a partition."""
+    if "where" not in tensors:
+        return {}
+    where = tensors["where"]
+    if where.shape != () or where.dtype != torch.int64 or not 0 <= int(where) < len(SCENARIOS):
+        raise ConfigError("it does not say who has labels")
+    return {"server": tensors["server"].cpu().numpy(), "where": SCENARIOS[int(where)]}
+
+
+def at_some(lists: Ragged, labelled: int, seed: int) -> tuple[Ragged, Ragged]:
+    """The lists of ``labelled`` clients that ``seed`` draws among those that hold images, and those of the
+    others; each leaves the lists of the other clients empty.
+    """
+    holders = np.flatnonzero(lists.sizes)
+    if not 1 <= labelled < len(holders):
+        raise ConfigError(
+            f"labels.clients = {labelled} is out of range: {len(holders)} clients hold images whose class is "
+            f"known, and some must be without labels; use 1 to {max(1, len(holders) - 1)}"
+        )
+    chosen = legacy_generator(seed, "split_seed").choice(holders, labelled, replace=False)
+    owner, images = lists.flat()
+    told = np.isin(owner, chosen)
+    first, second = (deal(images[part], owner[part], len(lists)) for part in (told, ~told))
+    return first, second

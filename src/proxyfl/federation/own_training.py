@@ -1,0 +1,55 @@
+"""The server's own training on the labelled images that it holds, with a client's streams and optimiser.
+
+Before the first round it is round 0 of its random streams, at the learning rate of round 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch.nn.functional as F
+
+from proxyfl.core.rng import SERVER, isolated, rng
+from proxyfl.core.state import STATISTICS, Task, Tensors, detached
+from proxyfl.data.stream import ClientData, Stream
+from proxyfl.federation.client import ClientTrainer, every_step, numerics
+
+WANTS = frozenset({"x"})
+
+
+class OwnImages:
+    """The labelled images of the server, and what trains on them. Keeps nothing between rounds."""
+
+    def __init__(self, trainer: ClientTrainer, data: ClientData) -> None:
+        self.trainer, self.data = trainer, data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def train(
+        self, round: int, weights: Tensors, epochs: int = 0, batch: int = 0
+    ) -> tuple[Tensors, dict[str, float]]:
+        """The weights after so many epochs over weak views of the images, and the mean loss of a step."""
+        trainer, usual = self.trainer, self.trainer.settings
+        settings = replace(usual, epochs=epochs or usual.epochs, batch=batch or usual.batch)
+        generator = rng(trainer.seed, round, SERVER, "batches")
+        stream = Stream(
+            self.data, settings, trainer.views, WANTS, generator, trainer.device, walk_labelled=True
+        )
+        task = Task(max(1, round), SERVER, weights)
+        ctx = trainer.context(task, stream, settings)
+        with numerics(trainer.compute), isolated(trainer.seed, round, SERVER, "layers"):
+            trainer.load(weights)
+            trainer.network.train().requires_grad_(True)
+            for batches in every_step(ctx):
+                outputs = ctx.forward(next(batches))
+                ctx.descend({"supervised": F.cross_entropy(outputs.x, outputs.batch.y)})
+        told = {"loss": float(ctx.losses["supervised"]) / ctx.steps, "steps": float(ctx.steps)}
+        trained = detached(trainer.method.shared(trainer.network.state_dict()))
+        vars(ctx).clear()
+        return trainer.method.initial(trained), told
+
+    def measure(self, round: int, weights: Tensors) -> Tensors:
+        """What static batch norm sees of the images, as sums."""
+        with numerics(self.trainer.compute):
+            return self.trainer.measure(Task(round, SERVER, weights, purpose=STATISTICS), self.data).extras

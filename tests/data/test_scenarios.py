@@ -1,0 +1,94 @@
+"""Who has labels in each scenario: nobody holds one that they should not, and every image is dealt once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.torch import load, save
+
+import proxyfl
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.data.holdings import Holdings
+from proxyfl.data.partition import SCHEMES, Partition
+from proxyfl.data.validation import hold_out
+from proxyfl.testing.toy import toy_dataset
+
+DATA = toy_dataset(400, classes=4)
+LABELS = DATA.train.labels.numpy()
+
+
+def split(where: str, scheme: str = "iid", **more: object) -> Partition:
+    return proxyfl.partition(DATA, clients=8, per_class=10, scheme=scheme, alpha=0.5, where=where, **more)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("where", ["server", "partial"])
+def test_every_image_is_dealt_once(where: str, scheme: str) -> None:
+    dealt = split(where, scheme, labelled_clients=3)
+    everything = np.concatenate([dealt.told, dealt.unlabelled.values])
+    assert sorted(everything.tolist()) == list(range(400))
+    assert dealt.where == where
+
+
+def test_the_server_has_all_labels_and_no_client_any() -> None:
+    dealt = split("server", "dirichlet")
+    assert np.bincount(LABELS[dealt.server]).tolist() == [10, 10, 10, 10]
+    assert dealt.labelled.sizes.tolist() == [0] * 8
+    usual = split("clients", "dirichlet")
+    assert sorted(dealt.server.tolist()) == sorted(usual.labelled.values.tolist())
+    holdings = Holdings(DATA.train.images, DATA.train.labels, dealt)
+    for client in range(8):
+        mine = holdings.client(client)
+        assert (len(mine.labels), mine.truth) == (0, None)
+        assert not set(mine.unlabelled.tolist()) & set(dealt.server.tolist())
+    own = holdings.server()
+    assert own is not None
+    assert own.labels.tolist() == LABELS[dealt.server].tolist()
+    assert (len(own.unlabelled), own.truth) == (0, None)
+    assert Holdings(DATA.train.images, DATA.train.labels, usual).server() is None
+
+
+def test_some_clients_know_all_their_labels_and_the_others_none() -> None:
+    dealt = split("partial", "dirichlet", labelled_clients=3)
+    labelled, unlabelled = dealt.labelled.sizes, dealt.unlabelled.sizes
+    assert int((labelled > 0).sum()) == 3
+    assert not ((labelled > 0) & (unlabelled > 0)).any()
+    again = split("partial", "dirichlet", labelled_clients=3, split_seed=8)
+    assert (again.labelled.sizes > 0).tolist() != (labelled > 0).tolist()
+    assert (again.sizes == dealt.sizes).all()  # the seed of labels does not deal images
+    assert len(dealt.server) == 0
+
+
+def test_images_that_nobody_knows_stay_unlabelled() -> None:
+    labels = np.where(np.arange(400) % 5 == 0, -1, LABELS)
+    for where in ("server", "partial"):
+        dealt = proxyfl.partition(labels, clients=8, per_class=10, scheme="iid", where=where)
+        assert (labels[dealt.told] >= 0).all()
+        assert sorted([*dealt.told, *dealt.unlabelled.values]) == list(range(400))
+
+
+@pytest.mark.parametrize("where", ["clients", "server", "partial"])
+def test_it_comes_back_from_a_file(where: str) -> None:
+    dealt = split(where)
+    again = Partition.from_tensors(load(save(dealt.to_tensors())), 400)
+    assert again.where == where
+    assert again.server.tolist() == dealt.server.tolist()
+    assert again.labelled.values.tolist() == dealt.labelled.values.tolist()
+    assert ("where" in dealt.to_tensors()) == (where != "clients")
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown scenario 'sever'; did you mean 'server'"):
+        split("sever")
+    for count in (0, 8):
+        with pytest.raises(ConfigError, match=rf"labels.clients = {count} is out of range.*use 1 to 7"):
+            split("partial", labelled_clients=count)
+    with pytest.raises(ConfigError, match="no image keeps its label for the server"):
+        proxyfl.partition(DATA, clients=8, per_class=0, scheme="iid", where="server")
+    with pytest.raises(ConfigError, match="give validation images of their own"):
+        hold_out(split("server"), DATA, 0.1)
+    damaged = split("server").to_tensors()
+    with pytest.raises(RunError, match="the server holds all labelled images"):
+        Partition.from_tensors(damaged | {"where": damaged["where"] * 0})
+    with pytest.raises(RunError, match="does not say who has labels"):
+        Partition.from_tensors(damaged | {"where": damaged["where"] + 7})

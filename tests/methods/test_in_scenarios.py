@@ -1,0 +1,138 @@
+"""Every method in every scenario: it trains there or says why it cannot; the server's own training."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import proxyfl
+from proxyfl.core.dealing import SCENARIOS
+from proxyfl.core.errors import ConfigError
+from proxyfl.methods import create, recipes
+from proxyfl.runs import checkpoint
+from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.simulation import Simulation, prepare
+from toybox import TINY, Stopped, Told, play, same_bits, same_state, tiny_config
+
+OTHERS = SCENARIOS[1:]
+CLASSES = {where: {r.method: r.name for r in reversed(recipes(where))}.values() for where in OTHERS}
+"""A method for each class of methods that is defined there."""
+
+SLOW = ("feddure", "fedmatch", "fedloke", "gpl-all-corrected", "fedlabel")
+
+
+def settings(name: str, where: str, **more: Any) -> dict[str, Any]:
+    tau = {"method__tau": 0.2} if hasattr(create(name).parameters, "tau") else {}
+    tune = {"method__gpt__epochs": 2} if "gpt" in {part.name for part in create(name).parts} else {}
+    return {**tau, **tune, "subset": 160, "scenario": where, **more}
+
+
+@functools.cache
+def digits(where: str) -> Simulation:
+    return prepare(tiny_config("fedavg-sl", subset=160, scenario=where))
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        pytest.param(name, where, marks=[pytest.mark.slow] if name in SLOW else [])
+        for where in OTHERS
+        for name in CLASSES[where]
+    ],
+)
+def test_two_rounds_of_every_method_that_is_defined_there(name: str, where: str, tmp_path: Path) -> None:
+    told = Told()
+    config = tiny_config(name, **settings(name, where, per_round=4))
+    state = play(config, digits(where), tmp_path, observers=[told])
+    assert all(torch.isfinite(value).all() for value in state.weights.values() if value.is_floating_point())
+    for report in told.reports:
+        assert report.metrics["failed"] == {}
+        assert len(report.metrics["clients"]) + len(report.metrics["idle"]) == 4
+        assert ("server" in report.metrics) == (where == "server")
+    first, second = (report.state.weights for report in told.reports)
+    assert not same_bits(first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "reason"),
+    [
+        ("fedavg", "server", "clients, which have none .server-only"),
+        ("fedprox", "server", "use 'clients' or 'partial', or a method from"),
+        ("feddure", "server", "regulators"),
+        ("fedmatch", "server", "sigma"),
+        ("fedloke", "server", "model that a client keeps"),
+        ("proto-labeled", "server", "prototypes of labelled images"),
+        ("server-only", "clients", "the server holds no labelled images"),
+        ("semifl", "partial", "the server holds no labelled images"),
+    ],
+)
+def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"is not defined with labels.where = '{where}': .*{reason}"):
+        tiny_config(name, scenario=where)
+    assert name not in {recipe.name for recipe in recipes(where)}
+    labels = [0, 1] * 40
+    data = proxyfl.Dataset.of(torch.zeros(80, 1, 8, 8), labels, test=(torch.zeros(4, 1, 8, 8), [0, 1, 0, 1]))
+    split = proxyfl.partition(data, clients=4, per_class=10, scheme="iid", where=where)
+    with pytest.raises(ConfigError, match="is not defined with"):
+        proxyfl.Federation(data, split, method=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("semifl", "server"), pytest.param("proxyfl", "partial", marks=pytest.mark.slow)]
+)
+def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
+    given = {**TINY, **settings(name, where, model__norm="static")}
+    runs = []
+    for folder, workers in (("inline", 0), ("workers", 2)):
+        proxyfl.Experiment(name, "digits", **given).run(tmp_path / folder, workers=workers)
+        runs.append(tmp_path / folder)
+    with pytest.raises(Stopped):
+        proxyfl.Experiment(name, "digits", **given).run(tmp_path / "stopped", [Told(stop_after=1)])
+    proxyfl.resume(tmp_path / "stopped")
+    states = [checkpoint.load_newest(RunDirectory(run))[0].state for run in (*runs, tmp_path / "stopped")]
+    assert same_state(states[0], states[1])
+    assert same_state(states[0], states[2])
+    assert proxyfl.Run(runs[0]).metrics == proxyfl.Run(tmp_path / "stopped").metrics
+
+
+def test_labels_of_unlabelled_images_are_out_of_reach_of_the_server(tmp_path: Path) -> None:
+    simulation = digits("server")
+    pool = torch.from_numpy(simulation.partition.unlabelled.values)
+    labels = simulation.dataset.train.labels
+    before = labels[pool].clone()
+    config = tiny_config("semifl", **settings("semifl", "server"))
+    true = play(config, simulation, tmp_path)
+    try:
+        labels[pool] = before.roll(1)
+        assert same_state(true, play(config, simulation, tmp_path))
+    finally:
+        labels[pool] = before
+
+
+def test_the_server_alone_is_plain_training_on_its_images(tmp_path: Path) -> None:
+    """Nothing is sent, and the weights are those of SGD over the server's images."""
+    told = Told()
+    config = tiny_config("server-only", subset=160, scenario="server", rounds=1, train__epochs=2)
+    state = play(config, digits("server"), tmp_path, observers=[told])
+    metrics = told.reports[0].metrics
+    assert (metrics["clients"], len(metrics["idle"])) == ([], 2)
+    assert metrics["traffic"]["bytes_up"] == metrics["traffic"]["bytes_down"] == 0
+    held = len(digits("server").partition.server)
+    assert metrics["server"]["steps"] == 2 * (held // 8)
+    assert 0 < metrics["server"]["loss"] < 5
+    assert state.round == 1
+
+
+@pytest.mark.slow
+def test_semifl_learns_more_than_the_server_alone(tmp_path: Path) -> None:
+    """On digits, with 15 rounds of the preset."""
+    found = {}
+    for name in ("semifl", "server-only"):
+        run = proxyfl.Experiment(name, "digits", scenario="server").run(tmp_path / name)
+        found[name] = run.summary.mean_last
+    assert found["server-only"] > 0.85
+    assert found["semifl"] > found["server-only"] + 0.005
