@@ -29,7 +29,8 @@ def refusal(table: dict[str, object], fidelity: str = "clean") -> str:
         ({"train": {"epoch_s": 1}}, "unknown setting 'train.epoch_s'; did you mean 'epochs'?"),
         (
             {"model": {"zzz": 1}},
-            "unknown setting 'model.zzz'; known: dropout, hidden, name, weights, weights_hash, width",
+            "unknown setting 'model.zzz'; known: dropout, encoder_hash, head, hidden, lora_alpha, "
+            "lora_rank, lora_targets, name, norm, trainable, weights, weights_hash, width",
         ),
         ({"seed": "1"}, "seed must be a whole number, not '1'"),
         ({"seed": 1.0}, "seed must be a whole number, not 1.0"),

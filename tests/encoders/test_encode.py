@@ -106,7 +106,7 @@ def test_encoding_goes_on_after_a_kill_and_repairs_damage(images, tmp_path, monk
 def test_too_many_features_and_unfit_encoders_are_refused(images, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, "0.000001")
     with pytest.raises(
-        ConfigError, match=r"take 2.9 kB, and 1.0 kB are allowed; use fewer views .*FEATURES_GB"
+        ConfigError, match=r"take 3.1 kB, and 1.0 kB are allowed; use fewer views .*FEATURES_GB"
     ):
         proxyfl.encode(images, Pooled(), cache=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -65,6 +65,17 @@ def test_odd_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ward 5: score " in capsys.readouterr().out
 
 
+def test_frozen_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_of("frozen_encoder")(tmp_path, rounds=1, workers=0)
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.out.splitlines()] == ["resnet8"] * 2 + [
+        "linear",
+        "adapter",
+        "mlp",
+    ]
+    assert "648 train images encoded, 5 view(s) each" in said.err
+
+
 def test_each_example_is_short_and_says_how_it_is_run() -> None:
     for file in EXAMPLES.glob("*.py"):
         lines = file.read_text(encoding="utf-8").splitlines()

@@ -48,7 +48,7 @@ class Cache:
         return -(-self.shape[0] // BLOCK)
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         return len(self._header) + int(np.prod(self.shape, dtype=np.int64)) * 2
 
     @cached_property
@@ -96,14 +96,14 @@ class Cache:
             self.data.unlink(missing_ok=True)
             with self.data.open("wb") as file:
                 file.write(self._header)
-                file.truncate(self.bytes)
+                file.truncate(self.size)
         noted = self._noted()
         with self.data.open("rb") as file:
             return [block for block in range(self.blocks) if not self._intact(file.fileno(), block, noted)]
 
     def _begun(self) -> bool:
         ordinary = self.data.is_file() and not self.data.is_symlink()
-        return ordinary and self.data.stat().st_size == self.bytes and begins_with(self.data, self._header)
+        return ordinary and self.data.stat().st_size == self.size and begins_with(self.data, self._header)
 
     def _intact(self, handle: int, block: int, noted: dict[int, str]) -> bool:
         if block not in noted:
@@ -138,7 +138,7 @@ class Cache:
 
 def require_room(caches: list[Cache], root: Path) -> None:
     """Refuse features beyond the limit, or beyond what the disk has room for, before any is made."""
-    needed = sum(cache.bytes for cache in caches)
+    needed = sum(cache.size for cache in caches)
     cure = "use fewer views (encoder.weak, encoder.strong) or fewer images (data.subset)"
     limit = _limit() * 1e9
     if needed > limit:

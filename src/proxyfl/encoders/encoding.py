@@ -104,7 +104,7 @@ def _fill(
         spent, count = time.perf_counter() - start, made * kept.shape[1]
         print(
             f"note: {made:,} {name} images encoded, {kept.shape[1]} view(s) each, in {spent:.1f} s "
-            f"({count / max(spent, 1e-9):,.0f} features/s); {in_words(kept.bytes)} in {kept.folder}",
+            f"({count / max(spent, 1e-9):,.0f} features/s); {in_words(kept.size)} in {kept.folder}",
             file=sys.stderr,
         )
 
