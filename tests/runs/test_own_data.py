@@ -120,6 +120,8 @@ def test_quantity_skews_sizes_and_not_classes():
     assert (abs(counts[:, 0] - counts[:, 1]) <= 0.2 * counts.sum(1) + 5).all()
     even = make_partition(labels, clients=5, per_class=100, scheme="quantity", alpha=0)
     assert even.sizes.tolist() == [400] * 5
+    unknown = make_partition([*labels, *[-1] * 2000], clients=5, per_class=1000, scheme="quantity", alpha=0.5)
+    assert np.allclose(unknown.unlabelled.sizes, unknown.labelled.sizes, atol=2), "as the other images"
 
 
 @pytest.mark.parametrize("scheme", ["paired", "dirichlet"])

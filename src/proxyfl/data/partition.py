@@ -178,7 +178,10 @@ def make_partition(
     else:
         dealt = SCHEMES[scheme](pools, clients, alphas[-len(pools) :], partition_seed)
         others = np.random.RandomState(partition_seed).permutation(unknown)
-        owner = np.arange(len(others)) * clients // max(1, len(others))
+        if scheme == "quantity" and alphas[-1]:  # they are as many as the client's other images say
+            owner = _owners(len(others), _shares(clients, alphas[-1], np.random.RandomState(partition_seed)))
+        else:
+            owner = np.arange(len(others)) * clients // max(1, len(others))
     unlabelled = dealt[-1]
     labelled = dealt[0] if where == CLIENTS else Ragged.empty(clients)
     if where == PARTIAL:
@@ -246,12 +249,16 @@ def quantity(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed
             dealt.append(_evenly(pairs, clients))
             continue
         generator = np.random.RandomState(seed)
-        ends = np.cumsum(_shares(clients, alpha, generator))
+        shares = _shares(clients, alpha, generator)
         order = generator.permutation(len(pairs))
-        cuts = (ends[:-1] * len(pairs)).astype(np.int64)
-        owner = np.searchsorted(cuts, np.arange(len(pairs)), side="right").astype(np.int64)
-        dealt.append(deal(pairs.index[order], owner, clients))
+        dealt.append(deal(pairs.index[order], _owners(len(pairs), shares), clients))
     return dealt
+
+
+def _owners(count: int, shares: np.ndarray[Any, Any]) -> Indices:
+    """The client of each of ``count`` images, in blocks of these shares."""
+    cuts = (np.cumsum(shares)[:-1] * count).astype(np.int64)
+    return np.searchsorted(cuts, np.arange(count), side="right").astype(np.int64)
 
 
 def iid(parts: Sequence[Pairs], clients: int, alphas: Sequence[float], seed: int) -> list[Ragged]:
