@@ -61,7 +61,8 @@ def _taken(card: ModelCard) -> str:
     names = f" in the order {', '.join(card.features)}" if card.features else ""
     whose = "the features as the data has them"
     if card.encoder:
-        whose = f"features of the frozen encoder {_data_name(card.encoder)} (hash {card.encoder_hash[:16]}; not in this file)"
+        seal = f"hash {card.encoder_hash[:16]}; not in this file"
+        whose = f"features of the frozen encoder {_data_name(card.encoder)} ({seal})"
     return (
         f"float32 vectors of shape (N, {card.channels}), {whose}{names}, and gives "
         "probabilities (N, classes). Standardisation and softmax are inside."
