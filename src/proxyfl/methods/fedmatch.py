@@ -74,9 +74,7 @@ class FedMatch(Method):
     name = "fedmatch"
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
-    undefined: ClassVar[Mapping[str, str]] = {
-        "server": "its sigma learns from labelled images of clients; its other form is not built in"
-    }
+    undefined: ClassVar[Mapping[str, str]] = {"server": "its sigma learns from labelled images of clients"}
     sends: ClassVar[str] = "psi beside sigma; an embedding up (C numbers), at times psi of H clients down"
     keeps = "the sigma and psi it last sent"
     own_optimiser = "SGD with method.lr and method.momentum"
