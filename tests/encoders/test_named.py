@@ -18,6 +18,7 @@ from proxyfl.deploy.validation import check_experiment
 from proxyfl.encoders import load_encoder
 from proxyfl.encoders.named import _read
 from proxyfl.runs.settings import identity, resolve
+from toybox import Stopped, Told
 
 transformers = pytest.importorskip("transformers")
 
@@ -163,6 +164,11 @@ def test_a_run_by_name_is_evaluated_predicts_and_is_exported(folders, tmp_path, 
     )  # fmt: skip
     assert identity(moved.config) == identity(made.config)
     run = made.run("run", workers=0)
+    with pytest.raises(Stopped):
+        made.run("cut", [Told(stop_after=1)], workers=0)
+    proxyfl.resume("cut", workers=0)
+    whole, resumed = (Path(name, "models", "last.safetensors").read_bytes() for name in ("run", "cut"))
+    assert resumed == whole
     model = run.model()
     assert model.card.network == "adapter"
     assert model.card.shape == (12,)
