@@ -152,7 +152,7 @@ def test_resumed_and_with_workers_a_run_ends_in_the_same_bits(images, tmp_path):
 
 def test_every_method_trains_on_features(images, tmp_path):
     data = proxyfl.encode(images, Pooled(), cache=tmp_path)
-    for recipe in recipes():
+    for recipe in recipes("clients"):
         made = federation(data, recipe.name, rounds=1)
         before = {name: value.clone() for name, value in made.state.weights.items()}
         (report,) = made.rounds()

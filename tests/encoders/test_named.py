@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 import proxyfl
 from proxyfl.cli import app
 from proxyfl.core.errors import ConfigError
+from proxyfl.deploy.validation import check_experiment
 from proxyfl.encoders import load_encoder
 from proxyfl.encoders.named import _read
 from proxyfl.runs.settings import identity, resolve
+from toybox import Stopped, Told
 
 transformers = pytest.importorskip("transformers")
 
@@ -111,6 +113,8 @@ def test_what_could_hold_code_or_is_not_here_is_refused(folders, tmp_path, monke
         load_encoder("hf:nobody/has-this")
     with pytest.raises(ConfigError, match=r"names no encoder; write frozen:hf:FOLDER"):
         resolve("digits", {"model": {"name": "frozen:vit"}})
+    with pytest.raises(ConfigError, match="sites do not encode images by themselves; let each write its"):
+        check_experiment(resolve("digits", {"model": {"name": "frozen:hf:vit"}}))
     with pytest.raises(ConfigError, match=r"model\.head = mlp is for frozen encoders"):
         resolve("digits", {"model": {"head": "mlp"}})
 
@@ -160,6 +164,11 @@ def test_a_run_by_name_is_evaluated_predicts_and_is_exported(folders, tmp_path, 
     )  # fmt: skip
     assert identity(moved.config) == identity(made.config)
     run = made.run("run", workers=0)
+    with pytest.raises(Stopped):
+        made.run("cut", [Told(stop_after=1)], workers=0)
+    proxyfl.resume("cut", workers=0)
+    whole, resumed = (Path(name, "models", "last.safetensors").read_bytes() for name in ("run", "cut"))
+    assert resumed == whole
     model = run.model()
     assert model.card.network == "adapter"
     assert model.card.shape == (12,)
