@@ -27,7 +27,8 @@ SERVICES = ("pypi", "osv")
 """Advisory databases, asked one after the other until one answers for everything."""
 
 PERMISSIVE = frozenset(
-    "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 ISC MIT MIT-0 MIT-CMU PSF-2.0 Zlib".split()
+    "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python ISC MIT MIT-0 MIT-CMU PSF-2.0 "
+    "Zlib".split()
 )
 WEAK_COPYLEFT = frozenset({"MPL-2.0"})
 """Binds who changes those files, not who uses them."""
@@ -35,6 +36,7 @@ WEAK_COPYLEFT = frozenset({"MPL-2.0"})
 ALLOWED = PERMISSIVE | WEAK_COPYLEFT
 OTHER_NAMES = {
     "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0 License": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD-3-Clause",
     "DFSG approved": "",

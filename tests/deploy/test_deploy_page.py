@@ -44,6 +44,7 @@ def test_options_named_in_the_text_exist() -> None:
     told = "".join(
         invoke("deploy", verb, "--help").stdout for verb in ("init", "site", "run", "check", "stop")
     )
+    told += invoke("show", "--help").stdout
     ours = re.sub(r"`python [^`]*`", "", PAGE)  # benchmarks and tools have options of their own
     options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", ours))
     assert options >= {"--renew", "--add-site", "--new-key", "--enrol-again", "--listen", "--insecure"}

@@ -234,7 +234,10 @@ def test_two_lengths_or_two_keys_are_no_way_in(made, gate, behind):
 
 def test_size_head_and_pace_are_bounded(made, gate, behind):
     assert post(made, "/v1/fleet/push-object", bytes((1 << 20) + 1))[0] == 413
-    assert post(made, "/v1/fleet/push-object", headers={"flwr-long": "x" * 40_000})[0] == 431
+    assert post(made, "/v1/fleet/push-object", headers={"flwr-long": "x" * 40_000})[0] in (
+        431,
+        400,
+    )  # whole, in parts
     assert behind.paths == []
     sent = [post(made, "/v1/fleet/push-object", b"xx" * (1 << 19), site="site-03") for _ in range(4)]
     assert sent[0] == (200, "")

@@ -57,9 +57,7 @@ def test_items_and_scales_are_tables_of_what_the_code_has(tmp_path: Path) -> Non
     assert "| `table1` | Test accuracy with 10 % labels |" in items()
     assert "| `fig3` | Overview of ProxyFL | a diagram | drawing |" in items()
     shown = scales()
-    assert (
-        "| mini | SVHN (untried) | svhn | 10,000 | 16 | 1 | 32 + 64 | 2 | 8 of 20 | 40 | 5 rounds |" in shown
-    )
+    assert "| mini | SVHN | svhn | 10,000 | 16 | 1 | 32 + 64 | 2 | 8 of 20 | 40 | 5 rounds |" in shown
     assert (
         "| full | CINIC-10 | cinic10 | all | native | 4 | 128 + 256 | 5 | 8 of 20 | 400 | 10 rounds |"
         in shown

@@ -46,6 +46,8 @@ def test_everything_is_there(run: Run) -> None:
     }
     assert names == checkpoints | {
         "checkpoints/metrics.copy.jsonl",
+        "checkpoints/clients.copy.jsonl",
+        "clients.jsonl",
         "checkpoints/best.safetensors",
         "config.toml",
         "environment.json",
@@ -138,7 +140,7 @@ def test_large_tensors_are_snapshots(run: Run) -> None:
 
 def test_timing_and_events(run: Run) -> None:
     assert [line["round"] for line in run.timing] == [1, 2, 3]
-    assert set(run.timing[0]) == {"round", "train", "serve", "evaluate", "cpu", "record"}
+    assert set(run.timing[0]) == {"round", "train", "serve", "evaluate", "cpu", "record", "clients"}
     assert [line["event"] for line in run.events] == ["created", "started", "finished"]
 
 

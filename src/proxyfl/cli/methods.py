@@ -12,8 +12,8 @@ import typer
 
 from proxyfl.cli.common import command, examples, out, plain_table
 from proxyfl.cli.present import as_toml
+from proxyfl.core.dealing import require_scenario
 from proxyfl.core.settings import FIDELITIES, describe
-from proxyfl.data.scenarios import require_scenario
 
 if TYPE_CHECKING:
     from rich.console import Console

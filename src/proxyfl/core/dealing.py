@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.core.settings import setting
 
 CLIENTS, SERVER, PARTIAL = "clients", "server", "partial"
@@ -59,3 +60,8 @@ class PartitionSettings:
     )
     clients: int = setting(20, "registered clients (K)", low=1, high=10_000_000)
     seed: int = setting(0, "seed of the partition", low=0)
+
+
+def require_scenario(where: str) -> None:
+    if where not in SCENARIOS:
+        raise ConfigError(f"unknown scenario '{where}'; {nearest(where, SCENARIOS)}")

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER
+from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER, require_scenario
 from proxyfl.core.errors import ConfigError, RunError, nearest
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.labels import Indices, Pairs, label_array, legacy_generator, split_labels
@@ -24,7 +24,6 @@ from proxyfl.data.ragged import Ragged, deal, joined
 from proxyfl.data.scenarios import (
     at_some,
     read_scenario,
-    require_scenario,
     require_server,
     scenario_tensors,
 )

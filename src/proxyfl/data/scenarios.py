@@ -9,15 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxyfl.core.dealing import CLIENTS, SCENARIOS, SERVER
-from proxyfl.core.errors import ConfigError, nearest
+from proxyfl.core.dealing import CLIENTS, SCENARIOS, SERVER, require_scenario
+from proxyfl.core.errors import ConfigError
 from proxyfl.data.labels import Indices, legacy_generator
 from proxyfl.data.ragged import Ragged, deal
-
-
-def require_scenario(where: str) -> None:
-    if where not in SCENARIOS:
-        raise ConfigError(f"unknown scenario '{where}'; {nearest(where, SCENARIOS)}")
 
 
 def require_server(where: str, server: Indices, labelled: Ragged) -> None:

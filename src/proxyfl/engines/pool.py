@@ -140,6 +140,7 @@ class PoolEngine:
         self._layout: Layout = {}
         self._retry: deque[_Job] = deque()
         self._stillborn = 0
+        self._begun = False
         self.cpu_seconds = 0.0
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
@@ -147,6 +148,7 @@ class PoolEngine:
 
         Workers that are left at work when this ends early are let go: what they would answer is stale.
         """
+        self._begun = False
         try:
             yield from self._answers(iter(tasks))
         finally:
@@ -206,13 +208,13 @@ class PoolEngine:
         """Send a task to a free worker. One that turns out to be dead does not count as a try."""
         task = job.task
         if self._sent is None or self._sent[0] is not task.weights or self._sent[1] is not task.extras:
-            if any(worker.job for worker in self.workers):
+            if self._begun:
                 raise RunError("tasks of one round must carry the same weights and extras")
             self._layout = self.broadcast.write(
                 within("weights", task.weights) | within("extras", task.extras)
             )
             self._sent = (task.weights, task.extras)
-        worker.job = job
+        self._begun, worker.job = True, job
         header, tensors = pack_task(task)
         try:
             send(worker.connection, {**header, "broadcast": self._layout}, tensors)

@@ -90,7 +90,10 @@ def repair(
 ) -> list[str]:
     """Write again what the checkpoint verifies and is damaged; gives a warning for what is lost."""
     restore(run, saved.metrics)
-    if saved.clients is not None:
+    if saved.clients is None:  # begun anew
+        for file in files(run, CLIENTS):
+            write_bytes(file, b"")
+    else:
         restore(run, saved.clients, CLIENTS)
     if not _partition_is_intact(run, saved):
         write_tensors(run.partition, partition.to_tensors())
