@@ -25,10 +25,9 @@ from proxyfl.core.text import percent
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from proxyfl.core.config import Config
     from proxyfl.data.dataset import Split
     from proxyfl.federation.evaluate import Evaluation
-    from proxyfl.runs.export import ModelCard, TrainedModel
+    from proxyfl.runs.export import ModelCard
     from proxyfl.runs.run import Run
 
 EXAMPLES = examples(
@@ -86,6 +85,7 @@ def evaluate(
 
     from proxyfl.cli.clients import print_accuracies
     from proxyfl.data.dataset import Split
+    from proxyfl.runs.evaluation import evaluate_model
     from proxyfl.runs.run import Run
 
     found = Run(find_run(run))
@@ -100,7 +100,7 @@ def evaluate(
     images = _images(found, trained.card, data, data_root)
     if trained.card.encoder and images.called == "images":
         images = Split(trained.features(images.images), images.labels)
-    result = _test(trained, config, images)
+    result = evaluate_model(trained, config, images, scores=True)
     console = out()
     card = trained.card
     what = "images" if card.given[1] else "vectors"
@@ -177,28 +177,6 @@ def _of_the_server(run: Run, card: ModelCard) -> Split:
             "--data folder:PATH or --data npz:FILE"
         )
     return open_test(place, card.classes, card.channels, card.image_size, by_name=True)
-
-
-def _test(trained: TrainedModel, config: Config, images: Split) -> Evaluation:
-    """The evaluation that the rounds make: same batches, same arithmetic."""
-    import torch
-
-    from proxyfl.federation.client import autocast, numerics
-    from proxyfl.federation.evaluate import eval_batch
-    from proxyfl.federation.evaluate import evaluate as run_test
-
-    device = torch.device(config.compute.device)
-    trained.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    with numerics(config.compute):
-        return run_test(
-            trained.network,
-            images,
-            trained.card.mean,
-            trained.card.std,
-            batch=eval_batch(config.compute.eval_batch, trained.card.image_size, device),
-            autocast=lambda: autocast(config.compute, device),
-            scores=True,
-        )
 
 
 def _classes(what: str, result: Evaluation, names: tuple[str, ...]) -> Table:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
+
+from proxyfl.models.base import TrunkClassifier
 
 HIDDEN = 512
 
 
-class CNN(nn.Module):
+class CNN(TrunkClassifier):
     """The CNN of FedAvg: two 5×5 convolutions and a hidden layer; features of 512."""
 
     def __init__(self, classes: int, channels: int = 3, image_size: int = 32) -> None:
@@ -26,11 +28,3 @@ class CNN(nn.Module):
             nn.ReLU(),
         )
         self.classifier = nn.Linear(HIDDEN, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.trunk(x)
-        return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(x))
-        return logits

@@ -8,13 +8,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from proxyfl.models.base import TrunkClassifier
+
 UNITS = 64
 """Of a hidden layer at width 1, where no sizes are given."""
 BOTTLENECK = 16
 """Of an adapter at width 1, where no size is given."""
 
 
-class MLP(nn.Module):
+class MLP(TrunkClassifier):
     """Fully connected layers with ReLU, for vectors: two of 64 × width, or those of model.hidden."""
 
     def __init__(
@@ -30,14 +32,6 @@ class MLP(nn.Module):
                 layers[f"dropout{number}"] = nn.Dropout(dropout)
         self.trunk = nn.Sequential(layers)
         self.classifier = nn.Linear(sizes[-1], classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.trunk(x)
-        return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 class LinearModel(nn.Module):

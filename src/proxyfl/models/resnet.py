@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from proxyfl.models.base import TrunkClassifier
 from proxyfl.models.lora import merge
 from proxyfl.models.trainable import duplicate
 
@@ -39,7 +40,7 @@ class Block(nn.Module):
         return F.relu(self.second(hidden) + self.skip(x))
 
 
-class ResNet(nn.Module):
+class ResNet(TrunkClassifier):
     """A stem and three stages of one block each; features of 64 × width, for images of 8×8 and up."""
 
     def __init__(self, classes: int, channels: int = 3, width: int = 4) -> None:
@@ -57,14 +58,6 @@ class ResNet(nn.Module):
             )
         )
         self.classifier = nn.Linear(large, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.trunk(x)
-        return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 def fold_batchnorm(net: nn.Module) -> nn.Module:

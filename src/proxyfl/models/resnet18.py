@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from torch import Tensor, nn
+from torch import nn
 
+from proxyfl.models.base import TrunkClassifier
 from proxyfl.models.resnet import Block, ConvNorm
 
 CHANNELS = (64, 128, 256, 512)
@@ -13,7 +14,7 @@ LARGE = 64
 """Pixels along a side from which images get ImageNet's stem."""
 
 
-class ResNet18(nn.Module):
+class ResNet18(TrunkClassifier):
     """ResNet-18: a 3×3 stem, from 64 pixels on a 7×7 one with max pooling; features of 512."""
 
     def __init__(self, classes: int, channels: int = 3, image_size: int = 32) -> None:
@@ -32,11 +33,3 @@ class ResNet18(nn.Module):
         layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
         self.trunk = nn.Sequential(layers)
         self.classifier = nn.Linear(inputs, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.trunk(x)
-        return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(x))
-        return logits

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxyfl.core.errors import ConfigError
+from proxyfl.models.base import TrunkClassifier
 from proxyfl.models.resnet import STAGES
 
 NAME = re.compile(r"wrn-(\d{1,3})-(\d{1,2})")
@@ -33,7 +34,7 @@ class PreBlock(nn.Module):
         return hidden + (x if self.skip is None else self.skip(active))
 
 
-class WideResNet(nn.Module):
+class WideResNet(TrunkClassifier):
     """A wide residual network, wrn-D-K: D layers deep, K times as wide; features of 64 × K."""
 
     def __init__(self, depth: int, widen: int, classes: int, channels: int = 3) -> None:
@@ -51,14 +52,6 @@ class WideResNet(nn.Module):
         layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
         self.trunk = nn.Sequential(layers)
         self.classifier = nn.Linear(inputs, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.trunk(x)
-        return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 def wide_resnet(name: str) -> Callable[..., nn.Module] | None:

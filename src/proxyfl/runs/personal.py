@@ -13,12 +13,11 @@ import torch
 from proxyfl.core.config import Config, TrainSettings
 from proxyfl.core.errors import DataError, RunError
 from proxyfl.core.state import Task, Tensors, detached
-from proxyfl.data.dataset import Split
-from proxyfl.federation.client import ClientTrainer, autocast, numerics
+from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
 from proxyfl.methods import registry
 from proxyfl.models import Network, part_of
+from proxyfl.runs.evaluation import evaluate_model
 from proxyfl.runs.export import TrainedModel
 from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import Simulation, at_holders, prepare
@@ -61,7 +60,7 @@ def at_clients(
     start = Task(trained.card.round + 1, 0, _without_heads(trained))
     found = []
     with numerics(config.compute):
-        own = at_holders(held, _measure(trained, config, simulation.validation).right)
+        own = at_holders(held, evaluate_model(trained, config, simulation.validation).right)
         for client in np.flatnonzero(held.sizes).tolist():
             right, count = own(client)
             tuned = None
@@ -69,7 +68,7 @@ def at_clients(
                 update = trainer.train(replace(start, client=client), simulation.holdings.client(client))
                 trainer.network.load_state_dict(update.weights)
                 images = simulation.dataset.train.take(torch.from_numpy(held[client]))
-                tuned = _measure(TrainedModel(trainer.network, trained.card), config, images).accuracy
+                tuned = evaluate_model(TrainedModel(trainer.network, trained.card), config, images).accuracy
             found.append(AtClient(client, count, right / count, tuned))
     return sorted(found, key=lambda each: (each.accuracy, each.client))
 
@@ -107,15 +106,3 @@ def _trainer(trained: TrainedModel, config: Config, simulation: Simulation) -> C
 def _without_heads(trained: TrainedModel) -> Tensors:
     weights = detached(trained.network.state_dict())
     return {name: value for name, value in weights.items() if part_of(name) != "heads"}
-
-
-def _measure(trained: TrainedModel, config: Config, images: Split) -> Evaluation:
-    device = torch.device(config.compute.device)
-    return evaluate(
-        trained.network,
-        images,
-        trained.card.mean,
-        trained.card.std,
-        batch=eval_batch(config.compute.eval_batch, trained.card.image_size, device),
-        autocast=lambda: autocast(config.compute, device),
-    )
