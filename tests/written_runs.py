@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl import Run
+from proxyfl.runs.config_file import to_toml
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.settings import from_short, resolve, to_toml
+from proxyfl.runs.settings import from_short, resolve
 
 
 def write_run(

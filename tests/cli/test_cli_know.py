@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from proxyfl.methods import registry
-from proxyfl.runs.settings import load_toml, preset_names, resolve
+from proxyfl.runs.config_file import load_toml, preset_names
+from proxyfl.runs.settings import resolve
 
 
 @pytest.fixture
@@ -224,6 +225,7 @@ def test_settings_are_explained_and_copied_with_their_meaning(call):
     assert call("config", "copy", "digits", "mine.toml").exit_code == 0
     text = Path("mine.toml").read_text()
     assert "  # learning rate [≥ 0]\n" in text
-    from proxyfl.runs.settings import load_toml, resolve
+    from proxyfl.runs.config_file import load_toml
+    from proxyfl.runs.settings import resolve
 
     assert resolve("", load_toml(Path("mine.toml"))) == resolve("digits")

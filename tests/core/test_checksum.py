@@ -10,9 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from proxyfl.core.checksum import is_intact, read_foreign, read_verified, write_verified
+from proxyfl.core.checksum import is_intact, read_foreign, read_verified, write_tensors, write_verified
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import write_tensors
 
 TENSORS = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(7)}
 

@@ -12,17 +12,9 @@ from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.settings import FIDELITIES
 from proxyfl.core.trees import parse_assignment
 from proxyfl.methods import recipes
+from proxyfl.runs.config_file import load_toml, preset_names, to_toml
 from proxyfl.runs.experiment import load_config
-from proxyfl.runs.settings import (
-    COMMON,
-    default_name,
-    from_short,
-    identity,
-    load_toml,
-    preset_names,
-    resolve,
-    to_toml,
-)
+from proxyfl.runs.settings import COMMON, default_name, from_short, identity, resolve
 
 
 @pytest.mark.parametrize(("preset", "fidelity"), list(itertools.product(preset_names(), FIDELITIES)))

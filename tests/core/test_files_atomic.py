@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.checksum import write_tensors
+from proxyfl.core.files import sha256, write_bytes
 
 
 def test_content_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:

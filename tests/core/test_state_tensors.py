@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from proxyfl.core.files import write_tensors
+from proxyfl.core.checksum import write_tensors
 from proxyfl.core.state import (
     LONGEST_DETAIL,
     LONGEST_REASON,

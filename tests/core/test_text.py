@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.core.text import LONGEST_LINE, duration, one_line, printable, told
+from proxyfl.core.text import LONGEST_LINE, duration, in_words, one_line, printable, told
 
 
 def test_control_characters_become_words() -> None:
@@ -64,3 +64,9 @@ def test_whatever_it_is(text: str) -> None:
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_sizes_in_words():
+    assert [in_words(size) for size in (0, 999, 30_730_000, 687_544_992_000)] == [
+        *("0 bytes", "999 bytes", "30.7 MB", "687.5 GB")
+    ]

@@ -112,12 +112,6 @@ def test_hold_out_takes_the_asked_number_of_each_class():
     assert mask.tolist() == hold_out(labels, [2, 1, 0]).tolist()
 
 
-def test_sizes_in_words():
-    assert [files.in_words(size) for size in (0, 999, 30_730_000, 687_544_992_000)] == [
-        *("0 bytes", "999 bytes", "30.7 MB", "687.5 GB")
-    ]
-
-
 def test_checksums_are_judged_by_who_published_them(tmp_path):
     file = tmp_path / "a"
     file.write_bytes(b"abc")

@@ -12,13 +12,14 @@ from torch.utils.data import Dataset as TorchDataset
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.views import VectorSettings
-from proxyfl.data import Dataset
+from proxyfl.data.dataset import Dataset
 from proxyfl.data.given import read_given
 from proxyfl.data.look import look
+from proxyfl.data.numbers import numbers, statistics
 from proxyfl.data.reader.known import Form, read_known
 from proxyfl.data.sources import load
 from proxyfl.data.stream import VIEWS, ClientData, Stream, ViewSettings
-from proxyfl.data.vectors import numbers, standardise, statistics, strong, weak
+from proxyfl.data.vectors import standardise, strong, weak
 from proxyfl.deploy.site_data import open_site, write_npz
 
 STILL = VectorSettings(noise=0, strong_noise=0, dropout=0, mix=0)

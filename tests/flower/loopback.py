@@ -21,8 +21,8 @@ from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.live import LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import client_arrays, write_npz
-from proxyfl.runs.checkpoint import folders
 from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.manifests import folders
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation, prepare
 from toybox import TINY

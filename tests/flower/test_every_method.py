@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 
 from wireless import Known, Node, WirelessGrid, handled_by, sides
 
-from proxyfl.data import Dataset
+from proxyfl.data.dataset import Dataset
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.methods import create, recipes
 from proxyfl.runs.simulation import simulate

@@ -28,7 +28,7 @@ from proxyfl.core.checksum import is_intact
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import ServerState
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.runs import checkpoint, experiment, federation
+from proxyfl.runs import checkpoint, experiment, federation, manifests
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.run import Run, list_runs
 from toybox import TINY, Stopped, Told
@@ -114,8 +114,8 @@ class Patient:
             told = Told(stop_after=STOPPED)
             proxyfl.Experiment("flexmatch", "digits", **SETTINGS).run(path, [told], workers=0)
         run = RunDirectory(path)
-        folders = checkpoint.folders(run)
-        states = {checkpoint.round_of(each): checkpoint.read(each).state for each in folders}
+        folders = manifests.folders(run)
+        states = {manifests.round_of(each): checkpoint.read(each).state for each in folders}
         store = ClientStore(run.clients)
         held = {
             (client, round): store.load(client, round)

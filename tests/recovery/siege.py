@@ -22,7 +22,7 @@ from typing import Any, Self
 from faulty_disk import WHEN, Fault
 
 from proxyfl.core.files import sha256
-from proxyfl.runs import checkpoint
+from proxyfl.runs import checkpoint, manifests
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.run import Run
 
@@ -185,7 +185,7 @@ def bits(where: Path) -> dict[str, str]:
     assert not list(where.rglob("*.aside"))
     assert not list(where.glob("spool-*"))
     apart = {"timing.jsonl", "events.jsonl", ".lock"}
-    newest = checkpoint.folders(RunDirectory(where))[:2]  # another may have been on its way out
+    newest = manifests.folders(RunDirectory(where))[:2]  # another may have been on its way out
     files = [file for file in where.rglob("*") if file.is_file() and file.name not in apart]
     files = [file for file in files if not file.parent.name.startswith("round-") or file.parent in newest]
     return {str(file.relative_to(where)): sha256(file) for file in files}

@@ -19,8 +19,8 @@ from proxyfl.core.machine import usable_cores, usable_memory
 from proxyfl.engines.pool import default_workers
 from proxyfl.runs import batch
 from proxyfl.runs.batch import Job, train_all
+from proxyfl.runs.config_file import to_toml
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.settings import to_toml
 from proxyfl.runs.sweep import Grid, jobs_of, read_grid
 from toybox import gone
 

@@ -16,7 +16,7 @@ import pytest
 import proxyfl
 from calling import invoke
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.runs import checkpoint
+from proxyfl.runs import manifests
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.personal import at_clients
 from proxyfl.runs.run import Run
@@ -106,10 +106,10 @@ def test_a_run_of_an_earlier_version_goes_on_and_notes_from_then_on(tmp_path: Pa
         proxyfl.Experiment("fedavg", "digits", **SETTINGS).run(where, [Told(stop_after=1)], workers=0)
     for name in FILES:
         (where / name).unlink()
-    for folder in checkpoint.folders(RunDirectory(where)):
+    for folder in manifests.folders(RunDirectory(where)):
         manifest = json.loads((folder / "manifest.json").read_text())["manifest"]
         del manifest["clients"]
-        (folder / "manifest.json").write_bytes(checkpoint._with_checksum(manifest))
+        (folder / "manifest.json").write_bytes(manifests.with_checksum(manifest))
     assert Run(where).client_rows == []
     run = proxyfl.resume(where, workers=0)
     assert {row["round"] for row in run.client_rows} == {2}

@@ -14,7 +14,7 @@ import pytest
 
 import proxyfl
 from proxyfl.core.errors import RunError
-from proxyfl.runs import checkpoint
+from proxyfl.runs import checkpoint, manifests
 from proxyfl.runs.directory import RunDirectory
 from toybox import TINY
 
@@ -26,7 +26,7 @@ def made() -> proxyfl.Experiment:
 
 
 def result(where: Path) -> dict[str, bytes]:
-    newest = checkpoint.folders(RunDirectory(where))[0]
+    newest = manifests.folders(RunDirectory(where))[0]
     files = [where / "metrics.jsonl", newest / "state.safetensors", *(where / "models").iterdir()]
     return {str(file.relative_to(where)): file.read_bytes() for file in files}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxyfl import Experiment, Run
-from proxyfl.federation.measures import MEASURES
+from proxyfl.core.records import MEASURES
 from proxyfl.report.html.gather import gather
 from proxyfl.results.frames import rounds_frame
 from proxyfl.runs.settings import identity

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.data import Dataset
+from proxyfl.data.dataset import Dataset
 from proxyfl.data.labels import stratified
 from proxyfl.data.look import Look, look
 from proxyfl.data.partition import make_partition

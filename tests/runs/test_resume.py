@@ -27,7 +27,7 @@ from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ClientContext
 from proxyfl.methods.registry import Recipe
-from proxyfl.runs import checkpoint, experiment, recording
+from proxyfl.runs import checkpoint, experiment, manifests, recording
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.export import load_model
 from proxyfl.runs.recorder import Recorder
@@ -70,7 +70,7 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
 
 def result(where: Path) -> dict[str, bytes]:
     """Everything in a run that must not depend on interruptions."""
-    newest = checkpoint.folders(RunDirectory(where))[0]
+    newest = manifests.folders(RunDirectory(where))[0]
     files = [where / name for name in ("metrics.jsonl", "clients.jsonl", "partition.safetensors")]
     files += [newest / "state.safetensors"]
     files += [*(where / "models").iterdir(), *(where / "snapshots").iterdir(), *newest.iterdir()]
@@ -86,7 +86,7 @@ def tree(where: Path) -> dict[str, bytes]:
 
 
 def newest(where: Path) -> Path:
-    return checkpoint.folders(RunDirectory(where))[0]
+    return manifests.folders(RunDirectory(where))[0]
 
 
 def test_stopped_and_resumed(stopped: Path, finished: Path) -> None:
@@ -146,7 +146,7 @@ def flip_a_bit(file: Path) -> None:
 def write_manifest(folder: Path, changes: dict[str, Any]) -> None:
     file = folder / "manifest.json"
     manifest = {**json.loads(file.read_bytes())["manifest"], **changes}
-    file.write_bytes(checkpoint._with_checksum(manifest))
+    file.write_bytes(manifests.with_checksum(manifest))
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
@@ -182,7 +182,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 
 
 def test_no_intact_checkpoint_is_an_error_that_names_the_damage(stopped: Path) -> None:
-    for folder in checkpoint.folders(RunDirectory(stopped)):
+    for folder in manifests.folders(RunDirectory(stopped)):
         flip_a_bit(folder / "state.safetensors")
     before = tree(stopped)
     with pytest.raises(
@@ -314,7 +314,7 @@ def test_without_either_copy_of_metrics_an_older_checkpoint_is_used(stopped: Pat
 
 
 def test_where_nobody_vouches_for_metrics_both_copies_must_agree(stopped: Path, finished: Path) -> None:
-    for folder in checkpoint.folders(RunDirectory(stopped)):
+    for folder in manifests.folders(RunDirectory(stopped)):
         flip_a_bit(folder / "manifest.json")
     assert Run(stopped).metrics == Run(finished).metrics[:2]
     metrics = stopped / "metrics.jsonl"
@@ -330,7 +330,7 @@ def test_where_nobody_vouches_for_metrics_both_copies_must_agree(stopped: Path, 
 
 def test_where_nobody_vouches_for_the_partition_it_is_not_shown(stopped: Path) -> None:
     assert Run(stopped).partition.clients
-    for folder in checkpoint.folders(RunDirectory(stopped)):
+    for folder in manifests.folders(RunDirectory(stopped)):
         flip_a_bit(folder / "manifest.json")
     with pytest.raises(RunError, match="nothing verifies"):
         _ = Run(stopped).partition

@@ -31,9 +31,10 @@ from proxyfl.data.archives import unpack
 from proxyfl.data.images import decode_all, survey
 from proxyfl.data.sources import load
 from proxyfl.data.sources.idx import STEMS
+from proxyfl.runs.config_file import load_toml, to_toml
 from proxyfl.runs.directory import read_json_lines
 from proxyfl.runs.export import ModelCard, load_model, save_model
-from proxyfl.runs.settings import load_toml, resolve, to_toml
+from proxyfl.runs.settings import resolve
 
 FORMATS = ("png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm")
 

@@ -15,17 +15,19 @@ import numpy as np
 import torch
 
 from proxyfl.core import checksum
+from proxyfl.core.checksum import write_tensors
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.files import sha256, write_bytes
 from proxyfl.core.state import ServerState, Versions
 from proxyfl.data.partition import Partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.runs import checkpoint
+from proxyfl.runs.config_file import to_toml
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.run import Run
-from proxyfl.runs.settings import resolve, to_toml
+from proxyfl.runs.settings import resolve
 
 ROUND = "checkpoints/round-00000001"
 MANIFEST = f"{ROUND}/manifest.json"

@@ -16,7 +16,8 @@ from readers import config_sample, read_config
 
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError
 from proxyfl.data.dataset import Dataset, Split
-from proxyfl.runs.settings import MAX_BYTES, load_toml, resolve
+from proxyfl.runs.config_file import MAX_BYTES, load_toml
+from proxyfl.runs.settings import resolve
 from toybox import make_simulation
 
 SOUND: dict[str, Any] = tomllib.loads(config_sample().decode())

@@ -15,10 +15,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from proxyfl.aggregation.change import scaled_down, shorter
+from proxyfl.core.files import SPOOL
 from proxyfl.core.state import Tensors
-
-SPOOL = "spool-"
-"""How the names of folders with waiting updates begin."""
 
 BLOCK = 1 << 22
 """Numbers of all updates together that are in memory at once."""

@@ -254,7 +254,7 @@ def overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequenc
 
 def _note_other_method(path: Path, method: str | None) -> None:
     """Say so when a file's method table does not apply to the method that is asked for."""
-    from proxyfl.runs.settings import load_toml
+    from proxyfl.runs.config_file import load_toml
 
     table = load_toml(path)
     section = table.get("method")

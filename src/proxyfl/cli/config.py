@@ -30,12 +30,12 @@ Preset = Annotated[
 @app.command("ls", epilog=examples("proxyfl config ls"))
 def list_presets() -> None:
     """List the presets: one protocol per data set."""
-    from proxyfl.runs.settings import preset_names, resolve
+    from proxyfl.runs.config_file import preset, preset_names
 
     right = ("rounds", "clients", "epochs", "batch", "lr", "width")
     table = plain_table("preset", "data", "method", *right, right=right)
     for name in preset_names():
-        config = resolve(name)
+        config = preset(name)
         clients = f"{config.federation.per_round} of {config.partition.clients}"
         train = config.train
         table.add_row(
@@ -57,7 +57,7 @@ def list_presets() -> None:
 @app.command(epilog=examples("proxyfl config show cifar10", "proxyfl config show digits --fidelity paper"))
 def show(preset: Preset, method: Method = None, fidelity: Fidelity = None, set_: Settings = None) -> None:
     """Print a preset as TOML with every value."""
-    from proxyfl.runs.settings import to_toml
+    from proxyfl.runs.config_file import to_toml
 
     config = load_settings(preset, method, {"fidelity": fidelity}, set_)
     typer.echo(to_toml(config, _how_to_run(preset, config)), nl=False)

@@ -129,7 +129,8 @@ def _check_files(source: Source, root: Path, console: Console) -> int:
     """Print a line for each file, archives included; the number of those that differ."""
     from rich.markup import escape
 
-    from proxyfl.data.files import in_words, judge
+    from proxyfl.core.text import in_words
+    from proxyfl.data.files import judge
 
     found = source.locate(root)
     files: list[tuple[Path, tuple[Checksum, ...]]]

@@ -302,7 +302,7 @@ def explain(folder: Folder) -> None:
 
 
 def _show(found: Explanation, deployment: Deployment) -> None:
-    from proxyfl.data.files import in_words
+    from proxyfl.core.text import in_words
 
     console = out()
     console.print(f"{deployment.name}: what leaves a site with {found.method}", style="bold", markup=False)
@@ -337,7 +337,7 @@ def _bullets(lines: Sequence[str]) -> None:
 
 
 def _table(items: Sequence[Item]) -> object:
-    from proxyfl.data.files import in_words
+    from proxyfl.core.text import in_words
 
     table = plain_table("what", "numbers", "size", "shape", right=("numbers", "size"), keep=("what",))
     for item in items:

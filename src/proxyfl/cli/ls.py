@@ -221,7 +221,7 @@ def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:
 
 
 def _last_rounds(lines: list[dict[str, Any]]) -> Table:
-    from proxyfl.data.files import in_words
+    from proxyfl.core.text import in_words
 
     heads = ["round", "accuracy", "loss", "clients", "idle", "failed", "trusted", "of them right", "sent"]
     table = plain_table(*heads, right=heads, keep=heads)
@@ -244,7 +244,7 @@ def _last_traffic(line: dict[str, Any]) -> Table:
     """What the last round sent, by part of the model."""
     from rich.text import Text
 
-    from proxyfl.data.files import in_words
+    from proxyfl.core.text import in_words
 
     traffic = line["traffic"]
     numbers = traffic.get("numbers", {})  # runs of earlier versions have bytes alone

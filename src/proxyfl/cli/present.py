@@ -23,7 +23,7 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 def measures_line(found: Mapping[str, float]) -> str:
     """What was measured beside accuracy, in a line."""
-    from proxyfl.federation.measures import MEASURES
+    from proxyfl.core.records import MEASURES
 
     return ", ".join(f"{MEASURES[name].name} {percent(found[name])}" for name in MEASURES if name in found)
 
@@ -131,7 +131,7 @@ def as_toml(value: Any) -> str:
 
 def summary_table(summary: Summary, last_rounds: int) -> Table:
     """A run's result: the mean of the last rounds leads, since the best round is chosen on test data."""
-    from proxyfl.data.files import in_words
+    from proxyfl.core.text import in_words
 
     used = min(last_rounds, summary.measured)
     mean = "accuracy, mean of last round" if used == 1 else f"accuracy, mean of last {used}"

@@ -167,7 +167,7 @@ def _once_table(found: Profile) -> Table:
 
 
 def _facts(found: Profile) -> list[tuple[str, str]]:
-    from proxyfl.data.files import in_words
+    from proxyfl.core.text import in_words
 
     network, forward, backward = found.network_phase, found.conv_forward, found.conv_backward
     return [

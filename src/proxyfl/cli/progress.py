@@ -63,8 +63,8 @@ def tell_result(run: Run, more: str = "") -> None:
 
 
 def _stopped(path: Path) -> str:
-    from proxyfl.runs.checkpoint import folders
     from proxyfl.runs.directory import RunDirectory
+    from proxyfl.runs.manifests import folders
 
     run = RunDirectory(path)
     if not run.path.exists() and not RunDirectory(run.aside).config.is_file():

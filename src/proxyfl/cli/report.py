@@ -31,7 +31,7 @@ def report(
     Several runs stand side by side; those that differ only in the seed are drawn as a mean with a band.
     The file needs no network and can be sent as it is.
     """
-    from proxyfl.data.files import in_words
+    from proxyfl.core.text import in_words
     from proxyfl.report.html.page import write_report
 
     if output.is_dir():

@@ -61,12 +61,12 @@ def go_on(
 ) -> None:
     """Continue the run at a place and show it."""
     from proxyfl.runs.checkpoint import load_newest
+    from proxyfl.runs.config_file import recorded
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.experiment import resume as play_on
     from proxyfl.runs.extend import lengthened
     from proxyfl.runs.repair import is_whole, require_same_config
     from proxyfl.runs.run import Run
-    from proxyfl.runs.settings import recorded
 
     directory = RunDirectory(path)
     before: list[float | None] = []

@@ -178,9 +178,10 @@ def run(
 def _require_same(path: Path, config: Config) -> None:
     """Refuse to go on with a run that was begun with other settings."""
     from proxyfl.core.trees import dotted
+    from proxyfl.runs.config_file import recorded
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import Run
-    from proxyfl.runs.settings import identity, recorded
+    from proxyfl.runs.settings import identity
 
     theirs = Run(path).config if path.exists() else recorded(RunDirectory(RunDirectory(path).aside).config)
     if identity(theirs) == identity(config):

@@ -96,8 +96,8 @@ def _parameters(config: Config, dataset: Dataset) -> str:
 def _validate_run(path: Path) -> None:
     from rich.markup import escape
 
-    from proxyfl.runs.checkpoint import folders
     from proxyfl.runs.directory import RunDirectory
+    from proxyfl.runs.manifests import folders
 
     run = RunDirectory(path).require()
     checks: list[tuple[str, str]] = [(folder.name, _checkpoint_fault(folder)) for folder in folders(run)]

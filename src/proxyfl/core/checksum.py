@@ -1,4 +1,4 @@
-"""Safetensors files that carry the SHA-256 of themselves: what does not match is never used.
+"""Safetensors files, and those that carry the SHA-256 of themselves: what does not match is never used.
 
 The hash is the first entry of the header's metadata, at a place that never changes, and is taken over the
 whole file with zeros in that place. Any reader of safetensors reads such a file.
@@ -12,18 +12,31 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import read_bounded, tensor_bytes, write_bytes
-from proxyfl.core.state import Tensors
+from proxyfl.core.files import read_bounded, write_bytes
+from proxyfl.core.state import Tensors, detached
 
 _LENGTH = 8
 _MARK = b'{"__metadata__":{"sha256":"'
 _START = _LENGTH + len(_MARK)
 _STOP = _START + 64
 _BLANK = b"0" * 64
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """A safetensors file, written like :func:`write_bytes`."""
+    write_bytes(path, tensor_bytes(tensors, metadata))
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Named tensors as safetensors."""
+    # Copies: the format refuses tensors that share memory, which a method's state may well do.
+    return save(detached(tensors), dict(metadata) if metadata else None)
 
 
 def write_verified(

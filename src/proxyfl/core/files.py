@@ -6,19 +6,18 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
-from safetensors.torch import save
-from torch import Tensor
-
 from proxyfl.core.errors import RunError
 from proxyfl.core.machine import usable_memory
-from proxyfl.core.state import detached
 
 SHORT = 16 << 20
 """Bytes that a file of notes may have: a manifest, the environment, who takes part."""
+
+SPOOL = "spool-"
+"""How the names of folders with waiting updates begin."""
 
 JSON_SWELLS = 16
 """How many times its length a JSON text may take, read: short lists and tables are much larger inside."""
@@ -37,19 +36,6 @@ def write_bytes(path: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-
-
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
-    """A safetensors file, written like :func:`write_bytes`."""
-    write_bytes(path, tensor_bytes(tensors, metadata))
-
-
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Named tensors as safetensors."""
-    # Copies: the format refuses tensors that share memory, which a method's state may well do.
-    return save(detached(tensors), dict(metadata) if metadata else None)
 
 
 def append_bytes(path: Path, content: bytes) -> None:

@@ -61,3 +61,12 @@ def listed(names: Sequence[str], most: int = 12) -> str:
 
 def _escaped(sign: str) -> str:
     return sign.encode("unicode_escape").decode("ascii")
+
+
+def in_words(count: float) -> str:
+    """A number of bytes for people: 30.7 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

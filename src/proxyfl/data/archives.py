@@ -21,7 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TypeAlias
 
 from proxyfl.core.errors import DataError
-from proxyfl.data.files import CHUNK, in_words
+from proxyfl.core.text import in_words
+from proxyfl.data.files import CHUNK
 
 MAX_BYTES = 8 << 30
 MAX_MEMBERS = 1_000_000

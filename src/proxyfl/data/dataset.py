@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.data.files import in_words, memory_limit
-from proxyfl.data.vectors import is_encoded, is_vectors
+from proxyfl.core.text import in_words
+from proxyfl.data.files import memory_limit
+from proxyfl.data.numbers import is_vectors
+from proxyfl.data.vectors import is_encoded
 
 
 @dataclass(frozen=True)

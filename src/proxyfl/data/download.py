@@ -21,7 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxyfl.core.errors import DataError
-from proxyfl.data.files import CHUNK, RemoteFile, in_words, judge, progress, record
+from proxyfl.core.text import in_words
+from proxyfl.data.files import CHUNK, RemoteFile, judge, progress, record
 
 TIMEOUT = 30.0
 ATTEMPTS = 4

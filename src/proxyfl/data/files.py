@@ -108,15 +108,6 @@ def judge(path: Path, known: Sequence[Checksum] = ()) -> Verdict:
     return Verdict("differs", f"sha256 {actual}, {note.name} says otherwise")
 
 
-def in_words(count: float) -> str:
-    """A number of bytes for people: 30.7 MB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-
-
 def memory_limit() -> int:
     """The most memory a file may ask for: half of what there is."""
     return usable_memory() // 2

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.errors import DataError
+from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
-from proxyfl.data.files import in_words, memory_limit
+from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, check_images, read_headers, samples_of
 from proxyfl.data.reader.columns import read_rows
 from proxyfl.data.reader.tables import read_table
-from proxyfl.data.vectors import is_vectors
 
 KEYS = ("images", "test_images", "x_test", "vectors", "X")
 """Arrays of an npz file that are looked for, in this order."""

@@ -13,7 +13,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.data.dataset import Split
 from proxyfl.data.files import progress
 from proxyfl.data.labels import label_array
-from proxyfl.data.vectors import is_vectors, numbers
+from proxyfl.data.numbers import is_vectors, numbers
 
 UNKNOWN = -1
 """The label of an image whose class nobody knows."""

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proxyfl.core.records import CPU
 from proxyfl.core.state import Failure, Update
 from proxyfl.engines.flower.grid import GONE
-from proxyfl.federation.loop import CPU, RoundReport
+from proxyfl.federation.loop import RoundReport
 
 LIVE_FILE, OLD = "live.jsonl", ".old.jsonl"
 LIVE_BYTES = 5_000_000

@@ -22,8 +22,9 @@ from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
 from proxyfl.deploy.shrink import settled
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.deploy.texts import server_words, site_words, write_text
+from proxyfl.runs.config_file import load_preset, load_toml
 from proxyfl.runs.experiment import load_config
-from proxyfl.runs.settings import load_preset, load_toml, resolve
+from proxyfl.runs.settings import resolve
 from proxyfl.runs.simulation import Simulation, prepare
 
 PRIVATE = 0o700

@@ -16,10 +16,10 @@ import httpx
 import numpy as np
 from flwr.serverapp import Grid
 
-from proxyfl.core.checksum import write_verified
+from proxyfl.core.checksum import write_tensors, write_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import BelowQuorum, RunError
-from proxyfl.core.files import begins_with, sha256, write_bytes, write_tensors
+from proxyfl.core.files import begins_with, sha256, write_bytes
 from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Split
@@ -45,12 +45,13 @@ from proxyfl.methods.base import Method
 from proxyfl.models import Network
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
+from proxyfl.runs.config_file import load_toml, to_toml
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.export import model_card
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.repair import lost_clients, repair_models, require_same_frozen
-from proxyfl.runs.settings import load_toml, resolve, to_toml
+from proxyfl.runs.settings import resolve
 from proxyfl.runs.start import load_start, read_start, settle_start
 
 RETRY, RETRY_LAST = 5.0, 60.0

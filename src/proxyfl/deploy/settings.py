@@ -22,7 +22,8 @@ from proxyfl.core.trees import Tree
 from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
 from proxyfl.deploy.settings_text import to_toml
-from proxyfl.runs.settings import load_toml, resolve
+from proxyfl.runs.config_file import load_toml
+from proxyfl.runs.settings import resolve
 from proxyfl.runs.start import settle_place
 
 FORMAT = 1

@@ -15,10 +15,10 @@ from torch import Tensor
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.data.dataset import Split
+from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.known import Form, Known, read_known
 from proxyfl.data.reader.listing import NO_LABEL
 from proxyfl.data.stream import ClientData
-from proxyfl.data.vectors import is_vectors
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.files import append_bytes, begins_with
 from proxyfl.core.locks import held
-from proxyfl.data.files import in_words
+from proxyfl.core.text import in_words
 
 BLOCK = 256
 """Samples that are encoded and noted together."""

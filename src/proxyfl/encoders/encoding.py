@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.rng import SERVER, rng
+from proxyfl.core.text import in_words
 from proxyfl.core.views import EncoderSettings
 from proxyfl.data.augment import strong as strong_view
 from proxyfl.data.augment import weak as weak_view
 from proxyfl.data.dataset import Dataset, Encoded, Split
-from proxyfl.data.files import data_root, in_words, progress
-from proxyfl.data.vectors import statistics
+from proxyfl.data.files import data_root, progress
+from proxyfl.data.numbers import statistics
 from proxyfl.encoders.cache import Cache, require_room
 from proxyfl.encoders.encoder import Encoder
 

@@ -50,7 +50,7 @@ class Evaluation:
 
     @property
     def measures(self) -> dict[str, float]:
-        """Beside accuracy, by the keys of :data:`~proxyfl.federation.measures.MEASURES`."""
+        """Beside accuracy, by the keys of :data:`~proxyfl.core.records.MEASURES`."""
         return measures.of_confusion(self.confusion) | self.scores
 
 

@@ -15,6 +15,7 @@ import torch
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.errors import BelowQuorum
+from proxyfl.core.records import CPU
 from proxyfl.core.spans import AVERAGE, EVALUATE, FOLD, span
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.federation.evaluate import Evaluation
@@ -27,9 +28,6 @@ from proxyfl.federation.traffic import Traffic
 from proxyfl.federation.witness import Row, add_accuracy
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore, ServerContext
-
-CPU = "cpu"
-"""Processor seconds of a round on this machine, beside the durations by the clock that add up to it."""
 
 
 class Engine(Protocol):

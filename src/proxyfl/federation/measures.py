@@ -6,41 +6,16 @@ class has both images and others, top-5 below 20 classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from proxyfl.core.records import MEASURES
 
 BINS = 15
 """Of equal width, over which the calibration error is summed."""
 
 TOP, TOP_FROM = 5, 20
 """Top-5 says something from this many classes on."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """``name`` is what people read; of some, less is better."""
-
-    name: str
-    higher_is_better: bool = True
-
-
-MEASURES = {
-    "macro_f1": Measure("macro-F1"),
-    "balanced_accuracy": Measure("balanced accuracy"),
-    "auroc": Measure("AUROC"),
-    "ece": Measure("calibration error", higher_is_better=False),
-    "top5": Measure("top-5 accuracy"),
-}
-"""By the key under which metrics hold them."""
-
-
-def choosing(line: Mapping[str, Any]) -> float:
-    """By which a measured round is chosen: its accuracy on validation images, without any that on test."""
-    return float(line.get("validation", line)["accuracy"])
 
 
 def of_confusion(confusion: Tensor) -> dict[str, float]:

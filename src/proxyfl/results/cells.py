@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from proxyfl.federation.measures import MEASURES
+from proxyfl.core.records import MEASURES
 from proxyfl.results.paired import Difference, paired_difference
 
 METRICS = ("mean-last", "last", "best")

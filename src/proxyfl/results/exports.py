@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxyfl.federation.measures import MEASURES
+from proxyfl.core.records import MEASURES
 from proxyfl.results.cells import METRICS
 from proxyfl.results.compare import Cell, Comparison
 from proxyfl.results.formats import csv_text

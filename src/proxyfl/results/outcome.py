@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
-from proxyfl.federation.measures import MEASURES
+from proxyfl.core.records import MEASURES
 from proxyfl.methods import registry
 from proxyfl.results.settings import METHOD, Settings, hashable, order, plain, settings_of, told_by
 from proxyfl.runs.directory import measured

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.records import MEASURES
 from proxyfl.core.text import duration
-from proxyfl.federation.measures import MEASURES
 from proxyfl.results.cells import METRICS, Spread, span
 from proxyfl.results.compare import TARGET_SHARE, Cell, Comparison, Contender, Group
 from proxyfl.results.layout import NONE, Column, Compared, Field, Panel, difference_panel, stacked

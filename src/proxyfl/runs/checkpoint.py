@@ -9,34 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from proxyfl.core.checksum import write_tensors
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import (
-    JSON_SWELLS,
-    SHORT,
-    read_bounded,
-    sha256,
-    sync_folder,
-    write_bytes,
-    write_tensors,
-)
+from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, sha256, sync_folder, write_bytes
 from proxyfl.core.state import ServerState
 from proxyfl.federation.client_store import CURE, ClientStore
 from proxyfl.runs.directory import FORMAT, RunDirectory
+from proxyfl.runs.manifests import NOTHING, folders, mark_of, opened, round_of, with_checksum
 from proxyfl.runs.metrics_log import CLIENTS, METRICS, Mark, verified
-from proxyfl.runs.schema import require_records, require_rows, require_state
-
-NOTHING = Mark.of(b"")
-_NAME = re.compile(r"round-(\d{8})")
+from proxyfl.runs.schema import require_records, require_rows
 
 
 @dataclass(frozen=True)
@@ -52,18 +41,6 @@ class Checkpoint:
     config: bytes
     run_files: dict[str, str]
     clients: bytes | None = b""
-
-
-def folders(run: RunDirectory) -> list[Path]:
-    """Checkpoint folders, newest first."""
-    if not run.checkpoints.is_dir():
-        return []
-    found = [path for path in run.checkpoints.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: path.name, reverse=True)
-
-
-def round_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("round-"))
 
 
 def save(
@@ -95,7 +72,7 @@ def save(
         CLIENTS: asdict(clients),
         "run": run_files,
     }
-    write_bytes(aside / "manifest.json", _with_checksum(manifest))
+    write_bytes(aside / "manifest.json", with_checksum(manifest))
     if place.exists():
         shutil.rmtree(place)
     aside.rename(place)
@@ -129,7 +106,7 @@ def load_newest(run: RunDirectory, *, states: bool = False) -> tuple[Checkpoint,
 def read(folder: Path) -> Checkpoint:
     """A checkpoint, every byte of it verified."""
     try:
-        manifest = _opened(read_bounded(folder / "manifest.json", JSON_SWELLS, SHORT))
+        manifest = opened(read_bounded(folder / "manifest.json", JSON_SWELLS, SHORT))
         if manifest["format"] != FORMAT:
             raise RunError(f"{folder} has format {manifest['format']}; this version reads format {FORMAT}")
         content = {name: read_bounded(folder / name) for name in ("state.safetensors", "config.toml")}
@@ -138,34 +115,15 @@ def read(folder: Path) -> Checkpoint:
                 raise RunError(f"{folder / name} is damaged")
         state = ServerState.from_tensors(load(content["state.safetensors"]))
         metrics = verified(RunDirectory(folder.parent.parent), Mark(**manifest["metrics"]))
-        require_state(state, round_of(folder))
+        _require_state(state, round_of(folder))
         require_records([json.loads(line) for line in metrics.splitlines()])
         run_files = manifest["run"]
         if not all(isinstance(run_files[name], str) for name in ("data", "partition.safetensors")):
             raise ValueError("the manifest names no hashes of the run's files")
-        clients = _clients(RunDirectory(folder.parent.parent), _mark(manifest, CLIENTS))
+        clients = _clients(RunDirectory(folder.parent.parent), mark_of(manifest, CLIENTS))
         return Checkpoint(folder, state, metrics, content["config.toml"], run_files, clients)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError, RuntimeError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__})") from error
-
-
-def manifests(run: RunDirectory) -> Iterator[dict[str, Any]]:
-    """What the checkpoints say about the run's files, newest first; those that cannot be read say nothing."""
-    for folder in folders(run):
-        try:
-            yield _opened(read_bounded(folder / "manifest.json", JSON_SWELLS, SHORT))
-        except (OSError, RunError, ValueError, KeyError, TypeError, RecursionError):
-            continue
-
-
-def marks(run: RunDirectory, log: str = METRICS) -> list[Mark]:
-    """How much of a log the checkpoints verify, newest first."""
-    return [_mark(manifest, log) for manifest in manifests(run)]
-
-
-def _mark(manifest: dict[str, Any], log: str) -> Mark:
-    """Of a log; runs of earlier versions have noted nothing of single clients."""
-    return NOTHING if log == CLIENTS and log not in manifest else Mark(**manifest[log])
 
 
 def _clients(run: RunDirectory, mark: Mark) -> bytes | None:
@@ -176,6 +134,19 @@ def _clients(run: RunDirectory, mark: Mark) -> bytes | None:
         return content
     except (RunError, ValueError, RecursionError):
         return None
+
+
+def _require_state(state: ServerState, round: int) -> None:
+    """Raise :class:`ValueError` where a state cannot be that of this round."""
+    if state.round != round:
+        raise ValueError(f"its state is of round {state.round}")
+    clients, rounds = state.versions.clients, state.versions.rounds
+    if any(part.dtype != torch.int64 or part.ndim != 1 for part in (clients, rounds)):
+        raise ValueError("its versions are no lists of whole numbers")
+    if len(clients) != len(rounds) or (len(clients) and int(clients.min()) < 0):
+        raise ValueError("its versions do not belong to clients")
+    if bool((rounds > round).any()) or bool((clients[1:] <= clients[:-1]).any()):
+        raise ValueError("its versions are of later rounds or not in order")
 
 
 def _require_states(run: RunDirectory, saved: Checkpoint, since: int) -> None:
@@ -193,22 +164,3 @@ def _require_states(run: RunDirectory, saved: Checkpoint, since: int) -> None:
             for client in line.get("clients", ()):
                 if server.has(client, line["round"]):
                     server.load(client, line["round"])
-
-
-def _with_checksum(manifest: dict[str, Any]) -> bytes:
-    body = json.dumps(manifest, sort_keys=True)
-    checksum = hashlib.sha256(body.encode()).hexdigest()
-    return json.dumps({"sha256": checksum, "manifest": manifest}, sort_keys=True, indent=1).encode()
-
-
-def _opened(raw: bytes) -> dict[str, Any]:
-    outer = json.loads(raw)
-    manifest: dict[str, Any] = outer["manifest"]
-    body = json.dumps(manifest, sort_keys=True)
-    if hashlib.sha256(body.encode()).hexdigest() != outer["sha256"]:
-        raise ValueError("the manifest does not match its own hash")
-    if not all(isinstance(manifest[name], dict) for name in ("files", "run")):
-        raise ValueError("the manifest names no files")
-    for log in (METRICS, CLIENTS):
-        _mark(manifest, log)  # raises where it is none
-    return manifest

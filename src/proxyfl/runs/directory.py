@@ -30,9 +30,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from proxyfl.aggregation.updates import SPOOL
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, sync_folder
+from proxyfl.core.files import JSON_SWELLS, SHORT, SPOOL, read_bounded, sync_folder
 from proxyfl.core.locks import held, lock
 
 FORMAT = 2

@@ -15,6 +15,7 @@ from proxyfl.federation.loop import Observer
 from proxyfl.runs import checkpoint, own, repair
 from proxyfl.runs.build import assemble
 from proxyfl.runs.checkpoint import Checkpoint
+from proxyfl.runs.config_file import load_toml
 from proxyfl.runs.describe import require_names
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.extend import extend, lengthened
@@ -22,7 +23,7 @@ from proxyfl.runs.federation import Federation
 from proxyfl.runs.loggers import checked, find_all
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.run import Run
-from proxyfl.runs.settings import default_name, from_short, load_toml, resolve
+from proxyfl.runs.settings import default_name, from_short, resolve
 from proxyfl.runs.simulation import prepare, remarks
 from proxyfl.runs.start import load_start, read_start, settle_start
 

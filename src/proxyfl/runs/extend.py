@@ -9,11 +9,11 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.methods import registry
-from proxyfl.runs import checkpoint
+from proxyfl.runs import checkpoint, manifests
 from proxyfl.runs.checkpoint import Checkpoint
+from proxyfl.runs.config_file import recorded, to_toml
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.metrics_log import Mark
-from proxyfl.runs.settings import recorded, to_toml
 
 
 def extend(run: RunDirectory, saved: Checkpoint, rounds: int) -> Checkpoint:
@@ -29,7 +29,7 @@ def extend(run: RunDirectory, saved: Checkpoint, rounds: int) -> Checkpoint:
     for note in depends_on_total(config, rounds):
         print(f"note: {note}", file=sys.stderr)
     text = to_toml(longer, "proxyfl run config.toml").encode()
-    known = checkpoint.folders(run)
+    known = manifests.folders(run)
     for folder in reversed(known):
         try:
             each = checkpoint.read(folder)

@@ -18,6 +18,7 @@ from torch import nn
 from proxyfl.aggregation import Aggregator, Mean
 from proxyfl.core.config import Config, KeepSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, DataError, RunError
+from proxyfl.core.records import choosing
 from proxyfl.core.state import ServerState, Tensors
 from proxyfl.core.views import VectorSettings
 from proxyfl.data.dataset import Dataset, Split
@@ -29,7 +30,6 @@ from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
 from proxyfl.federation.loop import Observer, RoundReport, play_round
-from proxyfl.federation.measures import choosing
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method

@@ -24,8 +24,8 @@ from proxyfl.core.state import Failure, Update
 from proxyfl.core.text import told
 from proxyfl.core.trees import dotted
 from proxyfl.federation.loop import Observer, RoundReport
+from proxyfl.runs.config_file import to_toml
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.settings import to_toml
 
 LONGEST_REASON = 300
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.errors import RunError, missing_extra
-from proxyfl.data.vectors import is_vectors
+from proxyfl.data.numbers import is_vectors
 from proxyfl.runs.export import ModelCard, TrainedModel
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "torchscript": ".pt"}

@@ -11,9 +11,9 @@ from proxyfl.core.checksum import write_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_bytes
+from proxyfl.core.records import choosing
 from proxyfl.core.state import Failure, Tensors, Update
 from proxyfl.federation.loop import RoundReport
-from proxyfl.federation.measures import choosing
 from proxyfl.federation.witness import SECONDS, Row
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint

@@ -12,9 +12,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxyfl.core.checksum import write_verified
+from proxyfl.core.checksum import write_tensors, write_verified
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import sha256, write_bytes, write_tensors
+from proxyfl.core.files import sha256, write_bytes
 from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import content_hash
 from proxyfl.core.trees import dotted
@@ -22,13 +22,13 @@ from proxyfl.data.files import data_root
 from proxyfl.data.partition import NATURAL
 from proxyfl.federation.client import numerics
 from proxyfl.models import is_adapter
-from proxyfl.runs import checkpoint, repair
+from proxyfl.runs import checkpoint, manifests, repair
 from proxyfl.runs.checkpoint import Checkpoint
+from proxyfl.runs.config_file import load_toml, to_toml
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.export import ModelCard, model_card, save_model
 from proxyfl.runs.metrics_log import CLIENTS, Mark, restore
 from proxyfl.runs.recorder import Recorder, client_lines, metrics_line, timing_line
-from proxyfl.runs.settings import load_toml, to_toml
 
 if TYPE_CHECKING:
     from proxyfl.runs.federation import Federation
@@ -47,7 +47,7 @@ class Recording:
         self.recorder: Recorder | None = None
         self.unsure = False
         """Whether a round ended in a way that leaves open what of it was written."""
-        self._known = checkpoint.folders(run)
+        self._known = manifests.folders(run)
 
     @classmethod
     def create(cls, run: RunDirectory, federation: Federation, root: Path | None = None) -> Recording:
@@ -73,7 +73,7 @@ class Recording:
         """
         rounds = federation.config.federation.rounds
         with nullcontext() if self.locked else self.run.locked():
-            if checkpoint.folders(self.run) != self._known:
+            if manifests.folders(self.run) != self._known:
                 raise RunError(f"another process went on with {self.run.path}; resume it once more")
             if self.unsure:
                 self._read_again(federation)
@@ -86,7 +86,7 @@ class Recording:
             try:
                 yield [] if self.recorder is None else [self.recorder]
             finally:
-                self._known = checkpoint.folders(self.run)
+                self._known = manifests.folders(self.run)
             if not ended and federation.state.round >= rounds:
                 self.run.event("finished", round=rounds)
 

@@ -12,12 +12,12 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from proxyfl.core.checksum import is_intact, read_verified
+from proxyfl.core.checksum import is_intact, read_verified, write_tensors
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.files import begins_with, has_hash, read_bounded, write_bytes, write_tensors
+from proxyfl.core.files import begins_with, has_hash, read_bounded, write_bytes
+from proxyfl.core.records import choosing
 from proxyfl.core.state import Tensors
 from proxyfl.data.partition import Partition
-from proxyfl.federation.measures import choosing
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.directory import RunDirectory, json_lines, measured
 from proxyfl.runs.export import ModelCard, save_model

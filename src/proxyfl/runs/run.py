@@ -1,4 +1,7 @@
-"""A run to read: settings, metrics, models."""
+"""A run to read: settings, metrics, models.
+
+Settings and metrics are text: they are read without torch, which is imported where tensors are.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load
-
-from proxyfl.core.checksum import read_verified
 from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError, ProxyFLError, RunError
 from proxyfl.core.files import read_bounded
-from proxyfl.core.state import Tensors
-from proxyfl.data.dataset import Dataset
-from proxyfl.data.partition import Partition
-from proxyfl.federation.loop import CPU
-from proxyfl.federation.measures import choosing
-from proxyfl.runs import checkpoint, metrics_log
+from proxyfl.core.records import CPU, choosing
+from proxyfl.runs import manifests, metrics_log
+from proxyfl.runs.config_file import recorded
 from proxyfl.runs.directory import AT_SITES, MODELS, RunDirectory, json_lines, measured, read_json_lines
-from proxyfl.runs.export import TrainedModel, load_model
 from proxyfl.runs.schema import require_records, require_rows
-from proxyfl.runs.settings import recorded
-from proxyfl.runs.simulation import load_dataset
+
+if TYPE_CHECKING:
+    from proxyfl.core.state import Tensors
+    from proxyfl.data.dataset import Dataset
+    from proxyfl.data.partition import Partition
+    from proxyfl.runs.export import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -88,14 +87,14 @@ class Run:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """The same unchecked: in an untrusted run they may hold anything."""
-        return json_lines(metrics_log.recorded(self.directory, checkpoint.marks(self.directory)))
+        return json_lines(metrics_log.recorded(self.directory, manifests.marks(self.directory)))
 
     @property
     def client_rows(self) -> list[dict[str, Any]]:
         """One record per round and client that took part, as checkpoints verify them; empty where
         ``keep.clients`` or differential privacy forbids it. ``seconds`` are those of the client.
         """
-        marks = checkpoint.marks(self.directory, metrics_log.CLIENTS)
+        marks = manifests.marks(self.directory, metrics_log.CLIENTS)
         rows = json_lines(metrics_log.recorded(self.directory, marks, metrics_log.CLIENTS))
         try:
             require_rows(rows)
@@ -128,9 +127,14 @@ class Run:
     @property
     def partition(self) -> Partition:
         """Who holds what; a file that is not what a checkpoint says about it is refused."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        from proxyfl.data.partition import Partition
+
         path = self.directory.partition
-        known = [manifest["run"].get(path.name) for manifest in checkpoint.manifests(self.directory)]
-        if not known and checkpoint.folders(self.directory):
+        known = [manifest["run"].get(path.name) for manifest in manifests.of(self.directory)]
+        if not known and manifests.folders(self.directory):
             raise RunError(
                 f"no checkpoint of {self.path} is intact, so nothing verifies {path}; "
                 "put the run back from a copy"
@@ -151,11 +155,13 @@ class Run:
     @property
     def at_sites(self) -> bool:
         """Whether the images are those of a real federation, by its notes or by its newest checkpoint."""
-        recorded_data = [manifest["run"].get("data") for manifest in checkpoint.manifests(self.directory)]
+        recorded_data = [manifest["run"].get("data") for manifest in manifests.of(self.directory)]
         return AT_SITES in (self.directory.hints().get("data"), *recorded_data[:1])
 
     def dataset(self) -> Dataset:
         """The data set, where the run says it was."""
+        from proxyfl.runs.simulation import load_dataset
+
         if self.at_sites:
             raise DataError("the images of a real federation stay at its sites")
         self.directory.noted()  # where it cannot be read, say so instead of looking elsewhere
@@ -163,12 +169,16 @@ class Run:
 
     def model(self, which: str = "last", device: str = "cpu", *, network: Any = None) -> TrainedModel:
         """The model of the ``last`` round, or of the ``best``; ``network`` as in :func:`load_model`."""
+        from proxyfl.runs.export import load_model
+
         if which not in MODELS:
             raise RunError(f"a run has a best and a last model, not '{which}'")
         return load_model(self.directory.models / f"{which}.safetensors", device, network=network)
 
     def snapshot(self, round: int) -> Tensors:
         """Large tensors of one round: proxies, client classifiers, confusion matrix."""
+        from proxyfl.core.checksum import read_verified
+
         path = self.directory.snapshots / f"round-{round:08d}.safetensors"
         if not path.exists():
             known = ", ".join(str(int(file.stem[6:])) for file in sorted(self.directory.snapshots.iterdir()))

@@ -6,10 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from proxyfl.core.state import ServerState
-
 MOST_ROUNDS = 10**8
 LARGEST = 1e30
 
@@ -44,19 +40,6 @@ def require_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         if row["round"] < last or row["client"] in known:
             raise ValueError(f"round {row['round']} of client {row['client']} is not in order")
         known.add(row["client"])
-
-
-def require_state(state: ServerState, round: int) -> None:
-    """Raise :class:`ValueError` where a state cannot be that of this round."""
-    if state.round != round:
-        raise ValueError(f"its state is of round {state.round}")
-    clients, rounds = state.versions.clients, state.versions.rounds
-    if any(part.dtype != torch.int64 or part.ndim != 1 for part in (clients, rounds)):
-        raise ValueError("its versions are no lists of whole numbers")
-    if len(clients) != len(rounds) or (len(clients) and int(clients.min()) < 0):
-        raise ValueError("its versions do not belong to clients")
-    if bool((rounds > round).any()) or bool((clients[1:] <= clients[:-1]).any()):
-        raise ValueError("its versions are of later rounds or not in order")
 
 
 def _is_number(value: Any) -> bool:

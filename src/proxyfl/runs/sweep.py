@@ -14,8 +14,9 @@ from proxyfl.core.trees import Tree, dotted, merge, nested
 from proxyfl.methods import registry
 from proxyfl.methods.base import MethodParameters
 from proxyfl.runs.batch import Job
+from proxyfl.runs.config_file import load_toml
 from proxyfl.runs.experiment import load_config
-from proxyfl.runs.settings import COMMON, default_name, load_toml
+from proxyfl.runs.settings import COMMON, default_name
 
 KEYS = ("data", "methods", "seeds", "vary", "set")
 

@@ -17,10 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from proxyfl.core.errors import DataError
+from proxyfl.core.text import in_words
 from proxyfl.data.arrays import read_header
-from proxyfl.data.files import in_words, memory_limit
+from proxyfl.data.files import memory_limit
+from proxyfl.data.numbers import KINDS, is_vectors, numbers
 from proxyfl.data.reader.listing import NO_LABEL, SPLITS, parse_keys
-from proxyfl.data.vectors import KINDS, is_vectors, numbers
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Headers: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]

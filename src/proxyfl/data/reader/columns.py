@@ -17,10 +17,10 @@ import numpy as np
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.images import SUFFIXES
+from proxyfl.data.numbers import numbers
 from proxyfl.data.reader.arrays import Array, Arrays
 from proxyfl.data.reader.listing import NO_LABEL, Entry, all_told, in_order
 from proxyfl.data.reader.tables import ROLES, Table, entries
-from proxyfl.data.vectors import numbers
 
 log = logging.getLogger(__name__)
 NAMED = 8

@@ -19,17 +19,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from proxyfl.core.checksum import write_tensors
 from proxyfl.core.errors import DataError
-from proxyfl.core.files import write_tensors
+from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
-from proxyfl.data.files import in_words, memory_limit
+from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, read_arrays
 from proxyfl.data.reader.columns import read_rows
 from proxyfl.data.reader.folders import list_images
 from proxyfl.data.reader.listing import CLIENT, NO_LABEL, Listing, all_told, class_number, in_order
 from proxyfl.data.reader.tables import LABELS_FILE, list_beside, read_table
-from proxyfl.data.vectors import is_vectors
 
 CACHE_FORMAT = 2
 

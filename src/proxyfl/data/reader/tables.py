@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from proxyfl.core.errors import DataError
-from proxyfl.data.files import in_words, memory_limit
+from proxyfl.core.text import in_words
+from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, every_image
 from proxyfl.data.reader.listing import Entry, Listing, all_told, class_number, parse_keys, split_named
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from proxyfl.core.errors import ConfigError, DataError, nearest
-from proxyfl.data.dataset import Dataset
 from proxyfl.data.files import data_root
 from proxyfl.data.sources.base import Found, Source
 from proxyfl.data.sources.cifar import CIFAR10, CIFAR100
@@ -20,6 +19,9 @@ from proxyfl.data.sources.npz import NPZ
 from proxyfl.data.sources.registered import Reader, registered
 from proxyfl.data.sources.svhn import SVHN
 from proxyfl.data.sources.table import TABLE
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 __all__ = ["SOURCES", "Found", "Source", "find", "load", "register"]
 

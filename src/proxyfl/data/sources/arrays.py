@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxyfl.core.errors import DataError
-from proxyfl.data.dataset import Dataset
+from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Arrays
 from proxyfl.data.sources.base import Array, Source, count_classes, hold_out
 from proxyfl.data.sources.listed import held_counts, holders
-from proxyfl.data.vectors import is_vectors
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
-import torch
 
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.files import Checksum, RemoteFile
-from proxyfl.data.vectors import is_vectors, statistics
+from proxyfl.data.numbers import is_vectors, statistics
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset, Split
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -131,6 +132,10 @@ class Source(ABC):
         People's own training images may be without a label (-1), and belong to ``clients``: the number of
         each one's, and their names.
         """
+        import torch
+
+        from proxyfl.data.dataset import Dataset
+
         names = classes or self.classes or count_classes(self.name, train[1], test[1])
         splits = [
             _split(self.name, "train", *train, len(names), unknown=self.takes_path),
@@ -174,6 +179,10 @@ class Source(ABC):
 def _split(
     name: str, word: str, images: Array, labels: Array, classes: int, *, unknown: bool = False
 ) -> Split:
+    import torch
+
+    from proxyfl.data.dataset import Split
+
     fits = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3)
     if not fits and not (images.dtype == np.float32 and is_vectors(images)):
         facts = f"{images.dtype} of shape {images.shape}"

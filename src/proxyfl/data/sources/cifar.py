@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxyfl.data import restricted_pickle
-from proxyfl.data.dataset import Dataset
 from proxyfl.data.files import Checksum, RemoteFile
 from proxyfl.data.sources.base import Array, Found, Source
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 PIXELS = 3 * 32 * 32
 MAX_IMAGES = 50000

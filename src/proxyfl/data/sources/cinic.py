@@ -16,16 +16,18 @@ import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.arrays import read_header
-from proxyfl.data.dataset import Dataset
 from proxyfl.data.files import Checksum, RemoteFile, progress, user_cache
 from proxyfl.data.images import decode, list_folder
 from proxyfl.data.sources.base import Array, Found, Source, first_folder
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SPLITS = ("train", "test")

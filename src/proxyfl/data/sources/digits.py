@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxyfl.core.errors import missing_extra
-from proxyfl.data.dataset import Dataset
 from proxyfl.data.sources.base import Array, Found, Source, hold_out
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 TEST_IMAGES = 497
 TRAIN_IMAGES = 1300

@@ -13,13 +13,16 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from proxyfl.data.dataset import Dataset
-from proxyfl.data.files import CHUNK, Checksum, RemoteFile, in_words, memory_limit
+from proxyfl.core.text import in_words
+from proxyfl.data.files import CHUNK, Checksum, RemoteFile, memory_limit
 from proxyfl.data.sources.base import Array, Found, Source
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 STEMS = (
     "train-images-idx3-ubyte",

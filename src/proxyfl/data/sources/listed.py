@@ -14,15 +14,19 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.data.dataset import Dataset
-from proxyfl.data.files import in_words, memory_limit
+from proxyfl.core.text import in_words
+from proxyfl.data.files import memory_limit
 from proxyfl.data.images import Survey, decode_all, survey
 from proxyfl.data.reader.listing import NO_LABEL, Entry, Listing, in_order
 from proxyfl.data.sources.base import Array, Found, Source, hold_out
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 DEFAULT_SIZE = 32
 TEST_SHARE = 5

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.archives import FAULTS
-from proxyfl.data.dataset import Dataset
 from proxyfl.data.reader.arrays import naming, read_arrays, read_headers
 from proxyfl.data.sources.arrays import dress
 from proxyfl.data.sources.base import Found, Source
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)

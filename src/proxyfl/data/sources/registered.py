@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.data.dataset import Dataset
 from proxyfl.data.sources.base import Found, Source
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 Reader = Callable[[], Any]
 """Gives a :class:`Dataset`, or what :meth:`Dataset.of` makes one of: the training part and the test part."""
@@ -30,6 +32,8 @@ class Registered(Source):
         return Found((place,), place)
 
     def load(self, root: Path, *, image_size: int | None = None) -> Dataset:
+        from proxyfl.data.dataset import Dataset
+
         given = self.read()
         if isinstance(given, Dataset):
             return replace(given, name=self.name)

@@ -9,14 +9,16 @@ import struct
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from proxyfl.core.errors import DataError, missing_extra
-from proxyfl.data.dataset import Dataset
 from proxyfl.data.files import CHUNK, Checksum, RemoteFile, memory_limit
 from proxyfl.data.sources.base import Array, Found, Source, first_folder
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 ADDRESS = "http://ufldl.stanford.edu/housenumbers/"

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import DataError
-from proxyfl.data.dataset import Dataset
 from proxyfl.data.reader.columns import arrays_of, holds_vectors
 from proxyfl.data.reader.listing import Listing
 from proxyfl.data.reader.tables import Table, list_table, read_table
 from proxyfl.data.sources.arrays import dress
 from proxyfl.data.sources.base import Found
 from proxyfl.data.sources.listed import Listed
+
+if TYPE_CHECKING:
+    from proxyfl.data.dataset import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)

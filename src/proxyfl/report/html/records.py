@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxyfl.federation.loop import CPU
+from proxyfl.core.records import CPU
 from proxyfl.federation.traffic import PARTS, WAYS
 from proxyfl.runs.run import Run
 
