@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 AUDIT  := $(VENV)/audit
 SECONDS ?= 60
 
-.PHONY: audit fuzz bench demo docs test test-full torture lint format clean
+.PHONY: audit fuzz bench demo docs test test-full quick every torture lint format clean
 
 # Installed once; again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -51,10 +51,17 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+# Lint and tests side by side: the type checker has one core's work, the tests have more.
+test: $(READY)
+	@$(MAKE) --no-print-directory -j 2 lint quick
+
+test-full: $(READY)
+	@$(MAKE) --no-print-directory -j 2 lint every
+
+quick: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow"
 
-test-full: lint
+every: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal
 
 # Kills, failing disks and damaged files, by the thousand: an hour on two cores that have nothing else to do.

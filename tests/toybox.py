@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from proxyfl.core.state import ServerState
 from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.loop import Engine, Observer, RoundReport, Server, play_round
+from proxyfl.methods import recipes
 from proxyfl.runs import build
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation
@@ -29,6 +31,19 @@ TINY: dict[str, Any] = {
     "train__batch": 8,
 }
 """A federation that takes a fraction of a second: 4 clients, 2 of them in each of 2 rounds."""
+
+
+def every_method(where: str = "clients") -> list[Any]:
+    """The registered methods as parameters of a test. Recipes that bring neither a class nor an add-on of
+    their own are for the slow tests.
+    """
+    known: set[object] = set()
+    found = []
+    for recipe in recipes(where):
+        brings = {recipe.method, *recipe.addons} - known
+        found.append(pytest.param(recipe.name, marks=[] if brings else pytest.mark.slow))
+        known |= brings
+    return found
 
 
 class Told:

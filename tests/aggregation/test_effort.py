@@ -11,8 +11,8 @@ import pytest
 from proxyfl.aggregation.effort import Effort, most_effort
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.state import Failure, Update
-from proxyfl.methods import create, recipes
-from toybox import Told, make_simulation, play, tiny_config
+from proxyfl.methods import create
+from toybox import Told, every_method, make_simulation, play, tiny_config
 
 TRAIN = TrainSettings(epochs=5, batch=128, mu=2)
 
@@ -58,7 +58,7 @@ class Heard(Told):
 
 
 @pytest.mark.parametrize("settings", SMALL, ids=["small batches", "large batches"])
-@pytest.mark.parametrize("name", [recipe.name for recipe in recipes("clients")])
+@pytest.mark.parametrize("name", every_method())
 def test_what_honest_clients_report_is_within_their_means(
     name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:

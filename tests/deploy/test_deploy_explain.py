@@ -14,6 +14,7 @@ from proxyfl.deploy.explain import Explanation, explain, rehearse
 from proxyfl.deploy.settings import Deployment
 from proxyfl.methods import registry
 from proxyfl.methods.fixmatch import FixMatch, FixMatchParameters
+from toybox import every_method
 
 BASE: dict[str, Any] = {
     "address": "localhost:8000",
@@ -134,7 +135,7 @@ def test_privacy_settings_are_told_with_what_they_do_not_bound(where: str, words
     assert explain(deployment("fixmatch-lpl")).privacy == {}
 
 
-@pytest.mark.parametrize("name", [recipe.name for recipe in registry.recipes("clients")])
+@pytest.mark.parametrize("name", every_method())
 def test_every_method_is_explained_or_refused(name: str) -> None:
     asked = deployment(name)
     if registry.create(name).oracle:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import proxyfl
+from calling import invoke, known_place
 from proxyfl import models
 from proxyfl.core.errors import ConfigError, DataError, MethodError
 from proxyfl.core.plugins import load_plugin
@@ -54,36 +55,53 @@ def example(door: str) -> str:
     return textwrap.dedent("\n".join(lines[:end]))
 
 
-def call(*words: str, cwd: Path) -> str:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("PROXYFL")}
-    clean |= {"COLUMNS": "200", "PYTHONPATH": str(SOURCE)}
-    line = [sys.executable, "-m", "proxyfl", *words]
-    done = subprocess.run(line, cwd=cwd, env=clean, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def call(*words: str) -> str:
+    done = invoke(*words)
+    assert done.exit_code == 0, done.stderr
     return done.stdout
 
 
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    known_place(monkeypatch, tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize("door", EXAMPLES)
-def test_the_example_of_a_docstring_trains_as_a_plugin_in_two_processes(door: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(example(door))
-    call("--plugin", "mine.py", "run", *EXAMPLES[door], *SMALL, "--workers", "2", cwd=tmp_path)
+def test_the_example_of_a_docstring_trains_as_a_plugin(door: str, place: Path) -> None:
+    (place / "mine.py").write_text(example(door))
+    call("--plugin", "mine.py", "run", *EXAMPLES[door], *SMALL)
+    assert len(proxyfl.Run(place / "mine").metrics) == 2
+
+
+def test_all_examples_together_train_in_two_processes(tmp_path: Path) -> None:
+    files = [tmp_path / f"{door}.py" for door in EXAMPLES]
+    for file in files:
+        file.write_text(example(file.stem))
+    plugins = [word for file in files for word in ("--plugin", file.name)]
+    mine = "--data quadrants --method risingmatch+smooth --set model.name=perceptron --workers 2".split()
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PROXYFL")}
+    line = [sys.executable, "-m", "proxyfl", *plugins, "run", *mine, *SMALL]
+    environment = {**clean, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert len(proxyfl.Run(tmp_path / "mine").metrics) == 2
 
 
-def test_a_registered_data_set_is_listed_checked_loaded_and_resumed(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(example("register_dataset"))
+def test_a_registered_data_set_is_listed_checked_loaded_and_resumed(place: Path) -> None:
+    (place / "mine.py").write_text(example("register_dataset"))
     plugin = ("--plugin", "mine.py")
-    listed = call(*plugin, "data", "ls", cwd=tmp_path)
+    listed = call(*plugin, "data", "ls")
     row = next(line for line in listed.splitlines() if line.startswith("quadrants "))
     assert "yes" in row
     assert "Which quadrant is bright?" in row
-    assert "400 training and 100 test images" in call(*plugin, "data", "check", "quadrants", cwd=tmp_path)
-    load_plugin(str(tmp_path / "mine.py"))
+    assert "400 training and 100 test images" in call(*plugin, "data", "check", "quadrants")
+    load_plugin(str(place / "mine.py"))
     experiment = proxyfl.Experiment("fedavg", data="quadrants", **TINY)
     with pytest.raises(Stopped):
-        experiment.run(tmp_path / "mine", [Told(stop_after=1)], workers=0)
-    call(*plugin, "resume", "mine", cwd=tmp_path)
-    assert len(proxyfl.Run(tmp_path / "mine").metrics) == 2
+        experiment.run(place / "mine", [Told(stop_after=1)], workers=0)
+    call(*plugin, "resume", "mine")
+    assert len(proxyfl.Run(place / "mine").metrics) == 2
 
 
 def pair(shape: tuple[int, ...], classes: int = 3) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import proxyfl
-from proxyfl.methods import recipes, registry
+from proxyfl.methods import registry
+from toybox import every_method
 
 
 @cache
@@ -29,7 +30,7 @@ def method_of(name: str) -> proxyfl.Method:
     return registry.create(name, {**changed, **({"gpt": {"epochs": 2}} if "gpt" in parameters else {})})
 
 
-@pytest.mark.parametrize("name", [recipe.name for recipe in recipes("clients")])
+@pytest.mark.parametrize("name", every_method())
 def test_the_method_trains_on_vectors(name):
     data, split = drawn()
     train = proxyfl.Train(epochs=2, batch=8, lr=0.1)

@@ -26,7 +26,6 @@ from proxyfl.core.spans import (
 from proxyfl.core.state import Task
 from proxyfl.engines.choose import WORKERS
 from proxyfl.federation.client import every_step, numerics
-from proxyfl.methods import recipes
 from proxyfl.methods.proxyfl import ProxyFL
 from proxyfl.profiling import profile as profiling
 from proxyfl.profiling.hardware import matrix_peak
@@ -34,10 +33,10 @@ from proxyfl.profiling.instrumentation import Recording, SomeSteps
 from proxyfl.profiling.phases import OPTIMISER, REST, Phase, Profile
 from proxyfl.profiling.process import profile_in_process
 from proxyfl.profiling.profile import profile
-from toybox import assemble, make_simulation, same_bits, tiny_config
+from toybox import assemble, every_method, make_simulation, same_bits, tiny_config
 
 SIMULATION = make_simulation((4, 6, 5, 4), (12, 12, 12, 12))
-NAMES = [recipe.name for recipe in recipes("clients")]
+OTHER_KINDS = ("proxyfl", "fedavg", "fedmatch", "feddure", "fedloke")
 PER_IMAGE = (
     18_432 + 589_824 + (147_456 + 294_912 + 16_384) + (147_456 + 294_912 + 16_384) + 1_280
 )  # 2 k² Cin Cout H W of stem and three stages of ResNet-8 at width 1 on 8×8 grey, and of its classifier
@@ -79,7 +78,7 @@ def test_phases_add_up_to_wall_time(tmp_path):
     assert in_steps < sum(steps.seconds) < in_steps + spent[BEGIN] + 0.05
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_every_method_trains_to_the_same_bits_under_the_profiler(name, tmp_path):
     trainer, task, data = client(tmp_path, name)
     plain = trained(trainer, task, data)
@@ -93,7 +92,10 @@ def test_every_method_trains_to_the_same_bits_under_the_profiler(name, tmp_path)
     assert set(spent) >= {f"loss: {name}" for name in adding}
 
 
-@pytest.mark.parametrize("name", ["proxyfl", "fedavg", "fedmatch", "feddure", "feddb", "fedloke", "fedlabel"])
+@pytest.mark.parametrize(
+    "name",
+    ["feddb", "fedlabel", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_KINDS)],
+)
 def test_a_profile_of_every_kind_of_method(name):
     found = profile(tiny_config(name), simulation=SIMULATION, steps=1)
     network = found.network_phase

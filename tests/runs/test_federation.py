@@ -22,7 +22,7 @@ from proxyfl.methods.addons import GPT, ICPL
 from proxyfl.methods.fixmatch import FixMatch
 from proxyfl.methods.proxyfl import ProxyFL
 from proxyfl.runs import build, checkpoint, experiment, settings
-from toybox import make_simulation, same_state, tiny_config
+from toybox import every_method, make_simulation, same_state, tiny_config
 
 SIMULATION = make_simulation()
 TRAIN = proxyfl.Train(epochs=1, batch=8)
@@ -61,7 +61,7 @@ def by_objects(name: str) -> proxyfl.Method:
     return recipe.method(**tree, addons=addons)
 
 
-@pytest.mark.parametrize("name", [recipe.name for recipe in registry.recipes("clients")])
+@pytest.mark.parametrize("name", every_method())
 def test_by_name_and_by_objects_are_the_same_bits(name: str) -> None:
     config = tiny_config(name, rounds=1)
     named = build.assemble(config, SIMULATION, workers=0).run()

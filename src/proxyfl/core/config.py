@@ -309,14 +309,22 @@ class Config:
 
     def to_tree(self) -> Tree:
         """The settings as nested tables, as TOML holds them."""
-        tree = dataclasses.asdict(self, dict_factory=_table)
-        tree["method"] = {"name": self.method.name, **self.method.parameters}
+        tree = _table(self)
+        tree["method"] = {"name": self.method.name, **_plain(self.method.parameters)}
         return tree
 
 
-def _table(items: list[tuple[str, Any]]) -> Tree:
-    """TOML has lists, no tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in items}
+def _table(section: Any) -> Tree:
+    return {spec.name: _plain(getattr(section, spec.name)) for spec in dataclasses.fields(section)}
+
+
+def _plain(value: Any) -> Any:
+    """As TOML holds it: tables and lists, no tuples."""
+    if dataclasses.is_dataclass(value):
+        return _table(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
 
 
 def read_config(tree: Mapping[str, Any], fidelity: str) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -53,10 +54,16 @@ def setting(
     return field(default=default, metadata={**meta, "later": later})
 
 
+@functools.cache
+def _types(cls: type[Any]) -> dict[str, Any]:
+    """The type of each field; finding it out takes as long as all checks of a section."""
+    return typing.get_type_hints(cls)
+
+
 def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: str = "") -> T:
     """Build a settings dataclass from a table: unknown keys, wrong types and ranges are errors."""
     fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in getattr(cls, "beside", ())}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = _types(cls)
     for key in table:
         if key not in fields:
             known = [*fields, *getattr(cls, "beside", ())]
@@ -83,7 +90,7 @@ def check_fields(settings: Any, where: str) -> None:
     """
     if not dataclasses.is_dataclass(settings):
         return
-    hints = typing.get_type_hints(type(settings))
+    hints = _types(type(settings))
     for spec in dataclasses.fields(settings):
         if "meaning" in spec.metadata:
             name = spec.metadata.get("setting", f"{where}{spec.name}")

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -240,9 +241,15 @@ def identity(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@cache
+def _usual(section: type[Any]) -> Any:
+    """A section with every setting at its default."""
+    return section()
+
+
 def _drop_later(settings: Any, tree: Tree) -> None:
     """Take out what came later and is at its default."""
-    usual = type(settings)()
+    usual = _usual(type(settings))
     for spec in dataclasses.fields(settings):
         value = getattr(settings, spec.name)
         if spec.metadata.get("later") and value == getattr(usual, spec.name):
