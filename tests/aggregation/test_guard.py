@@ -69,6 +69,10 @@ def moved(length: str, limit: str) -> str:
         ({"weights": weights(steps=torch.tensor(3.0))}, "'steps' is torch.float32, not torch.int64"),
         ({"weights": weights(w=torch.full((2, 3), math.nan))}, "'w' holds values that are not finite"),
         ({"weights": weights(w=torch.full((2, 3), math.inf))}, "'w' holds values that are not finite"),
+        (
+            {"weights": weights(w=torch.tensor([[1.0, 9, 2], [3, math.nan, 4]]))},
+            "'w' holds values that are not finite",
+        ),
         ({"extras": {"a/b": torch.tensor([1.0, -math.inf])}}, "'a/b' holds values that are not finite"),
         ({"metrics": {"loss/x": math.nan}}, "its metrics are not finite"),
         # whole numbers are whole numbers: True is 1 and 4.0 is 4 for Python, but no client says so

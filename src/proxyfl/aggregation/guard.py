@@ -85,9 +85,7 @@ class Guard:
         _same_form(update.weights, self.weights)
         self._check_extras(update.extras)
         self._check_carry(update.carry)
-        for name, value in (*update.weights.items(), *update.extras.items(), *update.carry.items()):
-            if not bool(torch.isfinite(value).all()):
-                raise UpdateRefused(f"'{name}' holds values that are not finite")
+        _finite((*update.weights.items(), *update.extras.items(), *update.carry.items()))
         _bounded(update.extras.items())
         _bounded((name, value) for name, value in update.weights.items() if not value.is_floating_point())
         self._check_signs(update.weights)
@@ -187,9 +185,14 @@ class Guard:
 
     def _check_length(self, weights: Tensors) -> None:
         limit = self.max_norm or MAX_RATIO * self._own_length
-        self.length = change_length(weights, self.weights)
+        self.length = change_length(weights, self._sent)
         if not self.length <= limit:
             raise UpdateRefused(f"moves the weights by {self.length:.3g}, more than {limit:.3g}")
+
+    @cached_property
+    def _sent(self) -> Tensors:
+        """The weights that were sent, in the precision in which changes are measured."""
+        return {name: value.double() for name, value in self.weights.items() if value.is_floating_point()}
 
     @cached_property
     def _numbers(self) -> int:
@@ -228,6 +231,15 @@ def _same(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) 
         raise UpdateRefused(f"'{name}' has shape {tuple(value.shape)}, not {shape}")
     if value.dtype != dtype:
         raise UpdateRefused(f"'{name}' is {value.dtype}, not {dtype}")
+
+
+def _finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """The largest number of each tensor tells: nan and infinity are never lost in it."""
+    floats = {name: value for name, value in tensors if value.is_floating_point() and value.numel()}
+    largest = torch._foreach_norm([*floats.values()], math.inf) if floats else ()
+    for name, value in zip(floats, largest, strict=True):
+        if not math.isfinite(value):
+            raise UpdateRefused(f"'{name}' holds values that are not finite")
 
 
 def _bounded(tensors: Iterable[tuple[str, Tensor]]) -> None:

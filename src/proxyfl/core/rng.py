@@ -42,7 +42,13 @@ def isolated(seed: int, round: int, client: int, purpose: str) -> Iterator[None]
 
     The global state is put back afterwards.
     """
+    chosen = entropy(seed, round, client, purpose)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
-        torch.random.manual_seed(entropy(seed, round, client, purpose))
+        # torch.manual_seed writes down a stack trace for every backend that is not there.
+        torch.default_generator.manual_seed(chosen)
+        if devices:
+            torch.cuda.manual_seed_all(chosen)
+        if torch.backends.mps.is_available():
+            torch.mps.manual_seed(chosen)
         yield

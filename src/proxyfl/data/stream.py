@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -163,8 +164,17 @@ class Stream:
             ("u_weak", weak, unlabelled),
             ("u_strong", strong, unlabelled),
         ):
-            views[name] = self._view(view, index if name in self.wants else index[:0])
+            views[name] = self._view(view, index) if name in self.wants and len(index) else self.no_view
         return Batch(**views, y=self.data.labels[drawn].to(self.device), u_index=positions.to(self.device))
+
+    @cached_property
+    def no_view(self) -> Tensor:
+        """Of no image at all, in the memory format of the others."""
+        shape = vectors.sample_shape(self.data.images)
+        if len(shape) == 1:
+            return torch.empty((0, *shape), device=self.device)
+        channels, height, width = shape
+        return torch.empty((0, height, width, channels), device=self.device).movedim(-1, 1)
 
     def _view(self, view: View, index: Tensor) -> Tensor:
         with span(WEAK if view is weak else STRONG):

@@ -307,6 +307,8 @@ def _momentum(ctx: ClientContext) -> Tensors:
 
 
 def _restore_momentum(ctx: ClientContext, carry: Tensors) -> None:
+    if not carry:
+        return
     for name, parameter in ctx.model.named_parameters():
         if name in carry:
             buffer = carry[name].to(parameter.device, copy=True)

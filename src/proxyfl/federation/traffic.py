@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from torch import Tensor
 
@@ -18,34 +19,33 @@ PARTS = ("trunk", "classifier", "heads", "extras")
 WAYS = ("up", "down", "down_once")
 
 
-def by_part(weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> dict[str, int]:
-    """Bytes of the trunk, the classifier, the heads and the extras."""
-    return _sizes(weights, extras, in_bytes=True)
-
-
-def numbers_by_part(weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> dict[str, int]:
-    """The same as how many numbers."""
-    return _sizes(weights, extras, in_bytes=False)
-
-
-def _sizes(
-    weights: Mapping[str, Tensor], extras: tuple[Mapping[str, Tensor], ...], *, in_bytes: bool
-) -> dict[str, int]:
-    sizes = dict.fromkeys(PARTS, 0)
-    for name, value in weights.items():
-        part = next((part for part in ("classifier", "heads") if f"{part}." in name), "trunk")
-        sizes[part] += value.numel() * (value.element_size() if in_bytes else 1)
-    for tensors in extras:
-        sizes["extras"] += sum(v.numel() * (v.element_size() if in_bytes else 1) for v in tensors.values())
-    return sizes
-
-
 Both = tuple[dict[str, int], dict[str, int]]
 """Bytes and numbers, by part."""
 
 
+def by_part(weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> dict[str, int]:
+    """Bytes of the trunk, the classifier, the heads and the extras."""
+    return _both(weights, *extras)[0]
+
+
+def numbers_by_part(weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> dict[str, int]:
+    """The same as how many numbers."""
+    return _both(weights, *extras)[1]
+
+
 def _both(weights: Mapping[str, Tensor], *extras: Mapping[str, Tensor]) -> Both:
-    return by_part(weights, *extras), numbers_by_part(weights, *extras)
+    bytes, numbers = dict.fromkeys(PARTS, 0), dict.fromkeys(PARTS, 0)
+    named = [(_part(name), value) for name, value in weights.items()]
+    for part, value in (*named, *(("extras", value) for tensors in extras for value in tensors.values())):
+        count = value.numel()
+        numbers[part] += count
+        bytes[part] += count * value.element_size()
+    return bytes, numbers
+
+
+@cache
+def _part(name: str) -> str:
+    return next((part for part in ("classifier", "heads") if f"{part}." in name), "trunk")
 
 
 @dataclass
