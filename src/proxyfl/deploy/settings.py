@@ -221,6 +221,11 @@ class Deployment(DeploymentSettings):
         return self.config.labels.where
 
     @property
+    def sites_measure(self) -> bool:
+        """Whether accuracy comes from images that sites keep back."""
+        return not self.test and self.scenario != SERVER
+
+    @property
     def test_path(self) -> Path | None:
         """The server's test images: as it stands when absolute, else below this folder."""
         return self._place(self.test)
