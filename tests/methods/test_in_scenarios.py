@@ -158,6 +158,15 @@ def test_labels_of_unlabelled_images_are_out_of_reach_of_the_server(tmp_path: Pa
         labels[pool] = before
 
 
+def test_validation_images_are_the_servers_own(tmp_path: Path) -> None:
+    told = Told()
+    config = tiny_config("semifl", **settings("semifl", "server", rounds=1, data__validation=0.2))
+    simulation = prepare(config)
+    play(config, simulation, tmp_path, observers=[told])
+    assert len(simulation.partition.server_validation) + len(simulation.partition.server) == 20
+    assert 0 <= told.reports[0].metrics["validation"]["accuracy"] <= 1
+
+
 def test_the_server_alone_is_plain_training_on_its_images(tmp_path: Path) -> None:
     """Nothing is sent, and the weights are those of SGD over the server's images."""
     told = Told()
