@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxyfl.core.dealing import CLIENTS, SCENARIOS, SERVER, require_scenario
+from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS, SERVER, require_scenario
 from proxyfl.core.errors import ConfigError
 from proxyfl.data.labels import Indices, legacy_generator
 from proxyfl.data.ragged import Ragged, deal
+
+MOST_NAMED = 20
+"""Labelled clients that are named in a sentence."""
 
 
 def require_server(where: str, server: Indices, labelled: Ragged, kept: Indices) -> None:
@@ -25,6 +28,20 @@ def require_server(where: str, server: Indices, labelled: Ragged, kept: Indices)
         raise ConfigError("the server keeps labelled images back only where labels are there")
     if (where == SERVER) != bool(len(server)) or (len(server) and labelled.sizes.any()):
         raise ConfigError("the server holds all labelled images where labels are there, otherwise none")
+
+
+def who_has_labels(where: str, server: Indices, labelled: Ragged, what: str = "images") -> str:
+    """In a sentence; empty in the usual scenario."""
+    if where == SERVER:
+        return f"the server holds {len(server):,} labelled {what}, which no client has"
+    if where != PARTIAL:
+        return ""
+    holders = np.flatnonzero(labelled.sizes).tolist()
+    more = ", …" if len(holders) > MOST_NAMED else ""
+    some = ", ".join(map(str, holders[:MOST_NAMED])) + more
+    total = int(labelled.sizes.sum())
+    verb = "has" if len(holders) == 1 else "have"
+    return f"{len(holders):,} of {len(labelled):,} clients {verb} labels ({some}), for {total:,} {what}"
 
 
 def scenario_tensors(server: Indices, where: str, kept: Indices) -> dict[str, Tensor]:

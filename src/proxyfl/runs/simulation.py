@@ -22,6 +22,7 @@ from proxyfl.data.labels import stratified
 from proxyfl.data.partition import Partition, make_partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.release import release_views
+from proxyfl.data.scenarios import who_has_labels
 from proxyfl.data.stream import ViewSettings
 from proxyfl.data.validation import hold_out
 from proxyfl.encoders import encode, load_encoder
@@ -189,7 +190,15 @@ def remarks(config: Config, simulation: Simulation) -> list[str]:
         lines.append(
             f"note: labelled {dataset.train.called}: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}"
         )
+    if told := labels_told(simulation):
+        lines.append(f"note: {told}")
     return lines + [f"warning: {line}" for line in doubts(dataset, partition)]
+
+
+def labels_told(simulation: Simulation) -> str:
+    """Who has labels, where not every client has some, in a sentence."""
+    dealt, what = simulation.partition, simulation.dataset.train.called
+    return who_has_labels(dealt.where, dealt.server, dealt.labelled, what)
 
 
 def doubts(dataset: Dataset, partition: Partition) -> list[str]:
