@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import proxyfl
 from proxyfl.core.dealing import SCENARIOS
 from proxyfl.core.errors import ConfigError
-from proxyfl.methods import create, recipes
+from proxyfl.methods import create, recipes, registry
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import Simulation, prepare
 from toybox import TINY, Stopped, Told, play, same_bits, same_state, tiny_config
 
 OTHERS = SCENARIOS[1:]
+EVERY = [recipe.name for recipe in recipes()]
 CLASSES = {where: {r.method: r.name for r in reversed(recipes(where))}.values() for where in OTHERS}
 """A method for each class of methods that is defined there."""
 
-SLOW = ("feddure", "fedmatch", "fedloke", "gpl-all-corrected", "fedlabel")
+QUICK = ("semifl", "proxyfl")
+"""Methods whose two rounds on images are played each time; the others train on vectors below."""
 
 
 def settings(name: str, where: str, **more: Any) -> dict[str, Any]:
@@ -36,10 +40,51 @@ def digits(where: str) -> Simulation:
     return prepare(tiny_config("fedavg-sl", subset=160, scenario=where))
 
 
+@functools.cache
+def clouds(where: str) -> tuple[proxyfl.Dataset, proxyfl.Partition]:
+    """Points around three corners of a cube, dealt to three clients."""
+    labels = np.arange(96) % 3
+    vectors = np.random.default_rng(0).normal(size=(96, 5)) + 3 * np.eye(5)[labels]
+    data = proxyfl.Dataset.of(vectors[:72], labels[:72], test=(vectors[72:], labels[72:]))
+    return data, proxyfl.partition(data, clients=3, per_class=4, scheme="iid", where=where)
+
+
+def trusting(name: str) -> proxyfl.Method:
+    """The method at a threshold that makes it use its unlabelled samples from the start."""
+    _, values = registry.resolve(name, {})
+    tuned = {"gpt": {"epochs": 2}} if "gpt" in values else {}
+    return create(name, {**({"tau": 0.3} if "tau" in values else {}), **tuned})
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "feddure" else name for name in EVERY]
+)
+def test_a_method_trains_in_a_scenario_or_is_refused_with_the_reason(name: str) -> None:
+    """With labels at every client, :mod:`test_contract` trains it."""
+    homes = [where for where in SCENARIOS if registry.defined(create(name), where)]
+    assert homes
+    for where in SCENARIOS:
+        data, split = clouds(where)
+        options: dict[str, Any] = {"method": trusting(name), "rounds": 1, "per_round": 3, "workers": 0}
+        options["train"] = proxyfl.Train(epochs=2, batch=8, lr=0.1)
+        if where not in homes:
+            words = f"is not defined with labels.where = '{where}': [a-z].{{20,}}; use "
+            with pytest.raises(ConfigError, match=words):
+                proxyfl.Federation(data, split, **options)
+        elif where != "clients":
+            federation = proxyfl.Federation(data, split, dtype="fp32", **options)
+            before = {key: value.clone() for key, value in federation.state.weights.items()}
+            (report,) = federation.rounds()
+            assert report.metrics["failed"] == {}
+            assert all(math.isfinite(loss) for loss in report.losses.values())
+            assert ("server" in report.metrics) == (where == "server")
+            assert not same_bits(before, federation.state.weights)
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        pytest.param(name, where, marks=[pytest.mark.slow] if name in SLOW else [])
+        pytest.param(name, where, marks=[] if name in QUICK else [pytest.mark.slow])
         for where in OTHERS
         for name in CLASSES[where]
     ],
@@ -111,6 +156,15 @@ def test_labels_of_unlabelled_images_are_out_of_reach_of_the_server(tmp_path: Pa
         assert same_state(true, play(config, simulation, tmp_path))
     finally:
         labels[pool] = before
+
+
+def test_validation_images_are_the_servers_own(tmp_path: Path) -> None:
+    told = Told()
+    config = tiny_config("semifl", **settings("semifl", "server", rounds=1, data__validation=0.2))
+    simulation = prepare(config)
+    play(config, simulation, tmp_path, observers=[told])
+    assert len(simulation.partition.server_validation) + len(simulation.partition.server) == 20
+    assert 0 <= told.reports[0].metrics["validation"]["accuracy"] <= 1
 
 
 def test_the_server_alone_is_plain_training_on_its_images(tmp_path: Path) -> None:

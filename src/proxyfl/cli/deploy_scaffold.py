@@ -1,4 +1,4 @@
-"""``proxyfl deploy init``, ``explain``, ``check``: set a federation up, say what it sends, look at data."""
+"""``proxyfl deploy init``: set a federation up, and change one that exists."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ from proxyfl.cli.common import (
     DataRoot,
     Fidelity,
     Method,
+    Scenario,
     Settings,
     command,
     err,
     examples,
     out,
     overrides,
-    plain_table,
 )
 from proxyfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from proxyfl.deploy.explain import Explanation, Item
     from proxyfl.deploy.scaffold import Plan
-    from proxyfl.deploy.settings import Deployment, Site
+    from proxyfl.deploy.settings import Deployment
 
 INIT_EXAMPLES = examples(
     "proxyfl deploy init hospital --sites 4 --host fl.example.org --classes healthy,ill --image-size 64",
     "proxyfl deploy init trial --sites 3 --sample",
+    "proxyfl deploy init clinic --method semifl --scenario server --server-data images/ --classes ill,well",
     "proxyfl deploy init hospital --add-site lyon",
     "proxyfl deploy init hospital --renew --host 10.0.0.5",
 )
-EXPLAIN_EXAMPLES = examples("proxyfl deploy explain hospital")
-CHECK_EXAMPLES = examples("proxyfl deploy check images/ --site site-03")
 
 SERVER, IMAGES, ROUNDS, EXISTING = "The server", "Classes and images", "Rounds", "A deployment that exists"
 
@@ -48,6 +46,7 @@ def init(
     sites: Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")] = "2",
     method: Method = None,
     preset: Annotated[str, typer.Option(help="A preset's name or a TOML file: what is trained.")] = "digits",
+    scenario: Scenario = None,
     fidelity: Fidelity = None,
     set_: Settings = None,
     rounds: Annotated[
@@ -117,12 +116,20 @@ def init(
             help="Test images at the server: npz file or folder.", show_default=False, rich_help_panel=IMAGES
         ),
     ] = "",
+    server_data: Annotated[
+        str,
+        typer.Option(
+            help="Labelled images at the server, for --scenario server: npz file, table or folder.",
+            show_default=False,
+            rich_help_panel=IMAGES,
+        ),
+    ] = "",
     holdout: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=0.9,
-            help="Share of labelled images that each site keeps back for measuring.",
+            help="Share of labelled images that each site, or the server, keeps back for measuring.",
             show_default="0.2 without --test",
             rich_help_panel=IMAGES,
         ),
@@ -183,7 +190,7 @@ def init(
         _refuse_others(context, renew)
         _change(folder, add_site, new_key, host if renew else None)
         return
-    asked = overrides(method, {"rounds": rounds, "fidelity": fidelity}, set_ or ())
+    asked = overrides(method, {"rounds": rounds, "fidelity": fidelity, "scenario": scenario}, set_ or ())
     form = {
         "classes": tuple(part.strip() for part in classes.split(",")) if classes else None,
         "channels": channels,
@@ -201,6 +208,7 @@ def init(
         name=name,
         form={key: value for key, value in form.items() if value is not None},
         test=test,
+        server_data=server_data,
         holdout=holdout,
         quorum=quorum,
         deadline=deadline,
@@ -262,6 +270,8 @@ def _told_rounds(before: Deployment, after: Deployment) -> str:
 
 
 def _tell_created(deployment: Deployment, plan: Plan) -> None:
+    from proxyfl.deploy.texts import labels_are, measured_on
+
     console = err()
     if deployment.insecure:
         console.print(
@@ -272,10 +282,8 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     path = deployment.path
     say = out().print
     say(f"wrote {path}: server at {deployment.address}, {len(deployment.sites)} site(s)", markup=False)
-    if not deployment.test:
-        say(f"accuracy comes from the {deployment.holdout:.0%} of labelled images that each site keeps back")
-    else:
-        say(f"accuracy comes from the server's test images, {deployment.test}", markup=False)
+    say(labels_are(deployment), markup=False)
+    say(f"accuracy comes from {measured_on(deployment)}", markup=False)
     first = deployment.sites[0]
     data = path / "sample" / f"{first}.npz" if plan.sample else "DATA"
     say("\nnext", style="bold")
@@ -287,110 +295,3 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     ):
         say(f"  {command(*words)}", markup=False, soft_wrap=True)
     say(f"\nhow to hand out the sites' folders: {path / 'README.md'}", markup=False, soft_wrap=True)
-
-
-def explain(folder: Folder) -> None:
-    """Print exactly what leaves a site with the chosen method, what comes to it, and what that reveals.
-
-    Seen in a rehearsal of one round with made-up images.
-    """
-    from proxyfl.deploy.explain import explain as explained
-    from proxyfl.deploy.settings import Deployment
-
-    deployment = Deployment.read(folder)
-    _show(explained(deployment), deployment)
-
-
-def _show(found: Explanation, deployment: Deployment) -> None:
-    from proxyfl.core.text import in_words
-
-    console = out()
-    console.print(f"{deployment.name}: what leaves a site with {found.method}", style="bold", markup=False)
-    console.print("\nOnce, when it enrols", style="bold")
-    _bullets(found.enrols)
-    console.print(f"\nIn every round, from a site to the server: {in_words(found.bytes_up)}", style="bold")
-    console.print(_table(found.up))
-    console.print(f"and sums of its losses and decisions: {', '.join(found.metrics)}", markup=False)
-    console.print(f"\nIn every round, from the server to a site: {in_words(found.bytes_down)}", style="bold")
-    console.print(_table(found.down))
-    if found.declared:
-        console.print("\nIn the method's own words", style="bold")
-        _bullets(found.declared)
-    console.print("\nAccuracy is measured", style="bold")
-    _bullets((found.measured,))
-    console.print("\nThe server writes down", style="bold")
-    _bullets((found.noted,))
-    console.print("\nStays at the site", style="bold")
-    _bullets(found.stays)
-    console.print("\nWhat this reveals", style="bold")
-    _bullets(found.remarks)
-    if found.privacy:
-        console.print("\nDifferential privacy", style="bold")
-        _bullets([f"{key} = {value}" for key, value in found.privacy.items()])
-    if deployment.insecure:
-        console.print("\nINSECURE: all of this travels unencrypted, from and to anybody.", style="bold red")
-
-
-def _bullets(lines: Sequence[str]) -> None:
-    for line in lines:
-        out().print(f"- {line}", markup=False)
-
-
-def _table(items: Sequence[Item]) -> object:
-    from proxyfl.core.text import in_words
-
-    table = plain_table("what", "numbers", "size", "shape", right=("numbers", "size"), keep=("what",))
-    for item in items:
-        shape = " × ".join(map(str, item.shape))
-        table.add_row(item.what, f"{item.numbers:,}", in_words(item.bytes), shape)
-    return table
-
-
-def check(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATA", help="Folder of images, CSV of labels, npz file; or a table.", show_default=False
-        ),
-    ],
-    site: Annotated[
-        Path,
-        typer.Option("--site", metavar="DIR/SITE", help="The site's folder.", show_default=False),
-    ],
-) -> None:
-    """Count a site's images and check them against the class list. Nothing is sent."""
-    from proxyfl.deploy.expiry import of_site
-    from proxyfl.deploy.settings import Site
-    from proxyfl.deploy.site_data import open_site
-
-    told = Site.read(site)
-    form = (told.classes, told.channels, told.image_size, told.holdout, told.seed)
-    found = open_site(data, *form, features=told.features)
-    counts, console = found.counts, out()
-    brought = (
-        f"brought to {told.image_size} × {told.image_size}, {'grey' if told.channels == 1 else 'colour'}"
-    )
-    shown = f"images, {brought}" if told.image_size else f"vectors of {told.channels} features"
-    console.print(f"{told.name}: {data}, read as {found.form}", style="bold", markup=False)
-    console.print(f"{counts.total:,} {shown}\n")
-    right = ("labelled", "kept back")
-    table = plain_table("class", *right, right=right)
-    for name, labelled, held in zip(told.classes, counts.labelled, counts.held_out, strict=True):
-        table.add_row(name, f"{labelled:,}", f"{held:,}")
-    table.add_row("all classes", f"{sum(counts.labelled):,}", f"{sum(counts.held_out):,}", style="bold")
-    console.print(table)
-    console.print(f"unlabelled: {counts.unlabelled:,}")
-    for note in (*found.notes, *of_site(told), *_missing(told)):
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
-    if not told.insecure and told.trusted.is_file():
-        from proxyfl.deploy.signing import told_of
-
-        console.print(f"{told.name} {told_of(told)}", markup=False, soft_wrap=True)
-    console.print("nothing was sent")
-
-
-def _missing(site: Site) -> list[str]:
-    """What the site's folder lacks for taking part."""
-    files = (site.ca_certificate, site.private_key, site.certificate, site.trusted)
-    lacks = [str(file) for file in files if not site.insecure and not file.is_file()]
-    return [f"missing here: {', '.join(lacks)}; the operator hands out the whole folder"] if lacks else []

@@ -165,12 +165,16 @@ def _given(data: str, card: ModelCard, keys: str) -> Split:
 
 
 def _of_the_server(run: Run, card: ModelCard) -> Split:
-    """The test images of the deployment that the run lies in."""
+    """The test images of the deployment that the run lies in, or what its server keeps back."""
+    from proxyfl.deploy.server_data import open_server_data
     from proxyfl.deploy.settings import FEDERATION_FILE, Deployment
     from proxyfl.deploy.site_data import open_test
 
     home = run.path.resolve().parent
-    place = Deployment.read(home).test_path if (home / FEDERATION_FILE).is_file() else None
+    made = Deployment.read(home) if (home / FEDERATION_FILE).is_file() else None
+    place = made.test_path if made else None
+    if made and place is None and made.server_data:
+        return open_server_data(made).held_out
     if place is None:
         raise DataError(
             "the images of this federation are at its sites; give test images of the same classes with "

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.cli.common import command
+from proxyfl.core.dealing import CLIENTS
 from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.trees import Tree, merge
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,27 +21,34 @@ BAR = 30
 MOST_CLASSES = 40
 
 
-def explain(name: str, root: Path, keys: str, output: Path | None, console: Console) -> None:
-    """What was found, what is doubtful about it, and how to go on. Every image is read."""
+def explain(
+    name: str, root: Path, keys: str, output: Path | None, console: Console, asked: Tree | None = None
+) -> None:
+    """What was found, what is doubtful about it, and how to go on. Every image is read. ``asked`` are
+    settings by which it is dealt to clients.
+    """
     from proxyfl.data.look import look
     from proxyfl.runs import own
     from proxyfl.runs.experiment import load_config
-    from proxyfl.runs.simulation import doubts, prepare
+    from proxyfl.runs.simulation import doubts, labels_told, prepare
 
     if output is not None:
         require_png(output)
     found = look(name, root, keys)
     for line in described(found):
         console.print(line, markup=False)
-    config = load_config(name, {"data": {"keys": keys}} if keys else {}, root=root)
+    config = load_config(name, merge(asked or {}, {"data": {"keys": keys}} if keys else {}), root=root)
     simulation = prepare(config, root)
+    if told := labels_told(simulation):
+        console.print(f"labels.where = {config.labels.where}: {told}", markup=False)
     for line in doubts(simulation.dataset, simulation.partition):
         console.print(f"warning: {line}", markup=False)
     if output is not None:
         count = min(len(simulation.dataset.classes), MOST_CLASSES) * 2
         draw_sheet(simulation.dataset, output, console, count=count, seed=0)
     console.print(own.told(config), markup=False)
-    more = ("--set", f"data.keys={keys}") if keys else ()
+    more = ["--set", f"data.keys={keys}"] if keys else []
+    more += ["--scenario", config.labels.where] if config.labels.where != CLIENTS else []
     console.print(f"go on with: {command('run', name, *more)}", markup=False)
 
 

@@ -27,7 +27,7 @@ def site_side() -> SiteSide:
 
     from proxyfl.core.plugins import load_plugins
     from proxyfl.deploy.settings import Site
-    from proxyfl.deploy.site_data import open_site
+    from proxyfl.deploy.site_data import open_data
     from proxyfl.engines.flower.site import FORM, SiteImages, SiteSide
 
     folder, data = os.environ.get(SITE), os.environ.get(SITE_DATA)
@@ -37,9 +37,7 @@ def site_side() -> SiteSide:
     site = Site.read(folder)
 
     def images() -> SiteImages:
-        cache = site.state / "cache"
-        form = (site.classes, site.channels, site.image_size, site.holdout, site.seed)
-        found = open_site(Path(data), *form, cache=cache, features=site.features)
+        found = open_data(site, Path(data), site.state / "cache")
         return SiteImages(found.data, found.held_out)
 
     values = {name: getattr(site, name) for name in FORM}

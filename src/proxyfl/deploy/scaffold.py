@@ -18,7 +18,9 @@ from proxyfl.data import sources
 from proxyfl.deploy import expiry, pki, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
-from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
+from proxyfl.deploy.names import check_sites
+from proxyfl.deploy.server_data import open_server_data
+from proxyfl.deploy.settings import UNSAFE, Deployment, Site
 from proxyfl.deploy.shrink import settled
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.deploy.texts import server_words, site_words, write_text
@@ -51,6 +53,7 @@ class Plan:
     name: str = ""
     form: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     test: str = ""
+    server_data: str = ""
     holdout: float | None = None
     quorum: int | None = None
     deadline: float = 600.0
@@ -84,6 +87,8 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     if deployment.test_path and not plan.sample:
         form = (deployment.classes, deployment.channels, deployment.image_size)
         open_test(deployment.test_path, *form, features=deployment.features)
+    if deployment.server_data and not plan.sample:
+        open_server_data(deployment)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -226,8 +231,12 @@ def _own_images(plan: Plan) -> bool:
 
 def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation | None) -> Deployment:
     form = _sample_form(plan, simulation) if simulation else _form(plan, config)
-    given = str(Path(plan.test).expanduser().resolve()) if plan.test else ""
-    test = "sample/test.npz" if simulation else given
+    test, labelled = (
+        str(Path(given).expanduser().resolve()) if given else "" for given in (plan.test, plan.server_data)
+    )
+    if simulation:
+        test = "sample/test.npz"
+        labelled = "sample/server.npz" if len(simulation.partition.server) else ""
     holdout = plan.holdout if plan.holdout is not None else (0.0 if test else HOLDOUT)
     quorum = plan.quorum or config.federation.per_round // 2 + 1
     tree = merge(config.to_tree(), {"federation": {"quorum": quorum}})
@@ -240,6 +249,7 @@ def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation |
         listen=plan.listen,
         sites=plan.sites,
         test=test,
+        server_data=labelled,
         holdout=holdout,
         quorum=quorum,
         deadline=plan.deadline,
@@ -252,8 +262,11 @@ def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation |
 
 def _sample_form(plan: Plan, simulation: Simulation) -> dict[str, Any]:
     """The form of a known data set, dealt to the sites as a simulation would."""
-    if plan.form or plan.test:
-        raise ConfigError("sample data bring their own classes, image form and test images; leave yours out")
+    if plan.form or plan.test or plan.server_data:
+        raise ConfigError(
+            "sample data bring their own classes, image form, test images and images of the server; leave "
+            "yours out"
+        )
     dataset, views = simulation.dataset, simulation.train_views
     return {
         "classes": dataset.classes,
@@ -348,6 +361,8 @@ def _write_sample(folder: Path, deployment: Deployment, simulation: Simulation) 
     holdings, classes = simulation.holdings, deployment.classes
     for client, name in enumerate(deployment.sites):
         write_npz(folder / f"{name}.npz", *client_arrays(holdings.client(client)), classes)
+    if (own := holdings.server()) is not None:
+        write_npz(folder / "server.npz", *client_arrays(own), classes)
     test = simulation.dataset.test
     write_npz(folder / "test.npz", test.images, test.labels, classes)
 

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from flwr.serverapp import Grid
 
 from proxyfl.core.checksum import write_tensors, write_verified
 from proxyfl.core.config import Config
+from proxyfl.core.dealing import CLIENTS
 from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.core.files import begins_with, sha256, write_bytes
 from proxyfl.core.provenance import describe_machine
@@ -31,7 +33,9 @@ from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
+from proxyfl.deploy.server_data import open_server_data, own_images, require_same, seal
 from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.site_data import SiteData
 from proxyfl.deploy.stopping import StopAsked, stop_asked
 from proxyfl.deploy.validation import method_of
 from proxyfl.engines.flower.frozen import frozen_part
@@ -41,6 +45,7 @@ from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Observer, Server, play_round
+from proxyfl.federation.own_training import OwnImages
 from proxyfl.methods.base import Method
 from proxyfl.models import Network
 from proxyfl.runs import checkpoint
@@ -73,6 +78,11 @@ class DeployedServer:
         self.registrar = Registrar(self.courier, self.roster, self.form, self.say, deployment.max_images)
         self.test = test
 
+    @cached_property
+    def own(self) -> SiteData | None:
+        """The labelled images that the server itself holds, where labels are there."""
+        return open_server_data(self.deployment) if self.deployment.server_data else None
+
     def say(self, text: str) -> None:
         self.live.tell("note", text=text)
 
@@ -101,13 +111,16 @@ class DeployedServer:
     def _create(self) -> None:
         config, form = settle_start(self.deployment.config), self.deployment
         method, start = method_of(config), load_start(config)
-        enrolment = Enrolment(secrets.token_hex(8), form.sites)
+        enrolment, own = Enrolment(secrets.token_hex(8), form.sites), self.own
+        if own is not None:
+            self.say(f"the server has {len(own.labelled):,} labelled images of its own")
         self._gather(enrolment)
 
         def build(aside: RunDirectory) -> None:
             write_bytes(aside.environment, json.dumps(describe(config, form), indent=1).encode())
             write_bytes(aside.config, to_toml(config, f"proxyfl deploy run {form.path}").encode())
-            write_tensors(aside.partition, sizes_only(enrolment).to_tensors())
+            held = 0 if own is None else len(own.labelled)
+            write_tensors(aside.partition, sizes_only(enrolment, form.scenario, held).to_tensors())
             enrolment.save(aside.path)
             for file in (aside.metrics, aside.metrics_copy, aside.timing, aside.events):
                 file.touch()
@@ -116,7 +129,7 @@ class DeployedServer:
             federation, trainer, _ = self._federation(aside, config, method, enrolment)
             state = federation.start(trainer.initial_weights())
             files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
-            files |= {"data": AT_SITES, **trainer.seal}
+            files |= {"data": AT_SITES, **trainer.seal, **(seal(own) if own is not None else {})}
             checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
             aside.event("created")
 
@@ -135,6 +148,8 @@ class DeployedServer:
         run.tidy()
         trainer = self._trainer(run, config, method)
         require_same_frozen(run, saved, trainer.seal)
+        if self.own is not None:
+            require_same(saved, self.own, self.deployment)
         whole = trainer.whole
         for warning in [*warnings, *lost_clients(run, saved), *repair_models(run, saved, whole, card)]:
             run.event("warning", text=warning)
@@ -260,20 +275,23 @@ class DeployedServer:
         }
         engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out, frozen)
         measure: ServerTest | SiteTest
-        if self.test is not None:
+        own = self.own
+        kept = own.held_out if own is not None else None
+        split = self.test() if self.test is not None else kept
+        if split is not None:
             every = config.keep.metrics == "all"
-            measure = ServerTest(trainer, self.test(), form.image_size, scores=every)
+            measure = ServerTest(trainer, split, form.image_size, scores=every)
         else:
             measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen)
         population = enrolment.population()
         federation = server_of(
             config, method, population, engine, measure, classes, store=self._store(run.server, config),
-            spool=run.path,
+            spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own)),
         )  # fmt: skip
         return federation, trainer, measure
 
     def _trainer(self, run: RunDirectory, config: Config, method: Method) -> ClientTrainer:
-        """What knows the network; it trains nobody here."""
+        """What knows the network; it trains no client here."""
         form = self.deployment
         network = Network.configured(config.model, len(form.classes), form.channels, form.image_size)
         views = ViewSettings(form.flip, form.mean, form.std, config.vectors)
@@ -309,15 +327,17 @@ def _is_full(error: BaseException | None) -> bool:
     return False
 
 
-def sizes_only(enrolment: Enrolment) -> Partition:
-    """A partition that tells how many images each site has: which ones they are, only the site knows."""
+def sizes_only(enrolment: Enrolment, where: str = CLIENTS, server: int = 0) -> Partition:
+    """A partition that tells how many images each site has, and the server: which ones they are, only they
+    know.
+    """
     population = enrolment.population()
     parts, first = [], 0
     for sizes in (population.labelled, population.unlabelled):
         total = int(sizes.sum())
         parts.append(Ragged.from_sizes(np.arange(first, first + total, dtype=np.int64), sizes))
         first += total
-    return Partition(*parts)
+    return Partition(*parts, server=np.arange(first, first + server, dtype=np.int64), where=where)
 
 
 def describe(config: Config, deployment: Deployment) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from proxyfl.core.dealing import PARTIAL, SERVER
 from proxyfl.core.files import write_bytes
 from proxyfl.deploy import pki
 from proxyfl.deploy.addresses import split_address
@@ -25,11 +26,6 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
     """What the operator's texts leave open."""
     host, port = split_address(deployment.address)
     config, sites = deployment.config, deployment.sites
-    measured = (
-        f"the server's test images ({deployment.test})"
-        if deployment.test
-        else f"the {deployment.holdout:.0%} of labelled images that every site keeps back"
-    )
     span = f"`{sites[0]}/`" if len(sites) == 1 else f"`{sites[0]}/` to `{sites[-1]}/`"
     return {
         "name": deployment.name,
@@ -38,7 +34,8 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
         "method": config.method.name,
         "rounds": config.federation.rounds,
         "address": deployment.address,
-        "accuracy": measured,
+        "accuracy": measured_on(deployment),
+        "labels": labels_are(deployment),
         "folders": span,
         "first": sites[0],
         "path": final,
@@ -50,6 +47,35 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
         "server_days": pki.SERVER_DAYS,
         "ca_days": pki.CA_DAYS,
     }
+
+
+def measured_on(deployment: Deployment) -> str:
+    """The images that accuracy is measured on."""
+    if deployment.test:
+        return f"the server's test images ({deployment.test})"
+    if deployment.sites_measure:
+        return f"the {deployment.holdout:.0%} of labelled images that every site keeps back"
+    return f"the {deployment.holdout:.0%} of its labelled images that the server keeps back"
+
+
+def labels_are(deployment: Deployment) -> str:
+    """Who has labels."""
+    if deployment.scenario == SERVER:
+        return (
+            f"All labels are at the server ({deployment.server_data}), which trains on these images after "
+            "each mean. Sites need no labels; those that they have are not used."
+        )
+    if deployment.scenario == PARTIAL:
+        return "A site has labels for all its images or for none."
+    return "Every site trains on the labels that it has."
+
+
+def _site_labels(site: Site) -> str:
+    if site.scenario == SERVER:
+        return "No labels are needed: they are at the server, and those that your data have are not used."
+    if site.scenario == PARTIAL:
+        return "Label all of them or none: here a site has all labels or no label."
+    return "Give labels to as many as you can."
 
 
 def _user() -> str:
@@ -65,6 +91,7 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
         "name": deployment.name,
         "warning": _warning(site.insecure),
         "classes": ", ".join(site.classes),
+        "labels": _site_labels(site),
         "data": IMAGE_DATA if site.image_size else VECTOR_DATA,
         "become": _become(site),
         "samples": "images" if site.image_size else "vectors",

@@ -22,6 +22,7 @@ from proxyfl.data.labels import stratified
 from proxyfl.data.partition import Partition, make_partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.release import release_views
+from proxyfl.data.scenarios import who_has_labels
 from proxyfl.data.stream import ViewSettings
 from proxyfl.data.validation import hold_out
 from proxyfl.encoders import encode, load_encoder
@@ -56,10 +57,11 @@ class Simulation:
         """Labelled images that nobody trains on, each once: those kept back of the training images, or the
         data set's own.
         """
-        held = self.partition.validation
-        if held is None:
+        held, at_server = self.partition.validation, self.partition.server_validation
+        if held is None and not len(at_server):
             return self.dataset.validation
-        return self.dataset.train.take(torch.from_numpy(np.unique(held.flat()[1])))
+        images = at_server if held is None else np.unique(held.flat()[1])
+        return self.dataset.train.take(torch.from_numpy(images))
 
     @property
     def holdings(self) -> Holdings:
@@ -90,14 +92,15 @@ def at_holders(holders: Ragged, right: Tensor) -> Own:
 def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | None = None) -> Simulation:
     """With the data set's own views. Every index must name an image, every labelled one have a label."""
     held = partition.validation
-    parts = {"labelled": partition.told, "unlabelled": partition.unlabelled.values}
+    parts = {"labelled": np.concatenate([partition.told, partition.server_validation])}
+    parts["unlabelled"] = partition.unlabelled.values
     for name, values in (parts | ({"validation": held.values} if held else {})).items():
         if len(values) and int(values.max()) >= len(dataset.train):
             raise DataError(
                 f"the partition names {name} image {int(values.max())}, but '{dataset.name}' has "
                 f"{len(dataset.train)} training images; make it from the same data"
             )
-    told = [partition.told, *([held.values] if held is not None else [])]
+    told = [parts["labelled"], *([held.values] if held is not None else [])]
     if any(bool((dataset.train.labels[values] < 0).any()) for values in told):
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
@@ -187,7 +190,15 @@ def remarks(config: Config, simulation: Simulation) -> list[str]:
         lines.append(
             f"note: labelled {dataset.train.called}: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}"
         )
+    if told := labels_told(simulation):
+        lines.append(f"note: {told}")
     return lines + [f"warning: {line}" for line in doubts(dataset, partition)]
+
+
+def labels_told(simulation: Simulation) -> str:
+    """Who has labels, where not every client has some, in a sentence."""
+    dealt, what = simulation.partition, simulation.dataset.train.called
+    return who_has_labels(dealt.where, dealt.server, dealt.labelled, what)
 
 
 def doubts(dataset: Dataset, partition: Partition) -> list[str]:
