@@ -162,6 +162,8 @@ class Method(Part):
     undefined: ClassVar[Mapping[str, str]] = {
         SERVER: "it learns from labelled images of clients, which have none (server-only uses the server's)"
     }
+    protocol: ClassVar[Mapping[str, object]] = {}
+    """Settings of its own paper's federation by dotted name (``--protocol own``); empty: it has none."""
     needs_labels: ClassVar[bool] = True
     """Whether a client without labelled images has nothing to do."""
     walks_labelled: ClassVar[bool] = False

@@ -54,6 +54,27 @@ class SemiFL(Method):
     name = "semifl"
     wants = frozenset({"u_weak", "u_strong"})
     undefined: ClassVar[Mapping[str, str]] = NOT_AT_SERVER
+    protocol: ClassVar[Mapping[str, object]] = {
+        "labels.where": "server",
+        "partition.clients": 100,
+        "federation.per_round": 10,
+        "federation.rounds": 800,
+        "federation.weighting": "uniform",
+        "aggregation.optimiser": "fedavgm",
+        "aggregation.momentum": 0.5,
+        "model.name": "wrn-28-2",
+        "model.norm": "static",
+        "train.epochs": 5,
+        "train.batch": 10,
+        "train.mu": 1,
+        "train.lr": 0.03,
+        "train.momentum": 0.9,
+        "train.nesterov": True,
+        "train.weight_decay": 5e-4,
+        "train.schedule": "cosine",
+        "train.max_grad_norm": 1.0,
+        "method.server_batch": 250,
+    }
     needs_labels = False
     shows_steps = False
     sends: ClassVar[str] = "the size of the fix set up (1 number)"
