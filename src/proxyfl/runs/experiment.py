@@ -54,7 +54,8 @@ class Experiment:
         protocol: str = SHARED,
         **settings: Any,
     ) -> None:
-        if config is not None and (method is not None or preset is not None or settings or protocol != SHARED):
+        described = method is not None or preset is not None or settings or protocol != SHARED
+        if config is not None and described:
             raise ConfigError("give either a config or a method, a preset and settings, not both")
         self.data_root = Path(data_root) if data_root else None
         if config is None:
