@@ -41,6 +41,8 @@ NEUTRAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gpt": ({"epochs": 0}, {"epochs": 5}),
     "prox": ({"weight": 0.0}, {"weight": 1.0}),
     "prior": ({"fixed": True}, {"fixed": False}),
+    "freematch": ({"fairness": 0.0}, {"fairness": 1.0}),
+    "softmatch": ({"sigmas": 0.0}, {"sigmas": 100.0}),
 }
 """For add-ons, settings without effect and settings that must have one; others are told by their weight."""
 
@@ -56,7 +58,7 @@ THRESHOLDS: dict[str, dict[str, float]] = {
 
 CHOOSY = [
     *THRESHOLDS,
-    *("fixmatch-lpl", "fedprox+fixmatch", "fedlabel", "sage"),
+    *("fixmatch-lpl", "fedprox+fixmatch", "fedlabel", "sage", "freematch", "softmatch"),
     *("proxyfl", "gpt-only", "icpl-only", "icpl-top1", "icpl-top5", "icpl-uniform"),
 ]
 

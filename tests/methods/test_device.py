@@ -298,7 +298,7 @@ ON_CUDA: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "masked_cross_entropy": lambda p, q, label, mask: losses.masked_cross_entropy(p, label, mask),
     "masked_divergence": lambda p, q, label, mask: losses.masked_divergence(p, q, mask),
     "local_share": lambda p, q, label, mask: sage.local_share(p, q, 13.8),
-    "expert_label": lambda p, q, label, mask: fedlabel.expert_label(p, q, "entropy"),
+    "expert": lambda p, q, label, mask: fedlabel.expert(p, q, "entropy"),
     "debias": lambda p, q, label, mask: feddb.debias(p, fake(10)),
     "taught": lambda p, q, label, mask: fedloke.taught(p, q, 0.1),
     "agreement_loss": lambda p, q, label, mask: fedmatch.agreement_loss(p, q, label, mask, [q]),

@@ -130,6 +130,10 @@ class Addon(Part):
     asked_as: str = ""
     """The word that brought it: a bundle's or another add-on's name, or its own."""
 
+    def weigh(self, pseudo: Pseudo, outputs: Outputs, ctx: ClientContext) -> Pseudo:
+        """Which unlabelled images count, and how much: what it makes of the method's decision."""
+        return pseudo
+
     def term(self, outputs: Outputs, ctx: ClientContext) -> Tensor | None:
         """A loss to add to each step."""
         return None
@@ -170,6 +174,8 @@ class Method(Part):
     """Whether labelled images are walked through once an epoch instead of drawn with replacement."""
     shows_steps: ClassVar[bool] = True
     """Whether :meth:`decide` notes each step's pseudo-labels; who decides once a round notes them then."""
+    takes_masks: ClassVar[bool] = False
+    """Whether an add-on may decide which unlabelled images count (:meth:`Addon.weigh`)."""
     needs_all_updates: ClassVar[bool] = False
     """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
     recalls_start: ClassVar[bool] = False
@@ -223,7 +229,12 @@ class Method(Part):
 
     def refuses(self, addon: Addon) -> str:
         """Why this method cannot carry the add-on; empty when it can."""
-        return ""
+        masks = [other.name for other in self.addons if overrides(other, "weigh")]
+        if addon.name not in masks:
+            return ""
+        if not self.takes_masks:
+            return "none of its losses takes weights of unlabelled images"
+        return "" if addon.name == masks[0] else f"+{masks[0]} weighs its images already"
 
     def require(self, where: str) -> None:
         """Refuse a scenario in which the method or one of its add-ons makes no sense."""
@@ -268,7 +279,10 @@ class Method(Part):
     def decide(self, outputs: Outputs, ctx: ClientContext) -> None:
         """Pseudo-label the unlabelled images of the batch, where there are any, and note the decision."""
         if len(outputs.batch.u_weak):
-            pseudo = outputs.pseudo = self.pseudo_label(outputs, ctx)
+            pseudo = self.pseudo_label(outputs, ctx)
+            for addon in self.addons:
+                pseudo = addon.weigh(pseudo, outputs, ctx)
+            outputs.pseudo = pseudo
             if self.shows_steps:
                 ctx.show(outputs.batch.u_index, label=pseudo.label, mask=pseudo.mask)
 
@@ -278,7 +292,8 @@ class Method(Part):
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         """What to make of the unlabelled images: by default the global model's confident labels."""
-        return Pseudo(outputs.global_weak.argmax(1), self.confident(outputs.global_weak))
+        scores = outputs.global_weak
+        return Pseudo(scores.argmax(1), self.confident(scores), scores=scores)
 
     def confident(self, probabilities: Tensor) -> Tensor:
         best = probabilities.amax(1)

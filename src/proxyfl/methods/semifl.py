@@ -82,8 +82,7 @@ class SemiFL(Method):
 
     def begin(self, ctx: ClientContext) -> None:
         size = ctx.settings.batch * ctx.settings.mu
-        found = [ctx.teacher(views) for _, views in ctx.stream.walk_pool(size)]
-        probabilities = torch.cat(found) if found else torch.zeros(0, ctx.classes, device=ctx.device)
+        probabilities = ctx.pool_predictions
         ctx.memory["label"], ctx.memory["sure"] = probabilities.argmax(1), self.confident(probabilities)
         fix = ctx.memory["sure"].nonzero()[:, 0]
         ctx.stream.restrict(fix)
