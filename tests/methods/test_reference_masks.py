@@ -204,10 +204,10 @@ def test_losses_take_the_weights(parent: str) -> None:
     for row in range(count):
         alone = Pseudo(pseudo.label[row : row + 1], torch.tensor([True]))
         alone.target = pseudo.target[row : row + 1] if pseudo.target is not None else None
-        single.append(float(method.unlabelled_loss(outputs.strong[row : row + 1], alone)))
+        single.append(method.unlabelled_loss(outputs.strong[row : row + 1], alone).item())
     weights = pseudo.weight.tolist()
     expected = sum(weight * loss for weight, loss in zip(weights, single, strict=True)) / count
-    assert float(found) == pytest.approx(expected, rel=1e-5)
+    assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_which_predictions_are_weighed() -> None:
