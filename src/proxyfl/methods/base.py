@@ -19,7 +19,7 @@ from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS, SERVER
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.settings import read_section, setting
 from proxyfl.core.spans import LOSSES, PSEUDO, loss_span, serve_span, span
-from proxyfl.core.state import Tensors, Update, namespace, within
+from proxyfl.core.state import Tensors, Update, detached, namespace, within
 from proxyfl.data.stream import Batch, ClientData
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
 
@@ -326,6 +326,14 @@ class Method(Part):
         would, ``train.epochs`` times.
         """
         ctx.train_own()
+
+    def learn(self, batch: Batch, ctx: ClientContext) -> None:
+        """One step of the server's training on its own images."""
+        ctx.descend({"supervised": F.cross_entropy(ctx.forward(batch).x, batch.y)})
+
+    def learned(self, ctx: ClientContext) -> Tensors:
+        """The server's weights after such training."""
+        return self.initial(detached(self.shared(ctx.model.state_dict())))
 
     def weight_of(self, update: Update, rule: float) -> float:
         """An update's weight in the running mean; ``rule`` is what ``federation.weighting`` gives it. One of

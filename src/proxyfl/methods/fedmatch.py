@@ -1,4 +1,5 @@
-"""FedMatch (Jeong et al., ICLR 2021) with labels at the clients: weights in two halves that learn apart.
+"""FedMatch (Jeong et al., ICLR 2021), labels at the clients or at the server: weights in two halves that
+learn apart.
 
 Every weight is the sum of sigma, which learns from labelled images alone, and psi, which learns from
 unlabelled ones alone, so that neither undoes what the other knows. Now and then a client is lent the psi of
@@ -12,6 +13,9 @@ and of either half only entries that moved are sent::
     yhat_i = argmax_c of the votes of p_i = p(weak u_i) and of the helpers p_h = sigma + psi_h
     sent   = entries with |delta| > 5e-5;   sigma_G, psi_G = uniform means
 
+With labels at the server, sigma learns there, before round 1 and after each mean, and psi at the clients, who
+leave sigma as they received it.
+
 The weights of these losses belong to the learning rate 1e-3 without momentum: at 0.1, psi - sigma is
 multiplied by 1 - 2 * 10 * 0.1 = -1 in every step and swings for ever. Hence a learning rate of its own.
 
@@ -20,7 +24,9 @@ to sigma, and only the sigma step's pass moves the statistics (the original netw
 divided by all images instead of the confident ones; predictions are on weak instead of clean views; the
 learning rate is constant (the original divides it by 3 on a plateau); batches and epochs are the shared
 protocol's; clients embed their own models. Tensors travel densely here, holding what the sparse ones
-would give; ``counts`` in the metrics says how many entries those have.
+would give; ``counts`` in the metrics says how many entries those have. With labels at the server the original
+trains sigma before the clients of each round and measures after the mean; here a round ends with sigma's
+training and is measured then.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.settings import setting
 from proxyfl.core.spans import FORWARD, span
-from proxyfl.core.state import Tensors, Update, namespace, within
+from proxyfl.core.state import Tensors, Update, detached, namespace, within
 from proxyfl.data.stream import Batch
 from proxyfl.data.vectors import sample_shape
 from proxyfl.methods.base import Addon, Method
@@ -74,7 +80,17 @@ class FedMatch(Method):
     name = "fedmatch"
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
-    undefined: ClassVar[Mapping[str, str]] = {"server": "its sigma learns from labelled images of clients"}
+    undefined: ClassVar[Mapping[str, str]] = {}
+    protocol: ClassVar[Mapping[str, object]] = {
+        "partition.clients": 100,
+        "federation.per_round": 5,
+        "federation.rounds": 200,
+        "train.epochs": 1,
+        "train.batch": 10,
+        "train.mu": 10,
+        "train.epoch": "pass",
+        "train.pool": "unlabelled",
+    }
     sends: ClassVar[str] = "psi beside sigma; an embedding up (C numbers), at times psi of H clients down"
     keeps = "the sigma and psi it last sent"
     own_optimiser = "SGD with method.lr and method.momentum"
@@ -174,6 +190,18 @@ class FedMatch(Method):
         return decomposition_penalty(fixed, list(psi.values()), self.parameters.l2, self.parameters.l1)
 
     # On the server
+
+    def prepare(self, ctx: ServerContext) -> None:
+        ctx.train_own()
+
+    def learn(self, batch: Batch, ctx: ClientContext) -> None:
+        """A step of sigma: to FedMatch the server is a client without unlabelled images."""
+        if not ctx.steps:
+            self.begin(ctx)
+        self.step(batch, ctx)
+
+    def learned(self, ctx: ClientContext) -> Tensors:
+        return detached(_joined(ctx.model.state_dict(), ctx.memory["psi"]))
 
     def start(self, ctx: ServerContext) -> Tensors:
         return {"_clients": torch.zeros(0, dtype=torch.int64), "_embeddings": torch.zeros(0, ctx.classes)}
