@@ -31,7 +31,7 @@ from proxyfl.data import stream
 from proxyfl.data.augment import OPERATIONS, strong, weak
 from proxyfl.data.stream import Batch, Stream
 from proxyfl.federation.loop import Engine
-from proxyfl.methods import feddb, fedlabel, fedloke, fedmatch, losses, recipes, registry, sage
+from proxyfl.methods import feddb, fedlabel, fedloke, fedmatch, halves, losses, recipes, registry, sage
 from proxyfl.methods.addons import icpl, proximal
 from proxyfl.methods.context import ClientContext
 from proxyfl.models import build
@@ -302,8 +302,8 @@ ON_CUDA: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "debias": lambda p, q, label, mask: feddb.debias(p, fake(10)),
     "taught": lambda p, q, label, mask: fedloke.taught(p, q, 0.1),
     "agreement_loss": lambda p, q, label, mask: fedmatch.agreement_loss(p, q, label, mask, [q]),
-    "decomposition_penalty": lambda p, q, label, mask: fedmatch.decomposition_penalty([p], [q], 10.0, 1e-4),
-    "compose": lambda p, q, label, mask: fedmatch.compose({"a": p}, {"a": q})["a"],
+    "decomposition_penalty": lambda p, q, label, mask: halves.decomposition_penalty([p], [q], 10.0, 1e-4),
+    "compose": lambda p, q, label, mask: halves.compose({"a": p}, {"a": q})["a"],
     "proximal": lambda p, q, label, mask: proximal([p], [q], 0.1),
     "likeliest": lambda p, q, label, mask: icpl._likeliest(p),
 }

@@ -19,7 +19,8 @@ from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update, name
 from proxyfl.data.stream import Batch
 from proxyfl.federation.loop import Engine
 from proxyfl.methods import create, fedmatch
-from proxyfl.methods.fedmatch import FedMatch, compose, nearest_clients, sparse_delta
+from proxyfl.methods.fedmatch import FedMatch, nearest_clients
+from proxyfl.methods.halves import compose, sparse_delta
 from proxyfl.models import build
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory

@@ -150,5 +150,5 @@ register(
 )
 register(
     Recipe("softmatch", "FixMatch that trusts images by degrees", FixMatch, ("softmatch",)),
-    Shown("FixMatch", 28, "sky", "dash-dot-dot", "^"),
+    Shown("FixMatch", 28, "blue", "dash-dot-dot", "^"),
 )
