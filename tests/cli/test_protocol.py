@@ -49,6 +49,7 @@ def test_runs_and_comparisons_say_whose_protocol_it_is(call, monkeypatch: pytest
     Path("grid.toml").write_text("methods = 'semifl'\n[set]\nrounds = 2\n", encoding="utf-8")
     swept = call("sweep", "grid.toml", "--protocol", "own", "--dry-run")
     assert "changed: federation.rounds=2" in swept.stderr
+    assert "--protocol own: labels.where=server, " in call("methods", "show", "semifl").stdout
 
 
 @pytest.mark.parametrize(

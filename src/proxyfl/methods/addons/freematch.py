@@ -97,7 +97,7 @@ class FreeMatch(Addon):
             return None
         held = ctx.memory[self.name]
         loss = fairness_loss(outputs.strong, outputs.pseudo.mask, held["average"], held["labels"])
-        return self.parameters.fairness * loss
+        return loss * float(self.parameters.fairness)
 
     def finish(self, ctx: ClientContext) -> Tensors:
         if self.keeps:

@@ -89,7 +89,8 @@ class SoftMatch(Addon):
         confidence = self._lifted(scores, held["average"]).amax(1)
         if self.keeps:
             held["moments"] = moments(confidence).lerp(held["moments"], ema)
-        weight = soft_weight(confidence, *held["moments"], self.parameters.sigmas)
+        mean, variance = held["moments"].unbind()
+        weight = soft_weight(confidence, mean, variance, self.parameters.sigmas)
         mask = weight == 1 if self.parameters.sure == "full" else pseudo.mask
         return replace(pseudo, mask=mask, weight=weight)
 
