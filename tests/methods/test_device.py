@@ -32,7 +32,7 @@ from proxyfl.data.augment import OPERATIONS, strong, weak
 from proxyfl.data.stream import Batch, Stream
 from proxyfl.federation.loop import Engine
 from proxyfl.methods import feddb, fedlabel, fedloke, fedmatch, halves, losses, recipes, registry, sage
-from proxyfl.methods.addons import fairness_loss, icpl, proximal, soft_weight
+from proxyfl.methods.addons import icpl, proximal, soft_weight
 from proxyfl.methods.context import ClientContext
 from proxyfl.models import build
 from proxyfl.runs.simulation import Simulation
@@ -305,7 +305,6 @@ ON_CUDA: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "decomposition_penalty": lambda p, q, label, mask: halves.decomposition_penalty([p], [q], 10.0, 1e-4),
     "compose": lambda p, q, label, mask: halves.compose({"a": p}, {"a": q})["a"],
     "proximal": lambda p, q, label, mask: proximal([p], [q], 0.1),
-    "fairness_loss": lambda p, q, label, mask: fairness_loss(p, mask, q.mean(0), q.mean(0)),
     "soft_weight": lambda p, q, label, mask: soft_weight(p.amax(1), p.mean(), p.var(), 2.0),
     "likeliest": lambda p, q, label, mask: icpl._likeliest(p),
 }

@@ -12,10 +12,11 @@ label, sure or not. A client without a confident image sits out. One lambda is d
 
 After each mean the server trains on its labelled images: cross entropy of weak views.
 
-Deviations: by default the shared protocol instead of its own (``--protocol own``). Batches have ``train.mu`` times ``train.batch`` images, an epoch is one pass over the fix set without its
-incomplete last batch, and momentum ends with the round, at clients and at the server. Statistics of static
-batch norm come from sums that the round's clients send; the release brings all images together for them. With
-add-ons that look at weak views, these go through the network together with the strong ones.
+Deviations: by default the shared protocol instead of its own (``--protocol own``). Batches have ``train.mu``
+times ``train.batch`` images, an epoch is one pass over the fix set without its incomplete last batch, and
+momentum ends with the round, at clients and at the server. Statistics of static batch norm come from sums
+that the round's clients send; the release brings all images together for them. With add-ons that look at weak
+views, these go through the network together with the strong ones.
 """
 
 from __future__ import annotations
