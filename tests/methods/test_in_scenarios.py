@@ -81,7 +81,14 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("semifl", "server"), pytest.param("proxyfl", "partial", marks=pytest.mark.slow)]
+    ("name", "where"),
+    [
+        ("semifl", "server"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("proxyfl", "partial"), ("fedmatch", "server"), ("softmatch", "server"))
+        ),
+    ],
 )
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
     given = {**TINY, **settings(name, where, model__norm="static")}
