@@ -71,7 +71,7 @@ Protocol = Annotated[
     typer.Option(
         "--protocol",
         metavar="own|shared",
-        help="Whose settings your own go over: the preset's alone, or those of the method's own paper, too.",
+        help="own: the settings of the method's own paper replace the preset's; what you set yourself wins.",
         rich_help_panel="Protocol",
     ),
 ]

@@ -129,8 +129,7 @@ def run(
 ) -> None:
     """Train a method and write everything down in a run's folder.
 
-    Settings come from a preset (one per data set) or a TOML file; --protocol own puts those of the method's
-    paper over them, flags and --set go over all.
+    Settings come from a preset (one per data set) or a TOML file; flags and --set go over them.
 
     Ctrl-C stops a run; `proxyfl resume` continues it as if nothing had happened.
     """
