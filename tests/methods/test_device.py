@@ -49,7 +49,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("feddb", {"method__over": "batch"}),
     ("feddure", {"method__variant": "release"}),
     ("fedmatch", {"method__helper_every": 1, "clients": 2}),
-    ("softmatch", {"method__softmatch__statistics": "pool"}),
+    ("softmatch", {"method__softmatch__statistics": "client"}),
 ]
 """Other paths through a client's round: other readings, state between rounds, helpers from other clients."""
 

@@ -92,6 +92,8 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
 )
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
     given = {**TINY, **settings(name, where, model__norm="static")}
+    if name == "softmatch":
+        given |= {"method__softmatch__statistics": "client", "method__softmatch__ema": 0.5}
     runs = []
     for folder, workers in (("inline", 0), ("workers", 2)):
         proxyfl.Experiment(name, "digits", **given).run(tmp_path / folder, workers=workers)

@@ -100,7 +100,7 @@ class SlowSoftMatch:
 
 def follow(name: str, batches: list[Tensor], **options: Any) -> tuple[list[Pseudo], dict[str, Tensor]]:
     """What the mask makes of batches of predictions in two rounds of a client, and what it then keeps."""
-    method = create(f"fixmatch-lpl+{name}", {name: options})
+    method = create(f"fixmatch-lpl+{name}", {name: {"statistics": "client", **options}})
     (addon,) = method.addons
     found, state = [], {}
     for part in (batches[:2], batches[2:]):
@@ -190,7 +190,7 @@ def test_softmatch_in_numbers() -> None:
 
 @pytest.mark.parametrize("parent", ["fixmatch-lpl", "proxyfl", "sage", "fedlabel"])
 def test_losses_take_the_weights(parent: str) -> None:
-    method = create(f"{parent}+softmatch", {"tau": 0.0, "softmatch": {"ema": 0.0}})
+    method = create(f"{parent}+softmatch", {"tau": 0.0})
     ctx = toyclient.context(method, pool=toyclient.Pool(toyclient.batch().u_weak))
     method.begin_all(ctx)
     outputs = toyclient.step(ctx)
@@ -215,7 +215,7 @@ def test_which_predictions_are_weighed() -> None:
     images = toyclient.batch().u_weak
     local, received = (torch.tensor(toyclient.predictions(seed, images)) for seed in (2, 1))
     for name, expected in (("freematch", local), ("fixmatch-gpl+freematch", received)):
-        method = create(name, {"freematch": {"ema": 0.0}})
+        method = create(name, {"freematch": {"ema": 0.0, "statistics": "client"}})
         ctx = toyclient.context(method)
         method.begin_all(ctx)
         outputs = toyclient.step(ctx)
@@ -224,7 +224,7 @@ def test_which_predictions_are_weighed() -> None:
         slow = SlowFreeMatch(toyclient.CLASSES, 0.0)
         assert outputs.pseudo.mask.tolist() == slow.step(expected.tolist())
     for name in ("sage+freematch", "fedlabel+freematch"):
-        method = create(name)
+        method = create(name, {"freematch": {"statistics": "client"}})
         ctx = toyclient.context(method)
         method.begin_all(ctx)
         scores = toyclient.step(ctx).pseudo.scores  # type: ignore[union-attr]
@@ -241,8 +241,9 @@ def test_statistics_of_the_whole_pool() -> None:
     free.step(rows)
     soft.step(rows)
     for name in ("freematch", "softmatch"):
-        method = create(name, {name: {"statistics": "pool"}})
+        method = create(name)
         assert not method.keeps_state
+        assert create(name, {name: {"statistics": "client"}}).keeps_state
         ctx = toyclient.context(method, pool=toyclient.Pool(views))
         method.begin_all(ctx)
         toyclient.step(ctx)
@@ -258,7 +259,9 @@ def test_statistics_of_the_whole_pool() -> None:
 
 
 def test_add_ons_may_keep_the_parents_sure_images() -> None:
-    method = create("proxyfl+softmatch", {"tau": 0.5, "softmatch": {"sure": "parent"}})
+    method = create(
+        "proxyfl+softmatch", {"tau": 0.5, "softmatch": {"sure": "parent", "statistics": "client"}}
+    )
     ctx = toyclient.context(method)
     method.begin_all(ctx)
     outputs = toyclient.step(ctx)

@@ -13,9 +13,10 @@ pbar is the mean prediction on strong views of the trusted images and hbar the h
 makes the sum one, and 1 / 0 counts as 0. Lfair pulls the predictions on strong views apart from those that
 the model has made so far, so that no class is left out.
 
-A client takes few steps in a round, in which an average of 0.999 hardly moves. ``statistics = "client"``
-keeps the averages at the client between its rounds, ``"pool"`` computes them anew at the start of each, from
-the global model's predictions on the whole pool, and leaves them there.
+A client takes few steps in a round, in which an average of 0.999 hardly moves. Hence ``statistics =
+"pool"``: the averages are computed at the start of each round, from the global model's predictions on the
+client's whole pool, and stay for the round. ``"client"`` follows the steps as above and keeps the averages at
+the client between its rounds.
 
 Deviations: the federated setting; the logarithm is taken of N + 1e-12, as in the release.
 """
@@ -44,9 +45,9 @@ class FreeMatchParameters:
 
     ema: float = setting(0.999, "share of the averages that stays each step", low=0, high=1)
     statistics: str = setting(
-        "client",
-        "client: averages over its steps, kept between rounds; pool: of its whole pool, anew each round",
-        choices=("client", "pool"),
+        "pool",
+        "pool: averages of its whole pool, anew each round; client: over its steps, kept between rounds",
+        choices=("pool", "client"),
     )
     low: float = setting(0.0, "least threshold, before it is lowered for single classes", low=0, high=1)
     high: float = setting(1.0, "largest threshold", low=0, high=1)

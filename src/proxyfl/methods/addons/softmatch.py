@@ -14,9 +14,10 @@ The label is that of p, not of q, and all averages move before they weigh. With 
 the weight multiplies their loss of each image. Add-ons and metrics ask which images are sure: those of weight
 1, or with ``sure = "parent"`` those that the parent would have trusted.
 
-A client takes few steps in a round, in which an average of 0.999 hardly moves. ``statistics = "client"``
-keeps the averages at the client between its rounds, ``"pool"`` computes them anew at the start of each, from
-the global model's predictions on the whole pool, and leaves them there.
+A client takes few steps in a round, in which an average of 0.999 hardly moves. Hence ``statistics =
+"pool"``: the averages are computed at the start of each round, from the global model's predictions on the
+client's whole pool, and stay for the round. ``"client"`` follows the steps as above and keeps the averages at
+the client between its rounds.
 
 Deviations: the federated setting. The variance of a single image counts as zero.
 """
@@ -44,9 +45,9 @@ class SoftMatchParameters:
 
     ema: float = setting(0.999, "share of the averages that stays each step", low=0, high=1)
     statistics: str = setting(
-        "client",
-        "client: averages over its steps, kept between rounds; pool: of its whole pool, anew each round",
-        choices=("client", "pool"),
+        "pool",
+        "pool: averages of its whole pool, anew each round; client: over its steps, kept between rounds",
+        choices=("pool", "client"),
     )
     sigmas: float = setting(
         2.0, "how steeply weights fall below the mean (n_sigma); 0: every image counts fully", low=0
