@@ -108,7 +108,6 @@ def test_two_rounds_of_every_method_that_is_defined_there(name: str, where: str,
         ("fedavg", "server", "clients, which have none .server-only"),
         ("fedprox", "server", "use 'clients' or 'partial', or a method from"),
         ("feddure", "server", "regulators"),
-        ("fedmatch", "server", "sigma"),
         ("fedloke", "server", "model that a client keeps"),
         ("proto-labeled", "server", "prototypes of labelled images"),
         ("server-only", "clients", "the server holds no labelled images"),
@@ -127,10 +126,19 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("semifl", "server"), pytest.param("proxyfl", "partial", marks=pytest.mark.slow)]
+    ("name", "where"),
+    [
+        ("semifl", "server"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("proxyfl", "partial"), ("fedmatch", "server"), ("softmatch", "server"))
+        ),
+    ],
 )
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
     given = {**TINY, **settings(name, where, model__norm="static")}
+    if name == "softmatch":
+        given |= {"method__softmatch__statistics": "client", "method__softmatch__ema": 0.5}
     runs = []
     for folder, workers in (("inline", 0), ("workers", 2)):
         proxyfl.Experiment(name, "digits", **given).run(tmp_path / folder, workers=workers)

@@ -60,12 +60,25 @@ class Pseudo:
     """What a method decided about the unlabelled images of a batch.
 
     ``label`` (N,) is the class it would name, ``mask`` (N,) the images it trusts, ``target`` (N, C) a soft
-    label where it uses one.
+    label where it uses one. ``weight`` (N,) is how much each image counts, where that is more than yes or no.
+    ``scores`` (N, C) are the probabilities that named the labels, for masks that are attached
+    (:meth:`Addon.weigh`); without them those of the local model are weighed.
     """
 
     label: Tensor
     mask: Tensor
     target: Tensor | None = None
+    weight: Tensor | None = None
+    scores: Tensor | None = None
+
+    @property
+    def trust(self) -> Tensor:
+        """What multiplies each image's loss: its weight, else the mask."""
+        return self.mask if self.weight is None else self.weight
+
+    def named_by(self, outputs: Outputs) -> Tensor:
+        """The probabilities that a mask weighs."""
+        return outputs.local_weak if self.scores is None else self.scores
 
 
 @dataclass(frozen=True)
@@ -199,6 +212,13 @@ class ClientContext:
         with span(BEGIN):
             frozen = fold_batchnorm(self.model_from(self.task.weights))
         return lambda images: self.predict(frozen, images)
+
+    @cached_property
+    def pool_predictions(self) -> Tensor:
+        """The global model's probabilities on a weak view of each image of the pool, in its order."""
+        size = self.settings.batch * self.settings.mu
+        found = [self.teacher(views) for _, views in self.stream.walk_pool(size)]
+        return torch.cat(found) if found else torch.zeros(0, self.classes, device=self.device)
 
     def model_from(self, weights: Tensors) -> nn.Module:
         """A copy of the network with these weights, on the device."""
