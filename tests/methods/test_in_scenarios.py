@@ -136,3 +136,10 @@ def test_semifl_learns_more_than_the_server_alone(tmp_path: Path) -> None:
         found[name] = run.summary.mean_last
     assert found["server-only"] > 0.85
     assert found["semifl"] > found["server-only"] + 0.005
+
+
+def test_addons_do_not_mind_clients_that_sit_out(tmp_path: Path) -> None:
+    told = Told()
+    config = tiny_config("semifl+icpl", method__tau=1.0, method__strict=True, subset=160, scenario="server")
+    play(config, digits("server"), tmp_path, observers=[told])
+    assert [(len(r.metrics["idle"]), r.metrics["failed"]) for r in told.reports] == [(2, {}), (2, {})]
