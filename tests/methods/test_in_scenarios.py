@@ -28,7 +28,8 @@ SLOW = ("feddure", "fedmatch", "fedloke", "gpl-all-corrected", "fedlabel")
 def settings(name: str, where: str, **more: Any) -> dict[str, Any]:
     tau = {"method__tau": 0.2} if hasattr(create(name).parameters, "tau") else {}
     tune = {"method__gpt__epochs": 2} if "gpt" in {part.name for part in create(name).parts} else {}
-    return {**tau, **tune, "subset": 160, "scenario": where, **more}
+    warm = {"method__warmup": 0} if hasattr(create(name).parameters, "warmup") else {}
+    return {**tau, **tune, **warm, "subset": 160, "scenario": where, **more}
 
 
 @functools.cache
@@ -68,6 +69,9 @@ def test_two_rounds_of_every_method_that_is_defined_there(name: str, where: str,
         ("proto-labeled", "server", "prototypes of labelled images"),
         ("server-only", "clients", "the server holds no labelled images"),
         ("semifl", "partial", "the server holds no labelled images"),
+        ("flfl", "clients", "the server holds no labelled images"),
+        ("cbafed", "clients", "for all its images or for none"),
+        ("rscfed", "server", "it warms up on labelled images of clients"),
     ],
 )
 def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, reason: str) -> None:
@@ -82,10 +86,16 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("semifl", "server"), pytest.param("proxyfl", "partial", marks=pytest.mark.slow)]
+    ("name", "where"),
+    [
+        ("semifl", "server"),
+        ("rscfed", "partial"),
+        *(pytest.param(name, "partial", marks=pytest.mark.slow) for name in ("proxyfl", "cbafed", "rscfed+gpt")),
+        pytest.param("flfl+proxyfl", "server", marks=pytest.mark.slow),
+    ],
 )
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
-    given = {**TINY, **settings(name, where, model__norm="static")}
+    given = {**TINY, **settings(name, where, model__norm="static", per_round=4)}
     runs = []
     for folder, workers in (("inline", 0), ("workers", 2)):
         proxyfl.Experiment(name, "digits", **given).run(tmp_path / folder, workers=workers)

@@ -152,16 +152,15 @@ def test_the_server_counts_each_client_once() -> None:
 
 def test_the_global_model_is_averaged_with_an_older_one() -> None:
     """Every other round with the one kept two rounds ago, which that mean replaces."""
-    method = create("cbafed", {"residual_rounds": 2, "warmup": 1})
+    method = create("cbafed", {"residual_rounds": 2, "warmup": 2})
     found = []
     extras = named(method.start(server(1, {})))
-    for round, mean in ((1, 8.0), (2, 4.0), (3, 2.0), (4, 6.0), (5, 10.0)):
+    for round, mean in ((1, 8.0), (3, 4.0), (4, 2.0), (5, 6.0), (6, 10.0)):
         ctx = server(round, extras, [0], mean)
         extras |= named(method.serve(ctx, [{"counts": torch.ones(2)}]))
         found.append(float(ctx.weights["w"]))
-    # warm-up ends with 8, kept; rounds 2 and 3 stand; with round 3, two rounds on, (8 + 2) / 2 = 5 is kept
-    kept = (8 + 2) / 2
-    assert found == [8.0, 4.0, kept, 6.0, (kept + 10) / 2]
+    # In round 2, the last of the warm-up, nobody trains: 8 stays and is kept. Round 4: (8 + 2) / 2
+    assert found == [8.0, 4.0, 5.0, 6.0, (5 + 10) / 2]
 
 
 def server(
