@@ -2,7 +2,8 @@
 
     python benchmarks/learning.py [--seeds 3] [--methods sage,proxyfl] [--runs runs/learning]
 
-A method that is not defined with labels at every client learns in the first scenario in which it is.
+A method that is not defined with labels at every client learns in the first scenario in which it is: labels
+at the server, or at four of the twenty clients.
 Runs that are finished are used again, those that were stopped go on. Writes ``results/digits-learning.csv``
 (one row per run) and prints mean ± std; ``python tools/refresh.py`` carries the numbers to the method pages.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from proxyfl.cli.common import load_settings
 from proxyfl.cli.sweep import train_missing
-from proxyfl.core.dealing import SCENARIOS
+from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS, SERVER
 from proxyfl.methods import create, recipes
 from proxyfl.methods.registry import defined
 from proxyfl.runs.batch import Job
@@ -24,11 +25,17 @@ from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name
 
 ROOT = Path(__file__).parents[1]
-PLUGINS = ("fedlabel+proxyfl", "sage+proxyfl")
+PLUGINS = (
+    *("fedlabel+proxyfl", "sage+proxyfl", "semifl+proxyfl", "flfl+proxyfl", "cbafed+proxyfl", "rscfed+gpt"),
+)
+HOMES = {CLIENTS: [], SERVER: ["labels.where=server"], PARTIAL: ["labels.where=partial", "labels.clients=4"]}
 VARIANTS = {
     "fixmatch-gpl (mask either)": ("fixmatch-gpl", ["method.mask=either"]),
-    "fixmatch-gpl (server)": ("fixmatch-gpl", ["labels.where=server"]),
-    "fedavg-sl (server)": ("fedavg-sl", ["labels.where=server"]),
+    **{f"{name} (server)": (name, HOMES[SERVER]) for name in ("fixmatch-gpl", "fedavg-sl")},
+    **{
+        f"{name} (partial)": (name, HOMES[PARTIAL])
+        for name in ("fedavg", "fixmatch-gpl", "proxyfl", "fedavg-sl")
+    },
 }
 """Methods with settings, by the name they have in the results: here ProxyFL's mask without the rest of it."""
 
@@ -46,9 +53,8 @@ def main() -> None:
     for name in names:
         method, settings = VARIANTS.get(name, (name, []))
         home = next(where for where in SCENARIOS if defined(create(method), where))
-        at = [] if home == SCENARIOS[0] else [f"labels.where={home}"]
         for seed in range(1, options.seeds + 1):
-            config = load_settings("digits", method, {"seed": seed}, [*at, *settings])
+            config = load_settings("digits", method, {"seed": seed}, [*HOMES[home], *settings])
             jobs.append(Job(name, config, options.runs / default_name(config)))
     failed = train_missing(jobs)
     if failed:

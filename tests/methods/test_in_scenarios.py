@@ -90,7 +90,10 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
     [
         ("semifl", "server"),
         ("rscfed", "partial"),
-        *(pytest.param(name, "partial", marks=pytest.mark.slow) for name in ("proxyfl", "cbafed", "rscfed+gpt")),
+        *(
+            pytest.param(name, "partial", marks=pytest.mark.slow)
+            for name in ("proxyfl", "cbafed", "rscfed+gpt")
+        ),
         pytest.param("flfl+proxyfl", "server", marks=pytest.mark.slow),
     ],
 )

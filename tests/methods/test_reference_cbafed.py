@@ -93,7 +93,7 @@ def answers(client: int, **more: Any) -> Update:
     """Of a client in round 2: number 0 has labels, the others have none."""
     given = {"method__warmup": 1, "method__tau": 0.05, "train__mu": 1, **more}
     config = tiny_config("cbafed", subset=160, scenario="partial", **given)
-    server, trainer = assemble("", config, toy(), workers=0)
+    _, trainer = assemble("", config, toy(), workers=0)
     weights = trainer.initial_weights()
     task = Task(2, client, weights, {"cbafed/shares": torch.full((10,), 0.1)})
     return trainer.train(task, toy().holdings.client(client))
@@ -122,7 +122,9 @@ def test_epochs_and_rate_of_clients_without_labels() -> None:
     assert steps == [4 * steps[1], steps[1], 3 * steps[1]]
     still = answers(1, method__unlabelled_lr=0.0).weights
     moved = answers(1).weights
-    assert torch.equal(still["classifier.weight"], answers(2, method__unlabelled_lr=0.0).weights["classifier.weight"])
+    assert torch.equal(
+        still["classifier.weight"], answers(2, method__unlabelled_lr=0.0).weights["classifier.weight"]
+    )
     assert not torch.equal(still["classifier.weight"], moved["classifier.weight"])
 
 
@@ -163,9 +165,7 @@ def test_the_global_model_is_averaged_with_an_older_one() -> None:
     assert found == [8.0, 4.0, 5.0, 6.0, (5 + 10) / 2]
 
 
-def server(
-    round: int, extras: Tensors, clients: list[int] | None = None, mean: float = 0.0
-) -> ServerContext:
+def server(round: int, extras: Tensors, clients: list[int] | None = None, mean: float = 0.0) -> ServerContext:
     weights = {"w": torch.tensor(mean), "steps": torch.tensor(3)}
     return ServerContext(round, 1, 2, CPU, weights, extras, clients=clients or [])
 

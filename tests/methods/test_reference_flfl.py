@@ -146,7 +146,9 @@ def test_the_server_trains_before_round_1(tmp_path: Path) -> None:
     simulation = prepare(tiny_config("flfl", **given))
 
     def start(epochs: int) -> dict[str, torch.Tensor]:
-        server, trainer = assemble(tmp_path, tiny_config("flfl", method__pretrain=epochs, **given), simulation)
+        server, trainer = assemble(
+            tmp_path, tiny_config("flfl", method__pretrain=epochs, **given), simulation
+        )
         return server.start(trainer.initial_weights()).weights
 
     untrained, once, twice = start(0), start(1), start(2)
@@ -160,11 +162,10 @@ def test_the_server_trains_before_round_1(tmp_path: Path) -> None:
 
 def test_the_perturbed_pass_leaves_statistics_alone(tmp_path: Path) -> None:
     """Running means of batch norm see each image once, at the weights that are trained."""
-    given = {"subset": 160, "scenario": "server", "rounds": 1, "method__tau": 0.05, "method__pretrain": 0}
+    given = {"subset": 160, "scenario": "server", "rounds": 1, "method__pretrain": 0}
     simulation = prepare(tiny_config("flfl", **given))
-    state = play(tiny_config("flfl", **given), simulation, tmp_path)
-    still = play(tiny_config("flfl", method__tau=1.0, **{k: v for k, v in given.items() if k != "method__tau"}),
-                 simulation, tmp_path)  # fmt: skip
+    state = play(tiny_config("flfl", method__tau=0.05, **given), simulation, tmp_path)
+    still = play(tiny_config("flfl", method__tau=1.0, **given), simulation, tmp_path)
     tracked = [name for name in state.weights if name.endswith("num_batches_tracked")]
     assert tracked
     assert all(torch.equal(state.weights[name], still.weights[name]) for name in tracked)

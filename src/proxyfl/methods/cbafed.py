@@ -18,14 +18,14 @@ connection), at labelled clients every few epochs and at the server every few ro
 
 In the first rounds (``warmup``) labelled clients train alone.
 
-Deviations: by default the shared protocol instead of its own (``--protocol own``), the same epochs and learning
-rate for both kinds of clients, and a short warm-up; in the release, one of 501 epochs before the first round.
-With 5 local epochs old weights are not mixed in at clients: the first are those after epoch 1, and 5 more must
-follow. Not all clients take part in a round: the server keeps the counts of each until it counts again. A client
-that keeps no image sits out. Batches have ``train.mu`` times ``train.batch`` unlabelled images, drawn in other
-views than those that were labelled, an epoch is one pass without its incomplete last batch, and momentum ends
-with the round. With add-ons that look at weak views, clients without labels draw batches from the whole pool, for
-these; the loss is the mean over kept images, as before.
+Deviations: by default the shared protocol instead of its own (``--protocol own``), the same epochs and
+learning rate for both kinds of clients, and a short warm-up; in the release, one of 501 epochs before the
+first round. With 5 local epochs old weights are not mixed in at clients: the first are those after epoch 1,
+and 5 more must follow. Not all clients take part in a round: the server keeps the counts of each until it
+counts again. A client that keeps no image sits out. Batches have ``train.mu`` times ``train.batch``
+unlabelled images, drawn in other views than those that were labelled, an epoch is one pass without its
+incomplete last batch, and momentum ends with the round. With add-ons that look at weak views, clients without
+labels draw batches from the whole pool, for these; the loss is the mean over kept images, as before.
 """
 
 from __future__ import annotations
@@ -229,6 +229,8 @@ def mixed(old: Mapping[str, Tensor], new: Mapping[str, Tensor], share: float) ->
 
 
 register(
-    Recipe("cbafed", "labels at some clients, thresholds that balance the classes, old weights mixed in", CBAFed),
+    Recipe(
+        "cbafed", "labels at some clients, thresholds that balance the classes, old weights mixed in", CBAFed
+    ),
     Shown("labels at some clients", 70, "green", "dotted", "o"),
 )

@@ -7,9 +7,9 @@ adaptive thresholds). Images below it are left out::
     tau_k = mean_i max pG(weak u_i),   s = mean_i pG(weak u_i),   yhat_i = argmax pG(weak u_i)
     kept  = {i : max pG(weak u_i) >= tau_k s(yhat_i) / max_c s(c)}
 
-The model must also predict the same a step uphill, where the loss of the sure images rises fastest (sharpness-
-aware consistency). T is |w| + eta for weights and 1 for biases, g the gradient of the cross entropy of the
-sure images, those with max pG >= tau::
+The model must also predict the same a step uphill, where the loss of the sure images rises fastest
+(sharpness-aware consistency). T is |w| + eta for weights and 1 for biases, g the gradient of the cross
+entropy of the sure images, those with max pG >= tau::
 
     w*   = w + rho T² g / |T g|
     Lcat = mean over the kept images of H(yhat, p(strong u))
@@ -19,11 +19,12 @@ sure images, those with max pG >= tau::
 The mean weighs client k by 1 - tau_k. The server trains on its labelled images before the first round and
 after each mean.
 
-Deviations: by default the shared protocol instead of its own (``--protocol own``), and fewer epochs before the
-first round. Batches have ``train.mu`` times ``train.batch`` images, an epoch is one pass over the kept images
-without its incomplete last batch, and momentum ends with the round, at clients and at the server. Statistics of
-batch norm see each batch once, at the trained weights. No client weighs less than 1e-6. With add-ons that look
-at weak views, batches are drawn from the whole pool: these see all images, the losses above the same as before.
+Deviations: by default the shared protocol instead of its own (``--protocol own``), and fewer epochs before
+the first round. Batches have ``train.mu`` times ``train.batch`` images, an epoch is one pass over the kept
+images without its incomplete last batch, and momentum ends with the round, at clients and at the server.
+Statistics of batch norm see each batch once, at the trained weights. No client weighs less than 1e-6. With
+add-ons that look at weak views, batches are drawn from the whole pool, so that these see all images; the
+losses above stay those of the kept and of the sure ones.
 """
 
 from __future__ import annotations
@@ -137,9 +138,7 @@ class FLFL(Method):
         buffers = {name: value.clone() for name, value in ctx.model.named_buffers()}
         with span(FORWARD), ctx.autocast():
             logits = functional_call(ctx.model, {**moved, **buffers}, (outputs.batch.u_strong,))
-        apart = F.kl_div(
-            logits.float().log_softmax(1), outputs.strong.detach().softmax(1), reduction="none"
-        )
+        apart = F.kl_div(logits.float().log_softmax(1), outputs.strong.detach().softmax(1), reduction="none")
         loss = self.parameters.weight * masked_mean(apart.sum(1), sure)
         with span(BACKWARD):
             return loss, list(torch.autograd.grad(loss, list(moved.values()), allow_unused=True))
@@ -187,7 +186,9 @@ def adaptive_threshold(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     return tau.clamp(max=1), tau * share / share.max()
 
 
-def ascended(weights: Mapping[str, Tensor], slopes: Sequence[Tensor | None], rho: float, eta: float) -> Tensors:
+def ascended(
+    weights: Mapping[str, Tensor], slopes: Sequence[Tensor | None], rho: float, eta: float
+) -> Tensors:
     """The weights a step uphill (ASAM): each tensor scaled by its size, biases not."""
     scales = {
         name: torch.ones_like(value) if name.endswith("bias") else value.detach().abs() + eta

@@ -1,29 +1,30 @@
 """RSCFed (Liang et al., CVPR 2022): some clients have labels, the others none; means of random subsets.
 
-Clients with labels minimise the cross entropy of weak views. The others follow a teacher of their own, a moving
-average of their model that stays with them. It sees one weak view, the model another one; t counts the client's
-own steps, q is the teacher's prediction, sharpened with temperature T::
+Clients with labels minimise the cross entropy of weak views. The others follow a teacher of their own, a
+moving average of their model that stays with them. It sees one weak view, the model another one; t counts the
+client's own steps, q is the teacher's prediction, sharpened with temperature T::
 
     teacher <- a teacher + (1 - a) w,   a = min(1 - 1 / (t + 1), keep)
     q       = p_teacher(weak u)^(1/T), normalised
     Lu      = weight * sum over images and classes of (p(weak' u) - q)² / batch
 
-The server draws ``subsets`` subsets of the round's clients. In each, an update far from the mean of the subset
-counts less (distance-reweighted aggregation), and the new weights are the mean of those of the subsets::
+The server draws ``subsets`` subsets of the round's clients. In each, an update far from the mean of the
+subset counts less (distance-reweighted aggregation), and the new weights are the mean of those of the
+subsets::
 
     d_i = sum over tensors of |w_i - mean|,   mean with weights b_i = n_i, times ``times`` with labels
     g_i ∝ b_i exp(-s d_i / n_i),   s = ``scale`` in subsets with a labelled client, else ``scale_unlabelled``
 
 In the first rounds (``warmup``) labelled clients train alone.
 
-Deviations: by default the shared protocol instead of its own (``--protocol own``), and a short warm-up. Subsets
-are drawn from the clients of the round, and a client in two of them trains once: in the release it trains twice,
-each time from the same weights, so that its updates differ by their random draws and its momentum. The release
-multiplies the weight of labelled clients twice (``twice``; fidelity "code") and leaves the teacher's batch-norm
-statistics as they were when it was made (``statistics``); here they are those of the model that the client
-received. The loss of unlabelled images does not rise slowly at the start. Batches have ``train.mu`` times
-``train.batch`` unlabelled images, an epoch is one pass without its incomplete last batch, and momentum ends with
-the round.
+Deviations: by default the shared protocol instead of its own (``--protocol own``), and a short warm-up.
+Subsets are drawn from the clients of the round, and a client in two of them trains once: in the release it
+trains twice, each time from the same weights, so that its updates differ by their random draws and its
+momentum. The release multiplies the weight of labelled clients twice (``twice``; fidelity "code") and leaves
+the teacher's batch-norm statistics as they were when it was made (``statistics``); here they are those of the
+model that the client received. The loss of unlabelled images does not rise slowly at the start. Batches have
+``train.mu`` times ``train.batch`` unlabelled images, an epoch is one pass without its incomplete last batch,
+and momentum ends with the round.
 """
 
 from __future__ import annotations
