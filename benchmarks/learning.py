@@ -36,6 +36,8 @@ VARIANTS = {
         f"{name} (partial)": (name, HOMES[PARTIAL])
         for name in ("fedavg", "fixmatch-gpl", "proxyfl", "fedavg-sl")
     },
+    "cbafed (no rare classes)": ("cbafed", ["method.rare=0"]),
+    "rscfed (scale by images)": ("rscfed", ["method.scale=1", "method.scale_unlabelled=100"]),
 }
 """Methods with settings, by the name they have in the results: here ProxyFL's mask without the rest of it."""
 
