@@ -16,7 +16,7 @@ from proxyfl.methods import create, recipes
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import Simulation, prepare
-from toybox import TINY, Stopped, Told, play, same_bits, same_state, tiny_config
+from toybox import TINY, Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
 
 OTHERS = SCENARIOS[1:]
 CLASSES = {where: {r.method: r.name for r in reversed(recipes(where))}.values() for where in OTHERS}
@@ -156,3 +156,13 @@ def test_addons_do_not_mind_clients_that_sit_out(tmp_path: Path) -> None:
     config = tiny_config("semifl+icpl", method__tau=1.0, method__strict=True, subset=160, scenario="server")
     play(config, digits("server"), tmp_path, observers=[told])
     assert [(len(r.metrics["idle"]), r.metrics["failed"]) for r in told.reports] == [(2, {}), (2, {})]
+
+
+@pytest.mark.parametrize("name", ["cbafed", "rscfed+icpl"])
+def test_odd_clients_where_some_have_labels(name: str, tmp_path: Path) -> None:
+    """Two with labels, one of them with a single image; two without, one with a single image."""
+    told = Told()
+    config = tiny_config(name, **settings(name, "partial", per_round=4, rounds=1))
+    state = play(config, make_simulation((8, 0, 1, 0), (0, 1, 0, 32), classes=2), tmp_path, observers=[told])
+    assert (sorted(told.reports[0].clients), told.reports[0].metrics["failed"]) == ([0, 1, 2, 3], {})
+    assert all(torch.isfinite(value).all() for value in state.weights.values() if value.is_floating_point())
