@@ -89,10 +89,9 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
     ("name", "where"),
     [
         ("semifl", "server"),
-        ("rscfed", "partial"),
         *(
             pytest.param(name, "partial", marks=pytest.mark.slow)
-            for name in ("proxyfl", "cbafed", "rscfed+gpt")
+            for name in ("proxyfl", "cbafed", "rscfed", "rscfed+gpt")
         ),
         pytest.param("flfl+proxyfl", "server", marks=pytest.mark.slow),
     ],
