@@ -39,7 +39,8 @@ VARIANTS = {
     "cbafed (no rare classes)": ("cbafed", ["method.rare=0"]),
     "rscfed (scale by images)": ("rscfed", ["method.scale=1", "method.scale_unlabelled=100"]),
 }
-"""Methods with settings, by the name they have in the results: here ProxyFL's mask without the rest of it."""
+"""Methods with settings, by the name they have in the results: ProxyFL's mask without the rest of it, bounds
+and baselines of other scenarios, and what may keep CBAFed and RSCFed back."""
 
 
 def main() -> None:
@@ -84,8 +85,8 @@ def write(jobs: list[Job], out: Path) -> None:
             )
     for name in dict.fromkeys(job.name for job in jobs):
         accuracy = [100 * Run(job.path).summary.mean_last for job in jobs if job.name == name]
-        spread = statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0
-        print(f"{name:26} {statistics.mean(accuracy):5.1f} ± {spread:.1f} %")
+        spread = f" ± {statistics.stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
+        print(f"{name:26} {statistics.mean(accuracy):5.1f}{spread} %")
 
 
 if __name__ == "__main__":

@@ -119,5 +119,6 @@ def _rows(section: type[Any], chosen: dict[str, Any], prefix: str) -> list[str]:
 
 
 def _spread(values: list[float]) -> str:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * statistics.mean(values):.1f} ± {100 * spread:.1f} %"
+    """Mean ± standard deviation; one value has none."""
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.mean(values):.1f}{spread} %"
