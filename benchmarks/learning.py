@@ -29,9 +29,16 @@ from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name
 
 RESULTS = Path(__file__).parents[1] / "results"
-PLUGINS = ("fedlabel+proxyfl", "sage+proxyfl")
-VARIANTS = {"fixmatch-gpl (mask either)": ("fixmatch-gpl", ["method.mask=either"])}
-"""Methods with settings, by the name they have in the results: here ProxyFL's mask without the rest of it."""
+PLUGINS = (
+    *("fedlabel+proxyfl", "sage+proxyfl", "semifl+proxyfl", "flfl+proxyfl", "cbafed+proxyfl", "rscfed+gpt"),
+)
+VARIANTS = {
+    "fixmatch-gpl (mask either)": ("fixmatch-gpl", ["method.mask=either"]),
+    "cbafed (no rare classes)": ("cbafed", ["method.rare=0"]),
+    "rscfed (scale by images)": ("rscfed", ["method.scale=1", "method.scale_unlabelled=100"]),
+}
+"""Methods with settings, by the name they have in the results: ProxyFL's mask without the rest of it, and what
+may keep CBAFed and RSCFed back."""
 
 LABELLED_CLIENTS = 4
 MEASURED = ["method", "seed", "rounds", "mean_last", "last", "best", "megabytes", "commit"]
@@ -107,8 +114,8 @@ def row_of(job: Job) -> dict[str, str]:
 def tell(jobs: Sequence[Job]) -> None:
     for name in dict.fromkeys(job.name for job in jobs):
         accuracy = [100 * Run(job.path).summary.mean_last for job in jobs if job.name == name]
-        spread = statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0
-        print(f"{name:26} {statistics.mean(accuracy):5.1f} ± {spread:.1f} %")
+        spread = f" ± {statistics.stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
+        print(f"{name:26} {statistics.mean(accuracy):5.1f}{spread} %")
 
 
 if __name__ == "__main__":

@@ -84,6 +84,15 @@ def test_with_labels_at_the_server_a_method_is_bit_equal_too(name, tmp_path):
         assert here.metrics["traffic"] == there.metrics["traffic"]
 
 
+@pytest.mark.parametrize("name", sorted({each.name for each in recipes("partial")} - set(NAMES)))
+def test_methods_for_labels_at_some_sites_are_bit_equal_to_the_inline_engine(name, tmp_path):
+    config = tiny_config(name, scenario="partial", per_round=4, method__warmup=0, method__tau=0.1)
+    simulation = make_simulation((32, 0, 0, 0), (0, 32, 32, 32))
+    inline = play(config, simulation, tmp_path / "inline")
+    engine, _ = flower(config, simulation, tmp_path)
+    assert same_state(play(config, simulation, tmp_path / "server", engine=lambda _: engine), inline)
+
+
 def test_sites_that_hold_vectors_are_bit_equal_to_the_inline_engine(tmp_path):
     vectors = np.random.default_rng(0).normal(size=(168, 5)) + np.repeat(np.eye(5)[:3], 56, 0)
     labels = np.repeat(np.arange(3), 56)

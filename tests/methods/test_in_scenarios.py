@@ -18,7 +18,7 @@ from proxyfl.methods import create, recipes, registry
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import Simulation, prepare
-from toybox import TINY, Stopped, Told, play, same_bits, same_state, tiny_config
+from toybox import TINY, Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
 
 OTHERS = SCENARIOS[1:]
 EVERY = [recipe.name for recipe in recipes()]
@@ -32,7 +32,8 @@ QUICK = ("semifl", "proxyfl")
 def settings(name: str, where: str, **more: Any) -> dict[str, Any]:
     tau = {"method__tau": 0.2} if hasattr(create(name).parameters, "tau") else {}
     tune = {"method__gpt__epochs": 2} if "gpt" in {part.name for part in create(name).parts} else {}
-    return {**tau, **tune, "subset": 160, "scenario": where, **more}
+    warm = {"method__warmup": 0} if hasattr(create(name).parameters, "warmup") else {}
+    return {**tau, **tune, **warm, "subset": 160, "scenario": where, **more}
 
 
 @functools.cache
@@ -112,6 +113,9 @@ def test_two_rounds_of_every_method_that_is_defined_there(name: str, where: str,
         ("proto-labeled", "server", "prototypes of labelled images"),
         ("server-only", "clients", "the server holds no labelled images"),
         ("semifl", "partial", "the server holds no labelled images"),
+        ("flfl", "clients", "the server holds no labelled images"),
+        ("cbafed", "clients", "for all its images or for none"),
+        ("rscfed", "server", "it warms up on labelled images of clients"),
     ],
 )
 def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, reason: str) -> None:
@@ -130,13 +134,17 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
     [
         ("semifl", "server"),
         *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("proxyfl", "partial"), ("fedmatch", "server"), ("softmatch", "server"))
+            pytest.param(name, where, marks=pytest.mark.slow)
+            for where, names in (
+                ("partial", ("proxyfl", "cbafed", "rscfed", "rscfed+gpt")),
+                ("server", ("fedmatch", "softmatch", "flfl+proxyfl")),
+            )
+            for name in names
         ),
     ],
 )
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
-    given = {**TINY, **settings(name, where, model__norm="static")}
+    given = {**TINY, **settings(name, where, model__norm="static", per_round=4)}
     if name == "softmatch":
         given |= {"method__softmatch__statistics": "client", "method__softmatch__ema": 0.5}
     runs = []
@@ -198,3 +206,20 @@ def test_semifl_learns_more_than_the_server_alone(tmp_path: Path) -> None:
         found[name] = run.summary.mean_last
     assert found["server-only"] > 0.85
     assert found["semifl"] > found["server-only"] + 0.005
+
+
+def test_addons_do_not_mind_clients_that_sit_out(tmp_path: Path) -> None:
+    told = Told()
+    config = tiny_config("semifl+icpl", method__tau=1.0, method__strict=True, subset=160, scenario="server")
+    play(config, digits("server"), tmp_path, observers=[told])
+    assert [(len(r.metrics["idle"]), r.metrics["failed"]) for r in told.reports] == [(2, {}), (2, {})]
+
+
+@pytest.mark.parametrize("name", ["cbafed", "rscfed+icpl"])
+def test_odd_clients_where_some_have_labels(name: str, tmp_path: Path) -> None:
+    """Two with labels, one of them with a single image; two without, one with a single image."""
+    told = Told()
+    config = tiny_config(name, **settings(name, "partial", per_round=4, rounds=1))
+    state = play(config, make_simulation((8, 0, 1, 0), (0, 1, 0, 32), classes=2), tmp_path, observers=[told])
+    assert (sorted(told.reports[0].clients), told.reports[0].metrics["failed"]) == ([0, 1, 2, 3], {})
+    assert all(torch.isfinite(value).all() for value in state.weights.values() if value.is_floating_point())

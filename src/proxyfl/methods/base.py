@@ -342,7 +342,7 @@ class Method(Part):
         return rule
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Sequence[float]:
-        """Weights of the mean, in folding order, for methods that need all updates first."""
+        """Weights of the mean, in folding order, for methods that look at all updates (``ctx.updates``)."""
         return ctx.rule_weights
 
     def model(self, weights: Mapping[str, Tensor]) -> Tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -315,6 +315,9 @@ class ServerContext:
     samples: list[int] = field(default_factory=list)
     rule_weights: list[float] = field(default_factory=list)
     store: PerClientStore | None = None
+    updates: Sequence[Tensors] = ()
+    """The clients' weights in folding order, each read from disk when it is asked for: in
+    :meth:`Method.weights` alone."""
     metrics: dict[str, Any] = field(default_factory=dict)
     snapshots: Tensors = field(default_factory=dict)
     own: OwnTraining | None = None

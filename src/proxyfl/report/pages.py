@@ -114,15 +114,19 @@ def results(names: str, measured: Path) -> str:
 
 
 def _by_method(file: Path) -> dict[str, list[dict[str, float]]]:
-    """The rows of each method; of one that was measured in several scenarios, those of the first."""
+    """The rows of each method: below its name alone those of the first scenario it was measured in, with a
+    scenario behind it in parentheses those of that one.
+    """
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     first: dict[str, str] = {}
     if file.exists():
         with file.open(newline="", encoding="utf-8") as opened:
             for row in csv.DictReader(opened):
-                where = row.get("scenario", "")
-                if first.setdefault(row["method"], where) == where:
-                    found[row["method"]].append({key: float(row[key]) for key in MEASURED})
+                method, where = row["method"], row.get("scenario", "")
+                numbers = {key: float(row[key]) for key in MEASURED}
+                found[f"{method} ({where})"].append(numbers)
+                if first.setdefault(method, where) == where:
+                    found[method].append(numbers)
     return found
 
 

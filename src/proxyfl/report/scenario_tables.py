@@ -83,9 +83,9 @@ def read_results(file: Path, where: str) -> By:
 
 
 def spread(values: list[float]) -> str:
-    """Mean ± standard deviation of shares, in percent."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * statistics.fmean(values):.1f} ± {100 * deviation:.1f} %"
+    """Mean ± standard deviation of shares, in percent; one value has no spread."""
+    deviation = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.1f}{deviation} %"
 
 
 def _shown(name: str) -> str:
