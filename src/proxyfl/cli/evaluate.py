@@ -98,12 +98,12 @@ def evaluate(
         return
     trained = found.model(model, config.compute.device)
     images = _images(found, trained.card, data, data_root)
-    if trained.card.encoder and images.called == "images":
+    if trained.card.encoder and images.called != "vectors":
         images = Split(trained.features(images.images), images.labels)
     result = evaluate_model(trained, config, images, scores=True)
     console = out()
     card = trained.card
-    what = "images" if card.given[1] else "vectors"
+    what = card.called
     which = f"{model} model, round {card.round}, {escape(card.method)}"
     console.print(_classes(what, result, card.classes))
     console.print(
