@@ -370,7 +370,8 @@ def check(
     brought = (
         f"brought to {told.image_size} × {told.image_size}, {'grey' if told.channels == 1 else 'colour'}"
     )
-    shown = f"images, {brought}" if told.image_size else f"vectors of {told.channels} features"
+    shown = f"images, {brought}" if told.image_size else told.called
+    shown += f" of {told.channels} features" if told.called == "vectors" else ""
     console.print(f"{told.name}: {data}, read as {found.form}", style="bold", markup=False)
     console.print(f"{counts.total:,} {shown}\n")
     right = ("labelled", "kept back")

@@ -58,12 +58,6 @@ def check_experiment(config: Config) -> None:
             f"model.weights: a site's own part of {method.name} begins as the seed initialises it, since no "
             "site has the weights that the server starts from; take the setting out"
         )
-    if config.model.encoder:
-        raise ConfigError(
-            f"model.name = {config.model.name}: sites do not encode images by themselves; let each write its "
-            "features as vectors into an npz file (proxyfl.encode), and set model.name to "
-            f"{config.model.head}"
-        )
     if config.train.leak_momentum:
         raise ConfigError(
             "train.leak_momentum hands one site's momentum to the next, which real sites do not; set it to "

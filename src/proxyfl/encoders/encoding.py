@@ -6,7 +6,8 @@ import hashlib
 import json
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -60,28 +61,50 @@ def encode(
     found = encoder_of(encoder, of_texts=dataset.is_texts)
     drawn = views_of(dataset.train.images, weak, strong, flip=dataset.flip, drawing=texts)
     root = data_root() / FOLDER if cache is None else Path(cache).expanduser()
-    width = found(dataset.train.images[:1]).shape[1]
-    splits = {"train": dataset.train, "test": dataset.test, "validation": dataset.validation}
-    plans = {}
-    for name, split in splits.items():
-        if split is not None:
-            views = drawn if name == "train" else drawn.none()
-            key = _key(found, split, views)
-            plans[name] = (split, views, Cache(root / key, (len(split), views.total, width)))
-    require_room([plan[2] for plan in plans.values()], root)
-    features = {}
-    for name, (split, views, kept) in plans.items():
-        _fill(found, split, views, kept, batch, name)
-        encoded = kept.open()
-        features[name] = Split(encoded if name == "train" else encoded[:, 0], split.labels)
-    train = features["train"]
-    mean, std = statistics(train.images[:, 0].float().numpy())
+    others = {"test": dataset.test, "validation": dataset.validation}
+    splits = {"train": dataset.train} | {name: split for name, split in others.items() if split is not None}
+    parts = {
+        name: Part(split.images, drawn if name == "train" else drawn.none()) for name, split in splits.items()
+    }
+    features = encode_parts(found, parts, root, batch)
+    seen = {name: Split(features[name][:, 0], splits[name].labels) for name in splits if name != "train"}
+    mean, std = statistics(features["train"][:, 0].float().numpy())
     shape = (dataset.channels, dataset.image_size)
     return replace(
-        dataset, train=train, test=features["test"], validation=features.get("validation"), mean=mean,
-        std=std, features=dataset.features if dataset.is_texts else (),
+        dataset, train=Split(features["train"], dataset.train.labels), test=seen["test"],
+        validation=seen.get("validation"), mean=mean, std=std,
+        features=dataset.features if dataset.is_texts else (),
         encoded=Encoded(found.called, found.hash, *shape, weak),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples that are encoded, and the views of them."""
+
+    samples: Tensor
+    views: Views
+
+    @property
+    def called(self) -> str:
+        return "texts" if is_texts(self.samples) else "images"
+
+
+def encode_parts(
+    encoder: Frozen, parts: Mapping[str, Part], root: Path, batch: int = 64
+) -> dict[str, Tensor]:
+    """Features (N, views, d) of each part by its name, from the cache in the folder ``root`` or into it."""
+    width = encoder(next(part.samples for part in parts.values() if len(part.samples))[:1]).shape[1]
+    kept = {
+        name: Cache(root / _key(encoder, part), (len(part.samples), part.views.total, width))
+        for name, part in parts.items()
+        if len(part.samples)
+    }
+    require_room(list(kept.values()), root)
+    for name, cache in kept.items():
+        _fill(encoder, parts[name], cache, batch, name)
+    nothing = {name: torch.zeros((0, part.views.total, width)).half() for name, part in parts.items()}
+    return nothing | {name: cache.open() for name, cache in kept.items()}
 
 
 def encoder_of(encoder: Frozen | nn.Module, *, of_texts: bool) -> Frozen:
@@ -91,28 +114,28 @@ def encoder_of(encoder: Frozen | nn.Module, *, of_texts: bool) -> Frozen:
     return (TextEncoder if of_texts else Encoder)(encoder)
 
 
-def _key(encoder: Frozen, split: Split, views: Views) -> str:
+def _key(encoder: Frozen, part: Part) -> str:
     """What features are a function of, as a name."""
-    digest = hashlib.sha256()
-    for images in torch.split(split.images, 4096):
-        digest.update(images.contiguous().numpy().tobytes())
-    told = [VERSION, encoder.hash, views.counts, *views.told, tuple(split.images.shape), digest.hexdigest()]
+    digest, views = hashlib.sha256(), part.views
+    for samples in torch.split(part.samples, 4096):
+        digest.update(samples.contiguous().numpy().tobytes())
+    told = [VERSION, encoder.hash, views.counts, *views.told, tuple(part.samples.shape), digest.hexdigest()]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 
 
-def _fill(encoder: Frozen, split: Split, views: Views, kept: Cache, batch: int, name: str) -> None:
+def _fill(encoder: Frozen, part: Part, kept: Cache, batch: int, name: str) -> None:
     start = time.perf_counter()
 
     def compute(block: int) -> Tensor:
         generator = rng(0, block, SERVER, "encode")
-        return encode_block(encoder, split.images[kept.rows(block)], views, generator, batch)
+        return encode_block(encoder, part.samples[kept.rows(block)], part.views, generator, batch)
 
-    with progress(f"encoding {name} {split.called}", len(split)) as done:
+    with progress(f"encoding {name} {part.called}", len(part.samples)) as done:
         made = kept.fill(compute, done)
     if made:
         spent, count = time.perf_counter() - start, made * kept.shape[1]
         print(
-            f"note: {made:,} {name} {split.called} encoded, {kept.shape[1]} view(s) each, in {spent:.1f} s "
+            f"note: {made:,} {name} {part.called} encoded, {kept.shape[1]} view(s) each, in {spent:.1f} s "
             f"({count / max(spent, 1e-9):,.0f} features/s); {in_words(kept.size)} in {kept.folder}",
             file=sys.stderr,
         )
