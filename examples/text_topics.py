@@ -20,8 +20,8 @@ from pathlib import Path
 import proxyfl
 
 TOPICS = ("computers", "education", "food", "law", "politics", "science", "sports", "startrek")
-MOST = 150
-"""Texts of a topic."""
+MOST, WORDS = 120, range(6, 41)
+"""Texts of a topic, and how many words they have."""
 
 
 def encoder() -> Path:
@@ -48,7 +48,8 @@ def write(file: Path) -> None:
         for topic in TOPICS:
             said = (fortunes() / topic).read_text(encoding="utf-8").split("\n%\n")
             plain = [" ".join(text.partition("\t-- ")[0].split()) for text in said]
-            table.writerows((text, topic) for text in [one for one in plain if len(one.split()) > 5][:MOST])
+            short = [text for text in plain if len(text.split()) in WORDS]
+            table.writerows((text, topic) for text in short[:MOST])
 
 
 def main(folder: Path, rounds: int = 20, seeds: int = 3, workers: int | None = None) -> None:

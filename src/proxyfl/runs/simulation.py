@@ -113,13 +113,18 @@ def weak_views(dataset: Dataset) -> int:
 
 
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
-    """The data set at the size and with the images the settings ask for."""
+    """The data set as a network is given it: where the settings name a frozen encoder, its features."""
+    dataset = load_samples(config, root)
+    return _encoded(config, dataset, root) if config.model.encoder else dataset
+
+
+def load_samples(config: Config, root: Path | None = None) -> Dataset:
+    """The data set at the size and with the images the settings ask for, before any encoder."""
     size = config.data.image_size or None
     dataset = sources.load(config.data.name, root, image_size=size, keys=config.data.keys)
     kept = config.data.subset
     count = round(kept * len(dataset.train)) if kept <= 1 else int(kept)
-    dataset = dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
-    return _encoded(config, dataset, root) if config.model.encoder else dataset
+    return dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
 
 
 def _encoded(config: Config, dataset: Dataset, root: Path | None) -> Dataset:
