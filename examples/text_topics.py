@@ -43,13 +43,13 @@ def main(place: Path, rounds: int = 20, seeds: int = 3, workers: int | None = No
     encoder, fortunes = sources()
     write(place / "topics.csv", fortunes, most)
     texts = proxyfl.load_dataset(f"table:{place / 'topics.csv'}")
-    data, train = proxyfl.encode(texts, load_encoder(f"hf:{encoder}"), cache=place), proxyfl.Train(lr=0.01)
+    data = proxyfl.encode(texts, load_encoder(f"hf:{encoder}"), cache=place)
     for method in ("fedavg", "fixmatch-gpl", "proxyfl"):
         found, start = [], time.perf_counter()
         for seed in range(1, seeds + 1):
             split = proxyfl.partition(data, clients=8, per_class=4, alpha=0.5, split_seed=seed)
-            asked = {"method": method, "rounds": rounds, "seed": seed, "train": train, "workers": workers}
-            made = proxyfl.Federation(data, split, **asked).run()
+            asked = {"train": proxyfl.Train(epochs=2, batch=16, lr=0.05), "seed": seed, "workers": workers}
+            made = proxyfl.Federation(data, split, method=method, rounds=rounds, **asked).run()
             found.append(sum(report.accuracy for report in made.history[-5:]) / 5)
         shown = f"{method:12}{sum(found) / seeds:7.1%} ({min(found):.1%} to {max(found):.1%})"
         print(f"{shown}{(time.perf_counter() - start) / seeds / rounds:7.2f} s a round", flush=True)
