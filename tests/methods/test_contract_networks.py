@@ -1,5 +1,5 @@
-"""Every registered method on networks of every kind: it trains, the same seed gives the same bits, and labels
-that it may not know change none of them.
+"""Every registered method on networks of every kind: it trains; on vectors and features the same seed gives
+the same bits, of which labels that it may not know change none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from proxyfl.data.dataset import Split
 from proxyfl.methods import recipes, registry
 from toybox import same_bits
 
-NAMES = [recipe.name for recipe in recipes("clients")]
+RECIPES = recipes("clients")
+FIRST = set({recipe.method: recipe.name for recipe in reversed(RECIPES)}.values())
+"""A method for each class of methods; the others differ in their settings and are for slow runs."""
+NAMES = [
+    pytest.param(recipe.name, marks=[] if recipe.name in FIRST else pytest.mark.slow) for recipe in RECIPES
+]
 
 
 class Quarters(nn.Module):
@@ -91,7 +96,7 @@ def test_a_method_keeps_its_promises_on_a_network(name, network, data):
     assert all(map(math.isfinite, report.losses.values()))
     start = made.server.start(made.trainer.initial_weights()).weights
     assert not same_bits(start, made.state.weights)
-    oracle = made.method.oracle
-    again = played(known if oracle else renamed(known, split), split, name, network)
-    assert same_bits(again.state.to_tensors(), made.state.to_tensors())
-    assert same_bits(again.state.weights, made.state.weights)
+    if known.is_vectors:  # for images, ``test_contract.py`` has asked this
+        oracle = made.method.oracle
+        again = played(known if oracle else renamed(known, split), split, name, network)
+        assert same_bits(again.state.to_tensors(), made.state.to_tensors())
