@@ -16,15 +16,8 @@ from torch import Tensor, nn
 
 import proxyfl
 from proxyfl.data.dataset import Split
-from proxyfl.methods import recipes, registry
-from toybox import same_bits
-
-RECIPES = recipes("clients")
-FIRST = set({recipe.method: recipe.name for recipe in reversed(RECIPES)}.values())
-"""A method for each class of methods; the others differ in their settings and are for slow runs."""
-NAMES = [
-    pytest.param(recipe.name, marks=[] if recipe.name in FIRST else pytest.mark.slow) for recipe in RECIPES
-]
+from proxyfl.methods import registry
+from toybox import every_method, same_bits
 
 
 class Quarters(nn.Module):
@@ -86,7 +79,7 @@ def renamed(data: proxyfl.Dataset, split: proxyfl.Partition) -> proxyfl.Dataset:
 
 
 @pytest.mark.parametrize("network", ["resnet8", "wrn-16-1", "mlp", "linear"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_a_method_keeps_its_promises_on_a_network(name, network, data):
     known = data(network)
     split = proxyfl.partition(known, clients=2, per_class=4, scheme="iid")
