@@ -37,8 +37,8 @@ VARIANTS = {
     "cbafed (no rare classes)": ("cbafed", ["method.rare=0"]),
     "rscfed (scale by images)": ("rscfed", ["method.scale=1", "method.scale_unlabelled=100"]),
 }
-"""Methods with settings, by the name they have in the results: ProxyFL's mask without the rest of it, and what
-may keep CBAFed and RSCFed back."""
+"""Methods with settings, by the name they have in the results: ProxyFL's mask without the rest of it, and
+what may keep CBAFed and RSCFed back."""
 
 LABELLED_CLIENTS = 4
 MEASURED = ["method", "seed", "rounds", "mean_last", "last", "best", "megabytes", "commit"]

@@ -179,6 +179,7 @@ def _describe(dataset: Dataset, console: Console) -> None:
     height, width = dataset.train.images.shape[-2:]
     size = f"{height}×{width}, {'grey' if dataset.channels == 1 else 'colour'}"
     size = f"{dataset.channels:,} features" if dataset.is_vectors else size
+    size = f"up to {width:,} bytes" if dataset.is_texts else size
     counts = f"{len(dataset.train):,} training and {len(dataset.test):,} test {dataset.train.called}"
     console.print(f"{counts}, {size}")
     console.print(f"[yellow]partial: {dataset.partial}[/]" if dataset.partial else "complete")

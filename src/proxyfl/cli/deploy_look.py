@@ -133,7 +133,8 @@ def _show_counts(
     brought = (
         f"brought to {form.image_size} × {form.image_size}, {'grey' if form.channels == 1 else 'colour'}"
     )
-    shown = f"images, {brought}" if form.image_size else f"vectors of {form.channels} features"
+    shown = f"images, {brought}" if form.image_size else form.called
+    shown += f" of {form.channels} features" if form.called == "vectors" else ""
     console.print(f"{name}: {data}, read as {found.form}", style="bold", markup=False)
     console.print(f"{counts.total:,} {shown}\n")
     right = ("labelled", "kept back")

@@ -98,12 +98,12 @@ def evaluate(
         return
     trained = found.model(model, config.compute.device)
     images = _images(found, trained.card, data, data_root)
-    if trained.card.encoder and images.called == "images":
+    if trained.card.encoder and images.called != "vectors":
         images = Split(trained.features(images.images), images.labels)
     result = evaluate_model(trained, config, images, scores=True)
     console = out()
     card = trained.card
-    what = "images" if card.given[1] else "vectors"
+    what = card.called
     which = f"{model} model, round {card.round}, {escape(card.method)}"
     console.print(_classes(what, result, card.classes))
     console.print(
@@ -180,7 +180,7 @@ def _of_the_server(run: Run, card: ModelCard) -> Split:
             "the images of this federation are at its sites; give test images of the same classes with "
             "--data folder:PATH or --data npz:FILE"
         )
-    return open_test(place, card.classes, card.channels, card.image_size, by_name=True)
+    return open_test(place, card.classes, *card.given, by_name=True, features=card.features)
 
 
 def _classes(what: str, result: Evaluation, names: tuple[str, ...]) -> Table:

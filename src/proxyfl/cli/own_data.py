@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ def explain(
         draw_sheet(simulation.dataset, output, console, count=count, seed=0)
     console.print(own.told(config), markup=False)
     more = ["--set", f"data.keys={keys}"] if keys else []
+    more += ["--set", "model.name=frozen:hf:FOLDER"] if found.words else []
     more += ["--scenario", config.labels.where] if config.labels.where != CLIENTS else []
     console.print(f"go on with: {command('run', name, *more)}", markup=False)
 
@@ -70,6 +72,10 @@ def described(found: Look) -> list[str]:
     lines.append(f"{found.test:,} test {found.called}{kept}")
     if found.features:
         lines += _features(found)
+    if found.words:
+        middle = int(statistics.median(found.words))
+        spread = f"{min(found.words):,} to {max(found.words):,}, median {middle:,}"
+        lines.append(f"words of a text (column '{found.names[0]}'): {spread}")
     if found.sides:
         low, high = min(found.sides), max(found.sides)
         spread = f"{low}" if low == high else f"{low} to {high}, median {found.side}"
@@ -94,12 +100,13 @@ def require_png(output: Path) -> None:
 
 
 def draw_sheet(dataset: Dataset, output: Path, console: Console, *, count: int, seed: int) -> None:
-    """Write samples with weak and strong views beside them to a PNG file; of vectors, bars by class."""
+    """Write samples with weak and strong views beside them to a PNG file; of others, bars by class."""
     from proxyfl.core.rng import SERVER, rng
     from proxyfl.data.preview import class_bars, contact_sheet
 
-    if dataset.is_vectors:
-        console.print("vectors have no picture of their own, so bars show how many there are of each class")
+    if dataset.train.called != "images":
+        what = dataset.train.called
+        console.print(f"{what} have no picture of their own, so bars show how many there are of each class")
         sheet = class_bars(dataset)
     else:
         sheet = contact_sheet(dataset, rng(seed, 0, SERVER, "preview"), count=count)

@@ -42,7 +42,7 @@ def site_side() -> SiteSide:
 
     values = {name: getattr(site, name) for name in FORM}
     form = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return SiteSide(site.name, form, images, site.state, site.device)
+    return SiteSide(site.name, form, images, site.state, site.device, site.encoder)
 
 
 def train(message: Message, context: Context) -> Message:

@@ -119,7 +119,7 @@ def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update
             ViewSettings(False, deployment.mean, deployment.std, config.vectors),
         )
         classes, store = len(deployment.classes), ClientStore(Path(folder) / "client")
-        network = Network.configured(config.model, classes, deployment.channels, deployment.image_size)
+        network = Network.configured(config.model, classes, *deployment.taken)
         trainer = trainer_of(config, method, network, views, store)
         own, data = _made_up(deployment)
         engine = InlineEngine(trainer, lambda client: data)
@@ -164,13 +164,13 @@ def _no_evaluation(state: ServerState) -> Evaluation:
 
 
 def _made_up(deployment: Deployment) -> tuple[ClientData | None, ClientData]:
-    """The images of the server, where it has some, and of a client."""
-    size, generator = deployment.image_size, rng(0, 0, 0, "rehearsal")
+    """The samples of the server, where it has some, and of a client."""
+    (channels, size), generator = deployment.taken, rng(0, 0, 0, "rehearsal")
     if size:
-        shape = (2 * IMAGES, deployment.channels, size, size)
+        shape = (2 * IMAGES, channels, size, size)
         images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     else:
-        images = torch.randn((2 * IMAGES, deployment.channels), generator=generator)
+        images = torch.randn((2 * IMAGES, channels), generator=generator)
     labels = torch.arange(IMAGES) % len(deployment.classes)
     first, second, none = torch.arange(IMAGES), torch.arange(IMAGES, 2 * IMAGES), torch.arange(0)
     if deployment.scenario == SERVER:
@@ -252,7 +252,12 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
 
 def _frozen_remarks(deployment: Deployment) -> list[str]:
     model = deployment.config.model
-    network = Network.configured(model, len(deployment.classes), deployment.channels, deployment.image_size)
+    if deployment.encoded:
+        return [
+            f"the frozen encoder does not travel: every site has its own copy, with the hash "
+            f"{model.encoder_hash[:16]}, and reads its {deployment.called} with it on its own machine"
+        ]
+    network = Network.configured(model, len(deployment.classes), *deployment.taken)
     if not network.is_partial:
         return []
     with torch.device("meta"):  # shapes without memory

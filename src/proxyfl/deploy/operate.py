@@ -201,7 +201,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
     if not settings.insecure and key.is_file() and stat.S_IMODE(key.stat().st_mode) & 0o077:
         say(f"WARNING: others on this machine can read {key}; fix it with: chmod 600 {key}")
     found = open_data(settings, data, private(settings.state) / "cache")
-    counts, what = found.counts, "images" if settings.image_size else "vectors"
+    counts, what = found.counts, settings.called
     say(
         f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled {what} "
         f"to train on, {sum(counts.held_out):,} kept back"

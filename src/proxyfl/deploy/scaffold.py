@@ -13,6 +13,7 @@ from typing import Any
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
+from proxyfl.core.network import ModelSettings
 from proxyfl.core.trees import Tree, merge
 from proxyfl.data import sources
 from proxyfl.deploy import expiry, pki, signing
@@ -24,6 +25,8 @@ from proxyfl.deploy.settings import UNSAFE, Deployment, Site
 from proxyfl.deploy.shrink import settled
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.deploy.texts import server_words, site_words, write_text
+from proxyfl.encoders import load_encoder, settle_encoder
+from proxyfl.encoders.named import shape_for
 from proxyfl.runs.config_file import load_preset, load_toml
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import resolve
@@ -80,9 +83,12 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     """Write a new deployment. It appears complete or not at all, and nothing is overwritten."""
     path = Path(folder).expanduser().resolve()
     _require_free(path)
-    config = _experiment(plan)
+    config = settle_encoder(_experiment(plan))
     simulation = prepare(config, plan.data_root) if plan.sample else None
     deployment = _deployment(path, plan, config, simulation)
+    if simulation and config.model.encoder:  # sites are dealt what their own encoder reads
+        raw = dataclasses.replace(config, model=ModelSettings())
+        simulation = prepare(raw, plan.data_root, simulation.partition)
     deployment.check()
     if deployment.test_path and not plan.sample:
         form = (deployment.classes, deployment.channels, deployment.image_size)
@@ -268,10 +274,12 @@ def _sample_form(plan: Plan, simulation: Simulation) -> dict[str, Any]:
             "yours out"
         )
     dataset, views = simulation.dataset, simulation.train_views
+    encoded = dataset.encoded
     return {
         "classes": dataset.classes,
-        "channels": dataset.channels,
-        "image_size": dataset.image_size,
+        "channels": encoded.channels if encoded else dataset.channels,
+        "image_size": encoded.image_size if encoded else dataset.image_size,
+        "encoded": dataset.channels if encoded else 0,
         "features": dataset.features,
         "mean": views.mean,
         "std": views.std,
@@ -289,7 +297,9 @@ def _form(plan: Plan, config: Config) -> dict[str, Any]:
     known = tuple(classes) == source.classes
     channels = given.pop("channels", len(source.mean) if known and source.mean else 3)
     same = known and source.mean is not None and source.std is not None and len(source.mean) == channels
-    if given.get("image_size") == 0:  # vectors: the operator fills in what the sites' features are like
+    if (
+        given.get("image_size") == 0 and not config.model.encoder
+    ):  # vectors: the operator fills in what the sites' features are like
         return {
             "classes": tuple(classes),
             "channels": channels,
@@ -305,7 +315,17 @@ def _form(plan: Plan, config: Config) -> dict[str, Any]:
         "std": source.std if same else (OWN_STD,) * channels,
         "flip": source.flip if known and config.data.flip == "own" else config.data.flip == "always",
     }
-    return {**form, **given}
+    return _encoded_form(config, {**form, **given})
+
+
+def _encoded_form(config: Config, form: dict[str, Any]) -> dict[str, Any]:
+    """The form with a frozen encoder between images and network; its features are taken as they are."""
+    if not config.model.encoder:
+        return form
+    if load_encoder(config.model.encoder, config.model.encoder_hash).takes == "texts":
+        form = {**form, "channels": 0, "image_size": 0, "flip": False}
+    count = shape_for(config.model, form["channels"], form["image_size"])[0]
+    return {**form, "encoded": count, "mean": (0.0,) * count, "std": (1.0,) * count}
 
 
 def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simulation | None) -> None:

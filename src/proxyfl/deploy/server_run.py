@@ -24,7 +24,7 @@ from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.core.files import begins_with, sha256, write_bytes
 from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import ServerState
-from proxyfl.data.dataset import Split
+from proxyfl.data.dataset import Encoded, Split
 from proxyfl.data.partition import Partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.stream import ViewSettings
@@ -38,6 +38,8 @@ from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
 from proxyfl.deploy.stopping import StopAsked, stop_asked
 from proxyfl.deploy.validation import method_of
+from proxyfl.encoders import load_encoder, settle_encoder
+from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.engines.flower.site import FORM
@@ -59,6 +61,7 @@ from proxyfl.runs.repair import lost_clients, repair_models, require_same_frozen
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.start import load_start, read_start, settle_start
 
+ENCODED_AT_ONCE = 64
 RETRY, RETRY_LAST = 5.0, 60.0
 """Seconds between two attempts at a round that had too few answers: fewer at first, then more."""
 
@@ -75,13 +78,21 @@ class DeployedServer:
         self.roster = SiteRoster(grid, deployment)
         self.courier = Courier(grid, self.roster)
         self.form = {name: _plain(getattr(deployment, name)) for name in FORM}
-        self.registrar = Registrar(self.courier, self.roster, self.form, self.say, deployment.max_images)
+        self.registrar = Registrar(
+            self.courier, self.roster, self._enrolling(), self.say, deployment.max_images
+        )
         self.test = test
 
     @cached_property
     def own(self) -> SiteData | None:
         """The labelled images that the server itself holds, where labels are there."""
         return open_server_data(self.deployment) if self.deployment.server_data else None
+
+    def _enrolling(self) -> dict[str, Any]:
+        """What a site is told when it enrols; where an encoder reads its data, that is then done."""
+        if not self.deployment.encoded:
+            return self.form
+        return {**self.form, "config": json.loads(json.dumps(self.deployment.config.to_tree()))}
 
     def say(self, text: str) -> None:
         self.live.tell("note", text=text)
@@ -252,7 +263,8 @@ class DeployedServer:
                 f"{self.deployment.file}: quorum = {ours.quorum}, but the run began with {began.quorum}; "
                 f"put it back, or move {run.path} away to begin anew"
             )
-        model = dataclasses.replace(self.deployment.config.model, weights_hash=config.model.weights_hash)
+        model = settle_encoder(self.deployment.config).model
+        model = dataclasses.replace(model, weights_hash=config.model.weights_hash)
         if config != dataclasses.replace(self.deployment.config, model=model):
             raise RunError(
                 f"[experiment] of {self.deployment.file} was changed since the run began; put it back, "
@@ -280,7 +292,7 @@ class DeployedServer:
         split = self.test() if self.test is not None else kept
         if split is not None:
             every = config.keep.metrics == "all"
-            measure = ServerTest(trainer, split, form.image_size, scores=every)
+            measure = ServerTest(trainer, self._seen(split, config), form.taken[1], scores=every)
         else:
             measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen)
         population = enrolment.population()
@@ -290,10 +302,17 @@ class DeployedServer:
         )  # fmt: skip
         return federation, trainer, measure
 
+    def _seen(self, split: Split, config: Config) -> Split:
+        """The server's test images, or what the frozen encoder makes of them."""
+        if not self.deployment.encoded:
+            return split
+        encoder = load_encoder(config.model.encoder, config.model.encoder_hash)
+        return Split(in_batches(encoder, split.images, ENCODED_AT_ONCE), split.labels)
+
     def _trainer(self, run: RunDirectory, config: Config, method: Method) -> ClientTrainer:
         """What knows the network; it trains no client here."""
         form = self.deployment
-        network = Network.configured(config.model, len(form.classes), form.channels, form.image_size)
+        network = Network.configured(config.model, len(form.classes), *form.taken)
         views = ViewSettings(form.flip, form.mean, form.std, config.vectors)
         store = self._store(run.clients, config)
         return trainer_of(config, method, network, views, store, read_start(run, config))
@@ -305,12 +324,14 @@ class DeployedServer:
 
     def _card(self, config: Config, method: Method) -> dict[str, Any]:
         """What a saved model says about itself, but for the round."""
-        form = self.deployment
+        form, model = self.deployment, config.model
+        source = Encoded(model.encoder, model.encoder_hash, form.channels, form.image_size, 0)
         return model_card(
             config,
             method,
-            channels=form.channels,
-            image_size=form.image_size,
+            channels=form.taken[0],
+            image_size=form.taken[1],
+            encoded=source if form.encoded else None,
             classes=form.classes,
             mean=form.mean,
             std=form.std,

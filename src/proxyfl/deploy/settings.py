@@ -6,7 +6,6 @@ Everything a deployment writes lies below its folder; :class:`Deployment` and :c
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,57 +19,18 @@ from proxyfl.core.settings import read_section, setting
 from proxyfl.core.trees import Tree
 from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
-from proxyfl.deploy.names import REMOVED, check_sites, inside, known_site, require_texts
+from proxyfl.deploy.form import ImageForm
+from proxyfl.deploy.names import REMOVED, check_sites, inside, known_site
 from proxyfl.deploy.settings_text import to_toml
 from proxyfl.runs.config_file import load_toml
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.start import settle_place
 
-FORMAT = 1
 FEDERATION_FILE, SITE_FILE, TRUSTED_FILE = "federation.toml", "site.toml", "trusted.yaml"
 UNSAFE = frozenset("\"'\\$%`{};#@")
 """What cannot stand in service units as it is."""
 
-MIN_SIZE = 8
 S = TypeVar("S", bound="ImageForm")
-
-
-@dataclass(frozen=True)
-class ImageForm:
-    """What server and sites must agree on: the classes, in order, and the form of an image."""
-
-    format: int = setting(FORMAT, "version of this file", low=1)
-    insecure: bool = setting(False, "no encryption and no authentication: for trying out on one machine")
-    classes: tuple[str, ...] = setting((), "class names in order; a class's place is its number")
-    channels: int = setting(3, "channels of an image, 3 or 1 (grey); of vectors the features", low=1)
-    image_size: int = setting(32, "side in pixels that every image is brought to; 0: vectors", low=0)
-    features: tuple[str, ...] = setting((), "columns of vectors in tables, in order; empty: all of numbers")
-    mean: tuple[float, ...] = setting((), "mean of each channel on the scale 0 to 1, or of each feature")
-    std: tuple[float, ...] = setting((), "standard deviation of each channel or feature")
-    flip: bool = setting(False, "whether a mirrored image keeps its class")
-    holdout: float = setting(
-        0.0, "share of labelled images kept back to measure accuracy, where the labels are", low=0, high=0.9
-    )
-
-    def check(self) -> None:
-        """Raise :class:`ConfigError` where the settings cannot be meant."""
-        if self.format != FORMAT:
-            raise ConfigError(f"it has format {self.format}; this version of proxyfl reads {FORMAT}")
-        require_texts("classes", self.classes)
-        if len(self.classes) < 2:
-            raise ConfigError("classes must name two classes or more, as in classes = ['cat', 'dog']")
-        if self.image_size and self.channels not in (1, 3):
-            raise ConfigError(f"channels = {self.channels} is not one of 1, 3; vectors need image_size = 0")
-        if 0 < self.image_size < MIN_SIZE:
-            raise ConfigError(f"image_size = {self.image_size} is below {MIN_SIZE}")
-        require_texts("features", self.features)
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != self.channels or not all(map(_is_number, values)):
-                raise ConfigError(
-                    f"{name} must be {self.channels} number(s), one for each channel or feature"
-                )
-        if min(self.std) <= 0:
-            raise ConfigError("std must be above 0 for every channel or feature")
 
 
 @dataclass(frozen=True)
@@ -166,6 +126,16 @@ class Deployment(DeploymentSettings):
             config = settle_place(config, self.path)
         except ProxyFLError as error:
             raise self._wrong(f"[experiment]: {error}") from None
+        if bool(config.model.encoder) != bool(self.encoded):
+            raise self._wrong(
+                f"encoded = {self.encoded}, but the network is {config.model.name}; set encoded to the "
+                "number of the frozen encoder's features, or to 0 without one"
+            )
+        if config.model.encoder and not config.model.encoder_hash:
+            raise self._wrong(
+                "model.encoder_hash of [experiment] is empty, so sites cannot tell whether theirs is the "
+                "same encoder; proxyfl deploy init fills it in"
+            )
         if masked:
             raise self._wrong(validation.secure_aggregation(validation.method_of(config)))
         return config
@@ -299,6 +269,9 @@ class SiteSettings(ImageForm):
         choices=SCENARIOS,
     )
     device: str = setting("", "torch device of this site, as cuda; empty: as the experiment says")
+    encoder: str = setting(
+        "", "where the frozen encoder lies at this site, as hf:FOLDER or onnx:FILE; empty: as the server says"
+    )
 
     def check(self) -> None:
         super().check()
@@ -372,10 +345,6 @@ def _read(cls: type[S], file: Path, cure: str) -> S:
 def _table_of(settings: ImageForm, cls: type[ImageForm]) -> dict[str, Any]:
     """The values of the fields that ``cls`` has."""
     return {spec.name: getattr(settings, spec.name) for spec in dataclasses.fields(cls)}
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _table(tree: Tree, name: str) -> Tree:

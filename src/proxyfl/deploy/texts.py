@@ -92,9 +92,9 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
         "warning": _warning(site.insecure),
         "classes": ", ".join(site.classes),
         "labels": _site_labels(site),
-        "data": IMAGE_DATA if site.image_size else VECTOR_DATA,
+        "data": DATA[site.called],
         "become": _become(site),
-        "samples": "images" if site.image_size else "vectors",
+        "samples": site.called,
         "server": site.server,
     }
 
@@ -106,10 +106,21 @@ VECTOR_DATA = """- an npz file with `vectors` (N×d) and `labels` (numbers, -1 f
 - a table, `.csv` or `.parquet`, with a column for each feature and a column `label`, empty for none."""
 
 
+TEXT_DATA = """- a table, `.csv` or `.parquet`, with a column `text` and a column `label`, empty for none."""
+DATA = {"images": IMAGE_DATA, "vectors": VECTOR_DATA, "texts": TEXT_DATA}
+ENCODER = (
+    " A frozen encoder reads the {what} on this machine, once. It does not come with the folder: write where "
+    'it lies into site.toml, as in encoder = "hf:/models/clip". It must be the very one that the server has.'
+)
+
+
 def _become(site: Site) -> str:
+    more = ENCODER.format(what=site.called) if site.encoded else ""
+    if site.called == "texts":
+        return f"Texts are in UTF-8.{more}"
     if site.image_size:
         colour = "grey" if site.channels == 1 else "in colour"
-        return f"Images become squares of {site.image_size} pixels, {colour}."
+        return f"Images become squares of {site.image_size} pixels, {colour}.{more}"
     names = f": {', '.join(site.features)}" if site.features else ""
     return f"A vector has {site.channels} features{names}."
 

@@ -58,12 +58,6 @@ def check_experiment(config: Config) -> None:
             f"model.weights: a site's own part of {method.name} begins as the seed initialises it, since no "
             "site has the weights that the server starts from; take the setting out"
         )
-    if config.model.encoder:
-        raise ConfigError(
-            f"model.name = {config.model.name}: sites do not encode images by themselves; let each write its "
-            "features as vectors into an npz file (proxyfl.encode), and set model.name to "
-            f"{config.model.head}"
-        )
     if config.train.leak_momentum:
         raise ConfigError(
             "train.leak_momentum hands one site's momentum to the next, which real sites do not; set it to "
@@ -92,6 +86,11 @@ def check_server_data(config: Config, server_data: str) -> None:
         raise ConfigError(
             "labels.where = 'server' needs the server's labelled images; name them: --server-data PATH of "
             "'proxyfl deploy init', or server_data = 'PATH' in federation.toml"
+        )
+    if where == SERVER and config.model.encoder:
+        raise ConfigError(
+            "labels.where = 'server' and a frozen encoder do not go together in real federations: the server "
+            "does not encode its labelled images; give the labels to sites, or take another network"
         )
     if where != SERVER and server_data:
         raise ConfigError(

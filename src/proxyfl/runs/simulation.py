@@ -104,7 +104,7 @@ def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | N
     if any(bool((dataset.train.labels[values] < 0).any()) for values in told):
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
-        raise DataError(f"'{dataset.name}' has no training images to share out")
+        raise DataError(f"'{dataset.name}' has no training {dataset.train.called} to share out")
     drawn = vectors or VectorSettings()
     views = ViewSettings(dataset.flip, dataset.mean, dataset.std, drawn, weak_views(dataset))
     return Simulation(dataset, partition, 0, views, views)
@@ -116,13 +116,18 @@ def weak_views(dataset: Dataset) -> int:
 
 
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
-    """The data set at the size and with the images the settings ask for."""
+    """The data set as a network is given it: where the settings name a frozen encoder, its features."""
+    dataset = load_samples(config, root)
+    return _encoded(config, dataset, root) if config.model.encoder else dataset
+
+
+def load_samples(config: Config, root: Path | None = None) -> Dataset:
+    """The data set at the size and with the images the settings ask for, before any encoder."""
     size = config.data.image_size or None
     dataset = sources.load(config.data.name, root, image_size=size, keys=config.data.keys)
     kept = config.data.subset
     count = round(kept * len(dataset.train)) if kept <= 1 else int(kept)
-    dataset = dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
-    return _encoded(config, dataset, root) if config.model.encoder else dataset
+    return dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
 
 
 def _encoded(config: Config, dataset: Dataset, root: Path | None) -> Dataset:
@@ -130,7 +135,7 @@ def _encoded(config: Config, dataset: Dataset, root: Path | None) -> Dataset:
     encoder = load_encoder(config.model.encoder, config.model.encoder_hash)
     cache, views = data_root(root) / FOLDER, config.encoder
     seen = replace(dataset, flip=_flips(config, dataset))
-    return encode(seen, encoder, weak=views.weak, strong=views.strong, cache=cache)
+    return encode(seen, encoder, weak=views.weak, strong=views.strong, texts=config.texts, cache=cache)
 
 
 def _flips(config: Config, dataset: Dataset) -> bool:
@@ -172,7 +177,7 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
         if config.data.validation:
             partition = hold_out(partition, dataset, config.data.validation, config.labels.seed)
     if not partition.sizes.any():
-        raise DataError(f"'{config.data.name}' has no training images to share out")
+        raise DataError(f"'{config.data.name}' has no training {dataset.train.called} to share out")
     train, test = _views(config, dataset)
     return Simulation(dataset, partition, per_class if isinstance(per_class, int) else 0, train, test)
 

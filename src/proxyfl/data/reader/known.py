@@ -27,18 +27,19 @@ from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, read_arrays
-from proxyfl.data.reader.columns import read_rows
+from proxyfl.data.reader.columns import Rows, read_rows, read_texts
 from proxyfl.data.reader.folders import list_images
 from proxyfl.data.reader.listing import CLIENT, NO_LABEL, Listing, all_told, class_number, in_order
 from proxyfl.data.reader.tables import LABELS_FILE, list_beside, read_table
+from proxyfl.data.texts import NUMBERS
 
 CACHE_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Form:
-    """What images have to be. A ``size`` of 0 means vectors of ``channels`` features, which may have names.
-    ``keys`` names a table's columns.
+    """What images have to be. A ``size`` of 0 means vectors of ``channels`` features, which may have names;
+    where both are 0, texts, whose column may have a name. ``keys`` names a table's columns.
     """
 
     classes: tuple[str, ...]
@@ -46,6 +47,10 @@ class Form:
     size: int
     features: tuple[str, ...] = ()
     keys: str = ""
+
+    @property
+    def of_texts(self) -> bool:
+        return (self.channels, self.size) == NUMBERS
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
     its classes in an order of its own.
     """
     found = find_form(place)
+    if found == "npz" and form.of_texts:
+        raise DataError(f"{place} is an npz file, and texts are wanted; give a table with a column of them")
     if found == "npz":
         return read_npz(place, form, by_name=by_name)
     if not form.size:
@@ -110,24 +117,32 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
 
 
 def _read_table(place: Path, form: Form) -> Known:
-    """The vectors in a table's rows."""
+    """The vectors or texts in a table's rows."""
     if place.is_dir():
-        raise DataError(
-            f"{place} is a folder, and vectors of {form.channels} features are wanted; give an npz file or a "
-            "table of numbers"
-        )
-    rows = read_rows(read_table(place, form.keys), form.classes, form.features)
+        wanted = f"vectors of {form.channels} features are wanted; give an npz file or a table of numbers"
+        if form.of_texts:
+            wanted = "texts are wanted; give a table with a column of them"
+        raise DataError(f"{place} is a folder, and {wanted}")
+    rows = _rows(place, form)
     clients = in_order(entry.client for entry in rows.entries if entry.client is not None)
     if clients:
+        what = "texts" if form.of_texts else "vectors"
         raise DataError(
-            f"{place} holds the vectors of {len(clients)} clients; a site is one client: give a table of its "
+            f"{place} holds the {what} of {len(clients)} clients; a site is one client: give a table of its "
             "own rows, without the column 'client'"
         )
-    if rows.vectors.shape[1] != form.channels:
+    if not form.of_texts and rows.vectors.shape[1] != form.channels:
         raise DataError(_other_features(place, rows.vectors.shape[1], form))
     labels = [NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in rows.entries]
     split = Split(torch.from_numpy(rows.vectors), torch.tensor(labels, dtype=torch.int64))
     return Known(split, tuple(entry.split or "" for entry in rows.entries), place.suffix.lower()[1:])
+
+
+def _rows(place: Path, form: Form) -> Rows:
+    table = read_table(place, form.keys)
+    if form.of_texts:
+        return read_texts(table, form.classes, form.features[0] if form.features else "")
+    return read_rows(table, form.classes, form.features)
 
 
 def _other_features(file: Path, found: int, form: Form) -> str:
