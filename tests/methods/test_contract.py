@@ -27,7 +27,17 @@ from proxyfl.methods import create, recipes, registry
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import Simulation, prepare
-from toybox import TINY, Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import (
+    TINY,
+    Stopped,
+    Told,
+    every_method,
+    make_simulation,
+    play,
+    same_bits,
+    same_state,
+    tiny_config,
+)
 
 NAMES = [recipe.name for recipe in recipes("clients")]
 FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values())
@@ -171,7 +181,7 @@ def test_thresholds_leave_images_on_both_sides(name: str, first: Any) -> None:
     assert any(0 < pseudo["selected"] < pseudo["visits"] for pseudo in found), found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_same_seed_same_bits_and_another_seed_other_bits(name: str, first: Any, folder: Path) -> None:
     torch.rand(3)  # whatever anyone draws elsewhere
     again = played(config_for(name), digits(), folder / name / "again")
@@ -189,7 +199,7 @@ class StopsInside(Told):
         raise Stopped(answer.client)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_stopped_and_resumed_gives_the_same_bits(name: str, first: Any, folder: Path) -> None:
     where = folder / name / "stopped"
     experiment = proxyfl.Experiment(name, "digits", **{**TINY, **settings_for(name)})
@@ -302,7 +312,7 @@ def test_odd_clients_channels_and_classes(name: str, channels: int, classes: int
     assert len(metrics["per_class"]) == classes
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=slow_unless_first(name)) for name in NAMES])
+@pytest.mark.parametrize("name", every_method())
 def test_every_fidelity_plays(name: str, folder: Path) -> None:
     for fidelity in FIDELITIES[1:]:
         config = config_for(name, fidelity=fidelity, rounds=1)
