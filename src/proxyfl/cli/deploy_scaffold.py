@@ -365,7 +365,7 @@ def check(
 
     told = Site.read(site)
     form = (told.classes, told.channels, told.image_size, told.holdout, told.seed)
-    found = open_site(data, *form, features=told.features)
+    found = open_site(data, *form, features=told.features, keys=told.keys)
     counts, console = found.counts, out()
     brought = (
         f"brought to {told.image_size} × {told.image_size}, {'grey' if told.channels == 1 else 'colour'}"

@@ -23,7 +23,7 @@ def explain(name: str, root: Path, keys: str, output: Path | None, console: Cons
     """What was found, what is doubtful about it, and how to go on. Every image is read."""
     from proxyfl.data.look import look
     from proxyfl.runs import own
-    from proxyfl.runs.experiment import load_config
+    from proxyfl.runs.settings import resolve
     from proxyfl.runs.simulation import doubts, prepare
 
     if output is not None:
@@ -31,7 +31,7 @@ def explain(name: str, root: Path, keys: str, output: Path | None, console: Cons
     found = look(name, root, keys)
     for line in described(found):
         console.print(line, markup=False)
-    config = load_config(name, {"data": {"keys": keys}} if keys else {}, root=root)
+    config = resolve(own.PRESET, own.choose(name, found), {"data": {"keys": keys}} if keys else {})
     simulation = prepare(config, root)
     for line in doubts(simulation.dataset, simulation.partition):
         console.print(f"warning: {line}", markup=False)

@@ -20,7 +20,7 @@ from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.numbers import is_vectors
-from proxyfl.data.reader.arrays import Array, check_images, read_headers, samples_of
+from proxyfl.data.reader.arrays import Array, check_images, grey_bits, read_headers, samples_of
 from proxyfl.data.reader.columns import read_rows
 from proxyfl.data.reader.tables import read_table
 
@@ -38,11 +38,20 @@ class Given:
     notes: tuple[str, ...] = ()
 
 
-def read_given(places: Sequence[str], channels: int, size: int, features: Sequence[str] = ()) -> Given:
+def images_key(keys: str) -> str:
+    """What ``data.keys`` calls the array of images; empty where it does not name one."""
+    roles = (part.partition("=") for part in keys.split(","))
+    return next((name.strip() for role, _, name in roles if role.strip() == "images"), "")
+
+
+def read_given(
+    places: Sequence[str], channels: int, size: int, features: Sequence[str] = (), key: str = ""
+) -> Given:
     """The images at some places, in the order given, at ``size`` × ``size``; where that is 0, the vectors of
-    ``channels`` features, which in tables are found by their names.
+    ``channels`` features, which in tables are found by their names. ``key`` is the array of an npz file that
+    is looked for before the usual ones.
     """
-    parts = [_read(place, channels, size, features) for place in places]
+    parts = [_read(place, channels, size, features, key) for place in places]
     return Given(
         tuple(name for part in parts for name in part.names),
         torch.cat([part.images for part in parts]),
@@ -50,10 +59,10 @@ def read_given(places: Sequence[str], channels: int, size: int, features: Sequen
     )
 
 
-def _read(place: str, channels: int, size: int, features: Sequence[str]) -> Given:
+def _read(place: str, channels: int, size: int, features: Sequence[str], key: str) -> Given:
     suffix = Path(place).suffix.lower()
     if suffix == ".npz":
-        return _npz(Path(place), channels, size)
+        return _npz(Path(place), channels, size, (*filter(None, [key]), *KEYS))
     if size:
         return _files(place, channels, size)
     if suffix not in TABLES:
@@ -69,7 +78,7 @@ def _table(file: Path, channels: int, features: Sequence[str]) -> Given:
     table = read_table(file)
     rows = read_rows(table, features=features)
     _require_features(file, rows.vectors, channels)
-    return Given(tuple(map(table.where, range(len(table)))), torch.from_numpy(rows.vectors))
+    return Given(tuple(map(table.where, range(len(table)))), torch.from_numpy(rows.vectors), rows.notes)
 
 
 def _require_features(file: Path, vectors: Array, channels: int) -> None:
@@ -110,19 +119,21 @@ def _found(place: str) -> list[Path]:
     raise DataError(f"{place} is not a file" if path.exists() else f"{place} does not exist")
 
 
-def _npz(file: Path, channels: int, size: int) -> Given:
+def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Given:
     try:
         headers = read_headers(file.expanduser())
-        key = next((name for name in KEYS if name in headers), None)
+        key = next((name for name in keys if name in headers), None)
         if key is None:
-            raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected {KEYS[0]}")
+            raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected {keys[0]}")
         shape, dtype = headers[key]
         check_images(file, key, shape, dtype)
         bytes_ = int(np.prod(shape, dtype=object)) * dtype.itemsize
         if bytes_ > memory_limit():
             raise ValueError(f"it holds {in_words(bytes_)}, too much for this machine's memory")
         with np.load(file.expanduser(), allow_pickle=False) as content:
-            array = samples_of(file, key, content[f"{key}.npy"])
+            read = content[f"{key}.npy"]
+        bits, note = grey_bits([read] if read.dtype == np.uint16 and not is_vectors(read) else [])
+        array = samples_of(file, key, read, bits)
     except FileNotFoundError:
         raise DataError(f"{file} does not exist") from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -144,4 +155,4 @@ def _npz(file: Path, channels: int, size: int) -> Given:
     fits = images.shape[-2:] == (size, size)
     if not fits:
         images = resize(Split(images, torch.zeros(len(images), dtype=torch.int64)), size).images
-    return Given(names, images, _notes(0 if fits else len(images), len(images), size))
+    return Given(names, images, _notes(0 if fits else len(images), len(images), size, note))

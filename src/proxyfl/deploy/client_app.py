@@ -39,7 +39,7 @@ def site_side() -> SiteSide:
     def images() -> SiteImages:
         cache = site.state / "cache"
         form = (site.classes, site.channels, site.image_size, site.holdout, site.seed)
-        found = open_site(Path(data), *form, cache=cache, features=site.features)
+        found = open_site(Path(data), *form, cache=cache, features=site.features, keys=site.keys)
         return SiteImages(found.data, found.held_out)
 
     values = {name: getattr(site, name) for name in FORM}

@@ -202,7 +202,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
         say(f"WARNING: others on this machine can read {key}; fix it with: chmod 600 {key}")
     form = (settings.classes, settings.channels, settings.image_size, settings.holdout, settings.seed)
     cache = private(settings.state) / "cache"
-    found = open_site(data, *form, cache=cache, features=settings.features)
+    found = open_site(data, *form, cache=cache, features=settings.features, keys=settings.keys)
     counts, what = found.counts, "images" if settings.image_size else "vectors"
     say(
         f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled {what} "

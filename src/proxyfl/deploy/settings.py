@@ -270,6 +270,7 @@ class SiteSettings(ImageForm):
     server: str = setting("", "HOST:PORT of the server")
     seed: int = setting(1, "seed of the held-out share", low=0)
     device: str = setting("", "torch device of this site, as cuda; empty: as the experiment says")
+    keys: str = setting("", "names of arrays or columns of its data, as in images=pixels,labels=diagnosis")
 
     def check(self) -> None:
         super().check()

@@ -17,7 +17,7 @@ from proxyfl.core.rng import SERVER, rng
 from proxyfl.data.dataset import Split
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.known import Form, Known, read_known
-from proxyfl.data.reader.listing import NO_LABEL
+from proxyfl.data.reader.listing import CLIENT, NO_LABEL
 from proxyfl.data.stream import ClientData
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class SiteData:
     held: Tensor
     form: str
     ignored: int = 0
-    depth: str = ""
-    """What there is to tell about images of 16 bits."""
+    remarks: tuple[str, ...] = ()
+    """What there is to tell about how they were read."""
 
     @property
     def data(self) -> ClientData:
@@ -76,7 +76,7 @@ class SiteData:
     @property
     def notes(self) -> list[str]:
         """What the site's people should know before they take part."""
-        notes = [self.depth] if self.depth else []
+        notes = list(self.remarks)
         if self.ignored:
             notes.append(f"{self.ignored:,} entries ignored: no images, or folders below class folders")
         if not len(self.labelled):
@@ -100,9 +100,11 @@ def open_site(
     seed: int = 1,
     cache: Path | None = None,
     features: Sequence[str] = (),
+    keys: str = "",
 ) -> SiteData:
     """Read a site's data: class folders, a CSV of labels beside images, or an npz file. An ``image_size`` of
-    0 means vectors of ``channels`` features in an npz file or a table.
+    0 means vectors of ``channels`` features in an npz file or a table. ``keys`` names arrays or columns that
+    are called otherwise.
 
     ``holdout`` is the share of labelled images kept back, drawn by class, the same for the same ``seed``;
     where the data has a test or validation split of its own, that is kept back instead.
@@ -110,8 +112,9 @@ def open_site(
     """
     if not 0 <= holdout < 1:
         raise ConfigError(f"holdout = {holdout} must be a share from 0 to below 1")
-    form = Form(tuple(classes), channels, image_size, tuple(features))
+    form = Form(tuple(classes), channels, image_size, tuple(features), keys)
     found = read_known(Path(path).expanduser(), form, cache)
+    _require_one(found, path)
     set_apart = found.of("val", "test")
     labels = found.data.labels
     if bool((set_apart & (labels == NO_LABEL)).any()):
@@ -130,7 +133,20 @@ def open_site(
         held.nonzero()[:, 0],
         found.form,
         found.ignored,
-        found.depth,
+        found.notes,
+    )
+
+
+def _require_one(found: Known, path: str | Path) -> None:
+    """Refuse the data of several clients."""
+    if not found.clients:
+        return
+    if found.form == "folder":
+        cure = f"give the folder of one, as in {Path(path) / (CLIENT + found.clients[0])}"
+    else:
+        cure = f"give its {found.data.called} alone, without a column or array of clients"
+    raise DataError(
+        f"{path} holds the {found.data.called} of {len(found.clients)} clients; a site is one client: {cure}"
     )
 
 
@@ -161,8 +177,8 @@ def read_test(place: Path, form: Form, *, by_name: bool = False) -> Split:
         raise DataError(
             f"{place}: {without:,} of {len(split):,} test {split.called} have no label; take them out"
         )
-    if found.depth:
-        log.warning("%s: %s", place, found.depth)
+    for note in found.notes:
+        log.warning("%s: %s", place, note)
     return split
 
 

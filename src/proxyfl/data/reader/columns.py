@@ -6,7 +6,6 @@ are left out. ``data.keys`` may choose: ``features=age+dose+lab_*`` or ``without
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -22,7 +21,6 @@ from proxyfl.data.reader.arrays import Array, Arrays
 from proxyfl.data.reader.listing import NO_LABEL, Entry, all_told, in_order
 from proxyfl.data.reader.tables import ROLES, Table, entries
 
-log = logging.getLogger(__name__)
 NAMED = 8
 """Columns named in a sentence."""
 
@@ -34,6 +32,7 @@ class Rows:
     vectors: Array
     features: tuple[str, ...]
     entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
 
 
 def holds_vectors(table: Table) -> bool:
@@ -45,14 +44,15 @@ def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequ
     """All rows. ``features`` are the names that are wanted where they are known, as for a model; where the
     classes are given, as at a site, another one is refused.
     """
-    names = _known(table, features) if features else _found(table)
+    names, left_out = (_known(table, features), []) if features else _found(table)
     columns = [_numeric(table, name) for name in names]
     vectors = np.stack(columns, 1) if len(table) else np.zeros((0, len(names)))
     faults: list[str] = []
     found = tuple(entry for _, _, entry in entries(table, classes, faults))
     if faults:
         raise all_told(faults)
-    return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found)
+    notes = [f"columns that are no numbers are left out: {', '.join(left_out)[:300]}"] if left_out else []
+    return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found, tuple(notes))
 
 
 def arrays_of(table: Table) -> Arrays:
@@ -73,7 +73,8 @@ def arrays_of(table: Table) -> Arrays:
         if (splits == split).any()
     }
     clients = np.array([row.client or "" for row in rows.entries])[splits == "train"]
-    return Arrays(parts, classes, clients if clients.any() else None, rows.features)
+    owners = clients if clients.any() else None
+    return Arrays(parts, classes, owners, rows.features, notes=rows.notes)
 
 
 def _known(table: Table, features: Sequence[str]) -> Sequence[str]:
@@ -84,11 +85,11 @@ def _known(table: Table, features: Sequence[str]) -> Sequence[str]:
     return features
 
 
-def _found(table: Table) -> list[str]:
-    """The columns that are features."""
+def _found(table: Table) -> tuple[list[str], list[str]]:
+    """The columns that are features, and those that are left out because they are no numbers."""
     taken = {table.roles[role] for role in ROLES}
     if table.features:
-        return _matching(table, table.features, "features")
+        return _matching(table, table.features, "features"), []
     left_out = taken.union(_matching(table, table.without, "without") if table.without else ())
     names = [name for name in table.columns if name not in left_out]
     found = [name for name in names if _is_numeric(table.columns[name])]
@@ -105,9 +106,7 @@ def _found(table: Table) -> list[str]:
             f"table: {table.file} has no column 'file' with the paths of images, and no column of numbers, "
             f"but {columns}; name them with data.keys, as in data.keys=file=image_path"
         )
-    if others:
-        log.warning("table: columns that are no numbers are left out: %s", ", ".join(others)[:300])
-    return found
+    return found, others
 
 
 def _matching(table: Table, patterns: Sequence[str], role: str) -> list[str]:

@@ -75,7 +75,7 @@ def class_number(label: str, classes: Sequence[str], where: str) -> int:
     """The place of a label in a federation's list of classes."""
     if label not in classes:
         hint = nearest(label, classes)
-        raise DataError(f"{where}: class '{label}' is not in the federation's class list; {hint}")
+        raise DataError(f"{where}: class '{label}' is not in the class list; {hint}")
     return list(classes).index(label)
 
 

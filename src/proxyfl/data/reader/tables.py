@@ -75,7 +75,7 @@ def _csv(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
         raise DataError(f"{file} is larger than {in_words(MAX_CSV)}; that is no table of labels")
     try:
         text = file.read_text(encoding="utf-8-sig")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
         head = [cell.strip() for cell in next(reader, [])]
         rows, lines = [], []
         for cells in reader:
@@ -92,6 +92,12 @@ def _csv(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
     if twice is not None:
         raise DataError(f"{file} has two columns called '{twice}'; rename one")
     return {name: [row[place].strip() for row in rows] for place, name in enumerate(head)}, lines
+
+
+def _delimiter(text: str) -> str:
+    """A comma, unless the first line has none and does have a semicolon or a tab, as spreadsheets write."""
+    head = text.partition("\n")[0]
+    return next((sign for sign in ",;\t" if sign in head), ",")
 
 
 def _parquet(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
@@ -116,10 +122,10 @@ def _parquet(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
     return columns, range(1, count + 1)
 
 
-def list_beside(file: Path, classes: Sequence[str] | None = None) -> Listing:
-    """Images below a CSV's folder: those it names with a label first, in its order, then all the others."""
-    table = read_table(file)
-    if "file" not in table.columns or "label" not in table.columns:
+def list_beside(file: Path, classes: Sequence[str] | None = None, keys: str = "") -> Listing:
+    """Images below a table's folder: those it names with a label first, in its order, then all the others."""
+    table = read_table(file, keys)
+    if table.texts("file") is None or table.texts("label") is None:
         head = ",".join(table.columns)[:80]
         raise DataError(f"{file} must begin with the line 'file,label', not '{head}'")
     root = file.parent

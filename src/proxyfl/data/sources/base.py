@@ -126,6 +126,7 @@ class Source(ABC):
         validation: tuple[Array, Array] | None = None,
         clients: tuple[Array, tuple[str, ...]] | None = None,
         features: tuple[str, ...] = (),
+        notes: Sequence[str] = (),
     ) -> Dataset:
         """Check what was read and dress it as a Dataset: images (N, C, H, W) or vectors (N, d), labels (N,).
 
@@ -163,6 +164,7 @@ class Source(ABC):
             holders=None if clients is None else torch.from_numpy(clients[0]),
             clients=() if clients is None else clients[1],
             features=features,
+            notes=tuple(notes),
         )
 
     def shortfall(self, train: int, test: int, note: str = "") -> str:

@@ -9,7 +9,6 @@ are left out and named in one line.
 from __future__ import annotations
 
 import itertools
-import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ DEFAULT_SIZE = 32
 TEST_SHARE = 5
 MOST_UNREADABLE = 0.01
 """The share of damaged images from which on something is wrong with the data as a whole."""
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,11 +86,10 @@ class Listed(Source):
         if needed > memory_limit():
             raise DataError(f"{self.name}: the images need {in_words(needed)}; set a smaller data.image_size")
         images, depth = decode_all(looked, channels, size, f"reading {place.name}", strict=False)
-        for line in filter(None, ("; ".join(dealt.notes), depth, _unreadable(looked))):
-            log.warning("%s: %s", self.name, line)
-        return self._dress(dealt, looked, images)
+        notes = tuple(filter(None, ("; ".join(dealt.notes), depth, _unreadable(looked))))
+        return self._dress(dealt, looked, images, notes)
 
-    def _dress(self, dealt: Dealt, looked: Survey, images: Array) -> Dataset:
+    def _dress(self, dealt: Dealt, looked: Survey, images: Array, notes: Sequence[str]) -> Dataset:
         """The data set of the sound images."""
         labels = numbers(dealt.entries, dealt.classes)
         sound = np.array([entry.file not in looked.faults for entry in dealt.entries], bool)
@@ -111,6 +108,7 @@ class Listed(Source):
             classes=dealt.classes,
             validation=parts[1],
             clients=holders(self.name, clients),
+            notes=notes,
         )
 
 
