@@ -173,6 +173,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays(x_train=pixels(5, 8, 8) / 255, y_test=np.eye(2)))
     with pytest.raises(DataError) as caught:
         load("npz:a.npz", tmp_path)
-    assert "2 problems: (1)" in str(caught.value)
-    assert "x_train is float64, expected uint8 from 0 to 255; multiply numbers from 0 to 1" in str(caught.value)
-    assert "y_test has 2 labels for each image" in str(caught.value)
+    told = str(caught.value)
+    assert "2 problems: (1)" in told
+    assert "x_train is float64, expected uint8 from 0 to 255; multiply numbers from 0 to 1" in told
+    assert "y_test has 2 labels for each image" in told

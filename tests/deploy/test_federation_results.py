@@ -107,6 +107,26 @@ def test_eval_matches_classes_by_name(federation: Path, tmp_path: Path) -> None:
         assert (done.exit_code, fault in done.stderr) == (2, True), done.stderr
 
 
+def test_eval_leaves_out_what_has_no_label_and_takes_any_names_and_clients(
+    federation: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named(federation / "run")
+    images, labels = server_images(federation)
+    expected = recorded(federation)
+    pixels = np.concatenate([images, images[:3]])
+    arrays = {
+        "pixels": pixels,
+        "what": np.concatenate([np.array(NAMES)[labels], ["", "", ""]]),
+        "clients": np.arange(len(pixels)) % 2,
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    new = ("--data", f"npz:{tmp_path / 'a.npz'}")
+    assert accuracy(federation / "run", *new, "--keys", "images=pixels,labels=what") == expected
+    assert f"3 of {len(pixels)} images have no label and are left out" in caplog.text
+    done = invoke("eval", federation / "run", "--keys", "images=pixels")
+    assert (done.exit_code, "--keys names the arrays or columns of --data" in done.stderr) == (2, True)
+
+
 def test_eval_says_where_the_images_are(federation: Path, tmp_path: Path) -> None:
     named(federation / "run")
     (tmp_path / "sites").mkdir()

@@ -75,10 +75,7 @@ def test_images_of_any_size_and_colour_take_the_federations_form(folders: Path) 
 
 def test_an_unknown_class_folder_is_named(folders: Path) -> None:
     picture(folders / "dgo" / "y.png")
-    assert (
-        f"{folders / 'dgo'}: class 'dgo' is not in the class list; did you mean 'dog'?"
-        in refusal(folders)
-    )
+    assert f"{folders / 'dgo'}: class 'dgo' is not in the class list; did you mean 'dog'?" in refusal(folders)
 
 
 def test_all_problems_are_told_at_once(folders: Path, tabled: Path) -> None:

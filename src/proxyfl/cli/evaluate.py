@@ -132,9 +132,7 @@ def evaluate(
         console.print("[yellow]the best round was chosen on these test images, so this is optimistic[/]")
 
 
-def _images(
-    run: Run, card: ModelCard, data: str | None, keys: str | None, data_root: Path | None
-) -> Split:
+def _images(run: Run, card: ModelCard, data: str | None, keys: str | None, data_root: Path | None) -> Split:
     """The images to test on, their labels in the order of the model's classes."""
     from proxyfl.runs.simulation import prepare
 

@@ -91,9 +91,14 @@ def _require_features(file: Path, vectors: Array, channels: int) -> None:
 def _files(place: str, channels: int, size: int) -> Given:
     files = _found(place)
     seen = survey(files)
-    images, note = decode_all(seen, channels, size, "reading")
-    other = sum(shape != (size, size) for shape in seen.sizes.values())
-    return Given(tuple(map(str, files)), torch.from_numpy(images), _notes(other, len(files), size, note))
+    images, note = decode_all(seen, channels, size, "reading", strict=False)
+    sound = [at for at, file in enumerate(files) if file not in seen.faults]
+    if not sound:
+        seen.require_sound()
+    damaged = f"{len(seen.faults):,} of {len(files):,} images cannot be read and are left out: {seen.named}"
+    other = sum(seen.sizes[files[at]] != (size, size) for at in sound)
+    notes = _notes(other, len(sound), size, note, damaged if seen.faults else "")
+    return Given(tuple(str(files[at]) for at in sound), torch.from_numpy(images[sound]), notes)
 
 
 def _notes(other: int, total: int, size: int, *more: str) -> tuple[str, ...]:

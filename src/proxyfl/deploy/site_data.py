@@ -159,8 +159,9 @@ def open_test(
     by_name: bool = False,
     features: Sequence[str] = (),
 ) -> Split:
-    """Test images in any form that a site may use. Every one needs its label. ``by_name``, an npz file may
-    number its classes in an order of its own.
+    """Test images in any form that a site may use. Every one needs its label. ``by_name``, as for data that
+    was not made for this, an npz file may number its classes in an order of its own, and images without a
+    label are left out.
     """
     form = Form(tuple(classes), channels, image_size, tuple(features))
     return read_test(Path(path).expanduser(), form, by_name=by_name)
@@ -173,10 +174,15 @@ def read_test(place: Path, form: Form, *, by_name: bool = False) -> Split:
     without = int((split.labels == NO_LABEL).sum())
     if not len(split):
         raise DataError(f"there are no images in {place}")
-    if without:
+    if without and (not by_name or without == len(split)):
         raise DataError(
             f"{place}: {without:,} of {len(split):,} test {split.called} have no label; take them out"
         )
+    if without:
+        log.warning(
+            "%s: %d of %d %s have no label and are left out", place, without, len(split), split.called
+        )
+        split = split.take((split.labels != NO_LABEL).nonzero()[:, 0])
     for note in found.notes:
         log.warning("%s: %s", place, note)
     return split
