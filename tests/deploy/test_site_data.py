@@ -64,7 +64,7 @@ def test_class_folders_are_read_in_the_order_of_classes_and_names(folders: Path)
     assert found.data.labels.tolist() == [1, 2, 2]
     assert found.counts == site_data.Counts((0, 1, 2), (0, 0, 0), 2)
     assert (found.form, len(found.data), found.data.truth) == ("folder", 5, None)
-    assert found.notes == ["no labelled image of: cat"]
+    assert found.notes == ["no labelled images of: cat"]
 
 
 def test_images_of_any_size_and_colour_take_the_federations_form(folders: Path) -> None:
@@ -234,7 +234,7 @@ def test_an_npz_file_is_read_in_its_order(tmp_path: Path) -> None:
     assert levels(found, found.unlabelled) == [1, 3]
     alone = opened(arrays(tmp_path / "e.npz", images=images))
     assert len(alone.unlabelled) == 5
-    assert "no labelled image to train on" in alone.notes[0]
+    assert "no labelled images to train on" in alone.notes[0]
 
 
 GREY = np.zeros((3, 8, 8), np.uint8)

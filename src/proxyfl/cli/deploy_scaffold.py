@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
     from proxyfl.deploy.explain import Explanation, Item
     from proxyfl.deploy.scaffold import Plan
-    from proxyfl.deploy.settings import Deployment, Site
+    from proxyfl.deploy.settings import Deployment
 
 INIT_EXAMPLES = examples(
     "proxyfl deploy init hospital --sites 4 --host fl.example.org --classes healthy,ill --image-size 64",
     "proxyfl deploy init trial --sites 3 --sample",
+    "proxyfl deploy init wards --sites 3 --like patients.csv --set data.keys=label=diagnosis,without=id",
     "proxyfl deploy init hospital --add-site lyon",
     "proxyfl deploy init hospital --renew --host 10.0.0.5",
 )
 EXPLAIN_EXAMPLES = examples("proxyfl deploy explain hospital")
-CHECK_EXAMPLES = examples("proxyfl deploy check images/ --site site-03")
 
 SERVER, IMAGES, ROUNDS, EXISTING = "The server", "Classes and images", "Rounds", "A deployment that exists"
 
@@ -111,6 +111,16 @@ def init(
             rich_help_panel=IMAGES,
         ),
     ] = None,
+    like: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="For vectors: a table or npz file of some. Features, mean and standard deviation are taken "
+            "from it, and the classes where they are not given; the file stays here.",
+            show_default="as --test",
+            rich_help_panel=IMAGES,
+        ),
+    ] = "",
     test: Annotated[
         str,
         typer.Option(
@@ -200,6 +210,7 @@ def init(
         overrides=asked,
         name=name,
         form={key: value for key, value in form.items() if value is not None},
+        like=like,
         test=test,
         holdout=holdout,
         quorum=quorum,
@@ -272,10 +283,17 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     path = deployment.path
     say = out().print
     say(f"wrote {path}: server at {deployment.address}, {len(deployment.sites)} site(s)", markup=False)
+    what = "images" if deployment.image_size else "vectors"
     if not deployment.test:
-        say(f"accuracy comes from the {deployment.holdout:.0%} of labelled images that each site keeps back")
+        say(f"accuracy comes from the {deployment.holdout:.0%} of labelled {what} that each site keeps back")
     else:
-        say(f"accuracy comes from the server's test images, {deployment.test}", markup=False)
+        say(f"accuracy comes from the server's test {what}, {deployment.test}", markup=False)
+    if not deployment.image_size and set(deployment.mean) == {0.0} and set(deployment.std) == {1.0}:
+        say(
+            "warning: sites have to bring features with mean 0 and standard deviation 1; where they do not, "
+            "begin again with --like FILE, a file of vectors like theirs",
+            soft_wrap=True,
+        )
     first = deployment.sites[0]
     data = path / "sample" / f"{first}.npz" if plan.sample else "DATA"
     say("\nnext", style="bold")
@@ -344,53 +362,3 @@ def _table(items: Sequence[Item]) -> object:
         shape = " × ".join(map(str, item.shape))
         table.add_row(item.what, f"{item.numbers:,}", in_words(item.bytes), shape)
     return table
-
-
-def check(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATA", help="Folder of images, CSV of labels, npz file; or a table.", show_default=False
-        ),
-    ],
-    site: Annotated[
-        Path,
-        typer.Option("--site", metavar="DIR/SITE", help="The site's folder.", show_default=False),
-    ],
-) -> None:
-    """Count a site's images and check them against the class list. Nothing is sent."""
-    from proxyfl.deploy.expiry import of_site
-    from proxyfl.deploy.settings import Site
-    from proxyfl.deploy.site_data import open_site
-
-    told = Site.read(site)
-    form = (told.classes, told.channels, told.image_size, told.holdout, told.seed)
-    found = open_site(data, *form, features=told.features, keys=told.keys)
-    counts, console = found.counts, out()
-    brought = (
-        f"brought to {told.image_size} × {told.image_size}, {'grey' if told.channels == 1 else 'colour'}"
-    )
-    shown = f"images, {brought}" if told.image_size else f"vectors of {told.channels} features"
-    console.print(f"{told.name}: {data}, read as {found.form}", style="bold", markup=False)
-    console.print(f"{counts.total:,} {shown}\n")
-    right = ("labelled", "kept back")
-    table = plain_table("class", *right, right=right)
-    for name, labelled, held in zip(told.classes, counts.labelled, counts.held_out, strict=True):
-        table.add_row(name, f"{labelled:,}", f"{held:,}")
-    table.add_row("all classes", f"{sum(counts.labelled):,}", f"{sum(counts.held_out):,}", style="bold")
-    console.print(table)
-    console.print(f"unlabelled: {counts.unlabelled:,}")
-    for note in (*found.notes, *of_site(told), *_missing(told)):
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
-    if not told.insecure and told.trusted.is_file():
-        from proxyfl.deploy.signing import told_of
-
-        console.print(f"{told.name} {told_of(told)}", markup=False, soft_wrap=True)
-    console.print("nothing was sent")
-
-
-def _missing(site: Site) -> list[str]:
-    """What the site's folder lacks for taking part."""
-    files = (site.ca_certificate, site.private_key, site.certificate, site.trusted)
-    lacks = [str(file) for file in files if not site.insecure and not file.is_file()]
-    return [f"missing here: {', '.join(lacks)}; the operator hands out the whole folder"] if lacks else []

@@ -18,6 +18,7 @@ from proxyfl.data import sources
 from proxyfl.deploy import expiry, pki, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
+from proxyfl.deploy.like import vectors_like
 from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
 from proxyfl.deploy.shrink import settled
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
@@ -33,6 +34,8 @@ OWN_MEAN, OWN_STD = 0.5, 0.25
 """Normalisation of a federation's own images where nobody says another."""
 NATIVE_SIZE = {"digits": 8, "mnist": 28, "fashion-mnist": 28}
 SIZE = 32
+VECTOR_NETWORK = "mlp"
+"""What is trained on vectors where nobody names a network."""
 OWN_DATA = "folder:sites"
 """What a run's settings call data that lie at the sites."""
 
@@ -50,6 +53,7 @@ class Plan:
     overrides: Tree = dataclasses.field(default_factory=dict)
     name: str = ""
     form: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    like: str = ""
     test: str = ""
     holdout: float | None = None
     quorum: int | None = None
@@ -77,6 +81,7 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     """Write a new deployment. It appears complete or not at all, and nothing is overwritten."""
     path = Path(folder).expanduser().resolve()
     _require_free(path)
+    plan = _like(plan)
     config = _experiment(plan)
     simulation = prepare(config, plan.data_root) if plan.sample else None
     deployment = _deployment(path, plan, config, simulation)
@@ -95,6 +100,24 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return Deployment.read(path)
+
+
+def _like(plan: Plan) -> Plan:
+    """With the form of the vectors in a file that is there, for those who did not give it."""
+    given = {name: value for name, value in plan.form.items() if value is not None}
+    file = plan.like or (plan.test if given.get("image_size") == 0 else "")
+    if not file:
+        return plan
+    if plan.like and given.get("image_size"):
+        raise ConfigError("--like is for vectors, which have no --image-size; leave one of them out")
+    data = dict(plan.overrides.get("data", {}))
+    keys = data.pop("keys", "") if plan.like else ""  # of this file alone
+    found = vectors_like(Path(file).expanduser(), keys)
+    if given.get("channels", found["channels"]) != found["channels"]:
+        raise ConfigError(
+            f"--channels {given['channels']}, but the vectors in {file} have {found['channels']:,} features"
+        )
+    return dataclasses.replace(plan, form=found | given, overrides={**plan.overrides, "data": data})
 
 
 def add_site(folder: str | Path, name: str) -> Deployment:
@@ -214,6 +237,8 @@ def _experiment(plan: Plan) -> Config:
         ours["compute"] = {"dtype": "fp32"}  # what all machines have, whatever this one has
     if not plan.sample and _own_images(plan):
         ours["data"] = {"name": OWN_DATA}
+    if plan.form.get("image_size") == 0 and not str(preset).endswith(".toml"):
+        ours["model"] = {"name": VECTOR_NETWORK}
     asked = plan.overrides.get("partition", {}).get("clients", count)
     if asked != count:
         raise ConfigError(f"partition.clients = {asked}, but there are {count} sites")
@@ -276,7 +301,7 @@ def _form(plan: Plan, config: Config) -> dict[str, Any]:
     known = tuple(classes) == source.classes
     channels = given.pop("channels", len(source.mean) if known and source.mean else 3)
     same = known and source.mean is not None and source.std is not None and len(source.mean) == channels
-    if given.get("image_size") == 0:  # vectors: the operator fills in what the sites' features are like
+    if given.get("image_size") == 0:
         return {
             "classes": tuple(classes),
             "channels": channels,

@@ -76,18 +76,18 @@ class SiteData:
     @property
     def notes(self) -> list[str]:
         """What the site's people should know before they take part."""
-        notes = list(self.remarks)
+        notes, what = list(self.remarks), "vectors" if is_vectors(self.images) else "images"
         if self.ignored:
             notes.append(f"{self.ignored:,} entries ignored: no images, or folders below class folders")
         if not len(self.labelled):
-            notes.append("no labelled image to train on: methods that need labels pass this site over")
+            notes.append(f"no labelled {what} to train on: methods that need labels pass this site over")
         if not len(self.unlabelled):
-            notes.append("no unlabelled images")
+            notes.append(f"no unlabelled {what}")
         missing = [
             name for name, number in zip(self.classes, self.counts.labelled, strict=True) if not number
         ]
         if missing and len(missing) < len(self.classes):
-            notes.append(f"no labelled image of: {', '.join(missing)}")
+            notes.append(f"no labelled {what} of: {', '.join(missing)}")
         return notes
 
 

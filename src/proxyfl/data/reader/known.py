@@ -130,14 +130,17 @@ def _read_table(place: Path, form: Form) -> Known:
             f"{place} is a folder, and vectors of {form.channels} features are wanted; give an npz file or a "
             "table of numbers"
         )
-    rows = read_rows(read_table(place, form.keys), form.classes, form.features)
+    table = read_table(place, form.keys)
+    rows = read_rows(table, form.classes, form.features)
+    unnamed = f"there is no column '{table.roles['label']}', so no row has a label; keys names another"
+    notes = (*rows.notes, unnamed) if table.texts("label") is None else rows.notes
     clients = in_order(entry.client for entry in rows.entries if entry.client is not None)
     if rows.vectors.shape[1] != form.channels:
         raise DataError(_other_features(place, rows.vectors.shape[1], form))
     labels = [NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in rows.entries]
     split = Split(torch.from_numpy(rows.vectors), torch.tensor(labels, dtype=torch.int64))
     splits = tuple(entry.split or "" for entry in rows.entries)
-    return Known(split, splits, place.suffix.lower()[1:], clients, notes=rows.notes)
+    return Known(split, splits, place.suffix.lower()[1:], clients, notes=notes)
 
 
 def _other_features(file: Path, found: int, form: Form) -> str:
