@@ -93,7 +93,7 @@ def test_missing_arrays_and_files(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=pixels(2, 8, 8))
     with pytest.raises(DataError, match="too few images with a label"):
         load("npz:a.npz", tmp_path)
-    with pytest.raises(DataError, match=r"npz file not found; looked in .*b\.npz"):
+    with pytest.raises(DataError, match=r"npz file was not found; looked in .*b\.npz"):
         load("npz:b.npz", tmp_path)
 
 

@@ -171,6 +171,13 @@ def _given(data: str, card: ModelCard, keys: str | None, own: DataSettings) -> S
     channels, side = card.given
     form = Form(card.classes, channels, side, card.features, keys)
     split = read_test(place, form, by_name=True)
+    if place.resolve() == Path(own.name.partition(":")[2]).expanduser().resolve():
+        err().print(
+            f"warning: the run was trained on {split.called} in {place}, so this is no test; without --data "
+            "it is tested on those that it never saw",
+            markup=False,
+            soft_wrap=True,
+        )
     if not side:
         return split
     size = f"{side} × {side}"

@@ -18,7 +18,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.data.images import SUFFIXES
 from proxyfl.data.numbers import numbers
 from proxyfl.data.reader.arrays import Array, Arrays
-from proxyfl.data.reader.listing import NO_LABEL, Entry, all_told, in_order
+from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, all_told, in_order
 from proxyfl.data.reader.tables import ROLES, Table, entries
 
 NAMED = 8
@@ -74,7 +74,8 @@ def arrays_of(table: Table) -> Arrays:
     }
     clients = np.array([row.client or "" for row in rows.entries])[splits == "train"]
     owners = clients if clients.any() else None
-    return Arrays(parts, classes, owners, rows.features, notes=rows.notes)
+    notes = (*rows.notes, MINUS_ONE) if NONE_IN_ARRAYS in classes else rows.notes
+    return Arrays(parts, classes, owners, rows.features, notes=notes)
 
 
 def _known(table: Table, features: Sequence[str]) -> Sequence[str]:

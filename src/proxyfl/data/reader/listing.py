@@ -14,6 +14,8 @@ SPLITS = ("train", "val", "test")
 CLIENT = "client="
 """What the name of a client's folder begins with."""
 NO_LABEL = -1
+NONE_IN_ARRAYS = str(NO_LABEL)
+MINUS_ONE = "'-1' is read as a class; in tables, leave the cell empty where there is no label"
 LONGEST_NUMBER = 18
 MOST_TOLD = 10
 """How many problems an error tells."""

@@ -110,7 +110,9 @@ class Source(ABC):
     def missing(self, root: Path, found: Found, expected: str) -> DataError:
         looked = ", ".join(str(place) for place in found.looked)
         note = f"{found.note}; " if found.note else ""
-        return DataError(f"{self.name}: {expected} not found; looked in {looked}; {note}{self.cure(root)}")
+        return DataError(
+            f"{self.name}: {expected} was not found; looked in {looked}; {note}{self.cure(root)}"
+        )
 
     def damaged(self, root: Path, file: Path, fault: str) -> DataError:
         cure = f"move it away and {self.cure(root)}" if self.files else "replace it"
@@ -207,7 +209,7 @@ def count_classes(name: str, *labels: Array) -> tuple[str, ...]:
     """The classes 0, 1, … up to the largest label, named by their numbers."""
     highest = max((int(part.max()) for part in labels if part.size), default=-1)
     if highest >= MAX_CLASSES:
-        raise DataError(f"{name}: a label is {highest}; at most {MAX_CLASSES:,} classes, can be read")
+        raise DataError(f"{name}: a label is {highest}; at most {MAX_CLASSES:,} classes can be read")
     return tuple(str(label) for label in range(highest + 1))
 
 

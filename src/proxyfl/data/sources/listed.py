@@ -21,7 +21,7 @@ from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import Survey, decode_all, survey
-from proxyfl.data.reader.listing import NO_LABEL, Entry, Listing, in_order
+from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, Listing, in_order
 from proxyfl.data.sources.base import Array, Found, Source, hold_out
 
 if TYPE_CHECKING:
@@ -138,10 +138,11 @@ def deal(name: str, listing: Listing) -> Dealt:
         train, test = _cut(train, classes)
         notes.append(f"no test images: {len(test):,} of {total:,} images held out as the test split")
     if not classes or not test:
-        raise DataError(
-            f"{name}: too few images with a label in {listing.root}; expected CLASS/* or train|test/CLASS/*, "
-            "or a labels.csv"
-        )
+        folders = "expected CLASS/* or train|test/CLASS/*, or a labels.csv"
+        wanted = "give two rows or more of a class" if listing.form == "table" else folders
+        raise DataError(f"{name}: too few images with a label in {listing.root}; {wanted}")
+    if NONE_IN_ARRAYS in classes:
+        notes.append(MINUS_ONE)
     without = sum(entry.label is None for entry in train)
     if without:
         notes.append(f"{without:,} of {len(train):,} training images are unlabelled")
