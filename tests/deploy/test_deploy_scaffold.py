@@ -151,6 +151,8 @@ def test_vectors_are_like_those_in_a_file(tmp_path: Path) -> None:
     assert (made.config.model.name, made.config.data.keys) == ("mlp", "")
     _, update = explain.rehearse(made)
     assert update.weights["trunk.hidden1.weight"].shape == (64, 2)
+    told = explain.explain(made)
+    assert not [line for line in (*told.enrols, *told.remarks, told.measured, told.noted) if "image" in line]
     with pytest.raises(ConfigError, match=r"--channels 5, but the vectors in .* have 2 features"):
         scaffold.create(tmp_path / "no", dataclasses.replace(asked, form={"channels": 5}))
     np.savez(tmp_path / "test.npz", X=np.array([[1.0], [3.0]]), y=np.array([0, 1]))

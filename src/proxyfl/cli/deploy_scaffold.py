@@ -283,7 +283,7 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     path = deployment.path
     say = out().print
     say(f"wrote {path}: server at {deployment.address}, {len(deployment.sites)} site(s)", markup=False)
-    what = "images" if deployment.image_size else "vectors"
+    what = deployment.called
     if not deployment.test:
         say(f"accuracy comes from the {deployment.holdout:.0%} of labelled {what} that each site keeps back")
     else:

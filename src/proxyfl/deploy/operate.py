@@ -203,7 +203,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
     form = (settings.classes, settings.channels, settings.image_size, settings.holdout, settings.seed)
     cache = private(settings.state) / "cache"
     found = open_site(data, *form, cache=cache, features=settings.features, keys=settings.keys)
-    counts, what = found.counts, "images" if settings.image_size else "vectors"
+    counts, what = found.counts, settings.called
     say(
         f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled {what} "
         f"to train on, {sum(counts.held_out):,} kept back"

@@ -57,6 +57,11 @@ class ImageForm:
         0.0, "share of a site's labelled images kept back to measure accuracy", low=0, high=0.9
     )
 
+    @property
+    def called(self) -> str:
+        """What the sites have, in words."""
+        return "images" if self.image_size else "vectors"
+
     def check(self) -> None:
         """Raise :class:`ConfigError` where the settings cannot be meant."""
         if self.format != FORMAT:

@@ -26,9 +26,9 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
     host, port = split_address(deployment.address)
     config, sites = deployment.config, deployment.sites
     measured = (
-        f"the server's test images ({deployment.test})"
+        f"the server's test {deployment.called} ({deployment.test})"
         if deployment.test
-        else f"the {deployment.holdout:.0%} of labelled images that every site keeps back"
+        else f"the {deployment.holdout:.0%} of labelled {deployment.called} that every site keeps back"
     )
     span = f"`{sites[0]}/`" if len(sites) == 1 else f"`{sites[0]}/` to `{sites[-1]}/`"
     return {
@@ -67,14 +67,14 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
         "classes": ", ".join(site.classes),
         "data": IMAGE_DATA if site.image_size else VECTOR_DATA,
         "become": _become(site),
-        "samples": "images" if site.image_size else "vectors",
+        "samples": site.called,
         "server": site.server,
     }
 
 
 IMAGE_DATA = """- a folder with one folder per class, and a folder `unlabelled` for images without a label;
 - a folder of images with a file `labels.csv` in it: a line `file,label`, then a line for each labelled image;
-- an npz file with `images` (N×H×W or N×H×W×3, uint8) and `labels` (numbers, -1 for none)."""
+- an npz file with `images` (N×H×W or N×H×W×3, of 8 or 16 bits) and `labels` (names, or numbers, -1: none)."""
 VECTOR_DATA = """- an npz file with `vectors` (N×d) and `labels` (numbers, -1 for none);
 - a table, `.csv` or `.parquet`, with a column for each feature and a column `label`, empty for none."""
 
