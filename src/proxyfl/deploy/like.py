@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from proxyfl.core.errors import DataError
+from proxyfl.data.numbers import is_vectors, statistics
 from proxyfl.data.reader.arrays import Array, read_arrays
 from proxyfl.data.reader.columns import read_rows
 from proxyfl.data.reader.known import find_form
 from proxyfl.data.reader.listing import in_order
 from proxyfl.data.reader.tables import read_table
-from proxyfl.data.vectors import is_vectors, statistics
 
 
 def vectors_like(place: Path, keys: str = "") -> dict[str, Any]:
