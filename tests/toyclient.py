@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.state import Task, Tensors
-from proxyfl.data.stream import Batch
+from proxyfl.data.stream import Batch, ClientData
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ClientContext, Outputs
 from proxyfl.models import attach_heads
@@ -60,11 +60,19 @@ def batch(labelled: int = LABELLED, unlabelled: int = UNLABELLED, *, seed: int =
 
 @dataclass
 class Pool:
-    """Stands for a stream: weak views of the whole pool, and which of them a method asked for."""
+    """Stands for a stream: weak views of the whole pool, and which of them a method asked for. The client has
+    these labels.
+    """
 
     weak: Tensor
     selected: list[int] | None = field(default=None)
     steps: int = 1
+    labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    @property
+    def data(self) -> ClientData:
+        pool = torch.arange(len(self.weak))
+        return ClientData(self.weak, pool[: len(self.labels)], self.labels, pool)
 
     @property
     def pool(self) -> Tensor:

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from proxyfl.core.config import TrainSettings as Train
     from proxyfl.core.errors import ProxyFLError
     from proxyfl.core.settings import setting
+    from proxyfl.core.views import TextSettings as Texts
     from proxyfl.core.views import VectorSettings as Vectors
     from proxyfl.data.dataset import Dataset
     from proxyfl.data.partition import Partition
     from proxyfl.data.partition import make_partition as partition
     from proxyfl.data.sources import load as load_dataset
     from proxyfl.data.sources import register as register_dataset
-    from proxyfl.encoders import Encoder, encode
+    from proxyfl.encoders import Encoder, TextEncoder, encode
     from proxyfl.methods.base import Addon, Method
     from proxyfl.methods.registry import Recipe, Shown, register_addon
     from proxyfl.methods.registry import register as register_method
@@ -66,6 +67,8 @@ _HOMES = {
     "Recipe": "proxyfl.methods.registry",
     "Run": "proxyfl.runs.run",
     "Shown": "proxyfl.methods.registry",
+    "TextEncoder": "proxyfl.encoders",
+    "Texts": "proxyfl.core.views:TextSettings",
     "Train": "proxyfl.core.config:TrainSettings",
     "Vectors": "proxyfl.core.views:VectorSettings",
     "encode": "proxyfl.encoders",
@@ -98,6 +101,8 @@ __all__ = [
     "Recipe",
     "Run",
     "Shown",
+    "TextEncoder",
+    "Texts",
     "Train",
     "Vectors",
     "encode",

@@ -119,3 +119,18 @@ def test_no_clients_are_refused_and_help_has_examples(call):
     assert "proxyfl comm --classes 10 --per-round 20" in told.partition("Examples")[2]
     panel = call("--help").stdout.partition("─ Methods, data, settings ─")[2]
     assert "│ comm " in panel
+
+
+def test_a_scenario_lists_every_method_that_is_defined_there(call):
+    told = call("comm", *DIGITS, "--scenario", "server").stdout
+    assert "with labels.where = server: resnet8 of width 1, 10 classes" in told
+    # ResNet-8 of width 1: trunk 77,785 and classifier 650, buffers included; SemiFL adds the size of its set.
+    assert cells(told, "semifl") == "semifl 78,436 78,435 2.51 1.57".split()
+    assert cells(told, "fixmatch-gpl") == "fixmatch-gpl 78,435 78,435 2.51 1.57".split()
+    assert cells(told, "server-only")[:5] == "server-only 0 0 0.00 0.00".split()
+    assert "fedprox  " not in told
+    assert "the server's labelled images and its own training send nothing" in told
+    wrong = call("comm", "--scenario", "sever")
+    assert (wrong.exit_code, "did you mean 'server'" in wrong.stderr) == (2, True)
+    markdown = call("comm", *DIGITS, "--scenario", "partial", "--markdown").stdout
+    assert "| fedavg | 78,435 | 78,435 | 2.51 | 1.57 |  |\n" in markdown

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from calling import invoke
 from proxyfl.cli.data import app
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.preview import choose, contact_sheet
@@ -164,3 +165,20 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     code = "import sys; import proxyfl.cli.data; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], env=os.environ, check=False)
     assert finished.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--scenario", "server"), "server: the server holds 130 labelled images, which no client has"),
+        (
+            ("--scenario", "partial", "--set", "labels.clients=4"),
+            "partial: 4 of 20 clients have labels (1, 2, 5, 17), for 260 images",
+        ),
+        (("--scenario", "clients"), "clients: 130 images are labelled, at 20 of 20 clients"),
+    ],
+)
+def test_check_tells_who_has_labels(words: tuple[str, ...], told: str) -> None:
+    done = invoke("data", "check", "digits", *words)
+    assert done.exit_code == 0, done.stderr
+    assert f"labels.where = {told}" in done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from safetensors.torch import load, save
@@ -11,6 +13,7 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.data.holdings import Holdings
 from proxyfl.data.partition import SCHEMES, Partition
 from proxyfl.data.validation import hold_out
+from proxyfl.runs.simulation import simulate
 from proxyfl.testing.toy import toy_dataset
 
 DATA = toy_dataset(400, classes=4)
@@ -77,6 +80,24 @@ def test_it_comes_back_from_a_file(where: str) -> None:
     assert ("where" in dealt.to_tensors()) == (where != "clients")
 
 
+def test_the_server_keeps_a_share_of_every_class_back() -> None:
+    before, after = split("server"), hold_out(split("server"), DATA, 0.2)
+    assert np.bincount(LABELS[after.server_validation]).tolist() == [2, 2, 2, 2]
+    assert sorted([*after.server, *after.server_validation]) == sorted(before.server.tolist())
+    stay = [image for image in before.server.tolist() if image in set(after.server.tolist())]
+    assert after.server.tolist() == stay, "the order of the others is as it was"
+    again = Partition.from_tensors(load(save(after.to_tensors())), 400)
+    assert again.server_validation.tolist() == after.server_validation.tolist()
+    assert "server_validation" not in before.to_tensors()
+    kept = simulate(DATA, after).validation
+    assert kept is not None
+    assert kept.labels.tolist() == LABELS[after.server_validation].tolist()
+    with pytest.raises(ConfigError, match="no class has two labelled images"):
+        hold_out(proxyfl.partition(DATA, clients=8, per_class=1, scheme="iid", where="server"), DATA, 0.1)
+    with pytest.raises(ConfigError, match="only where labels are there"):
+        dataclasses.replace(split("partial"), server_validation=np.arange(2))
+
+
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown scenario 'sever'; did you mean 'server'"):
         split("sever")
@@ -85,8 +106,6 @@ def test_what_cannot_be_meant_is_refused() -> None:
             split("partial", labelled_clients=count)
     with pytest.raises(ConfigError, match="no image keeps its label for the server"):
         proxyfl.partition(DATA, clients=8, per_class=0, scheme="iid", where="server")
-    with pytest.raises(ConfigError, match="give validation images of their own"):
-        hold_out(split("server"), DATA, 0.1)
     damaged = split("server").to_tensors()
     with pytest.raises(RunError, match="the server holds all labelled images"):
         Partition.from_tensors(damaged | {"where": damaged["where"] * 0})

@@ -89,7 +89,7 @@ def test_remarks_say_what_is_revealed() -> None:
 def test_where_accuracy_comes_from_is_told() -> None:
     assert "3 × 3 counts" in explain(deployment()).measured
     at_server = deployment(test="/data/test.npz", holdout=0.0)
-    assert explain(at_server).measured == "on the server's test images: sites send nothing for it"
+    assert explain(at_server).measured.endswith("test images (/data/test.npz): sites send nothing for it")
     assert not [remark for remark in explain(at_server).remarks if "kept back" in remark]
 
 
@@ -188,3 +188,16 @@ def test_reasons_come_from_hooks_and_not_from_names() -> None:
         "nosy keeps tensors of each site's update"
     ]
     assert validation.reads_single_sites(FixMatch(FixMatchParameters())) == []
+
+
+def test_with_labels_at_the_server_a_site_has_none_and_measures_nothing() -> None:
+    labels = {"labels": {"where": "server"}, "model": {"width": 1, "norm": "static"}}
+    found = explain(deployment("semifl", experiment=labels, server_data="/labelled"))
+    assert found.labels.startswith("All labels are at the server (/labelled), which trains on these images")
+    assert found.measured.startswith(
+        "on the 20% of its labelled images that the server keeps back: sites send"
+    )
+    assert items(found, "up")["semifl/fix"] == 1
+    assert {"loss/unlabelled", "loss/mix"} <= set(found.metrics)
+    assert not any("table of counts" in remark for remark in found.remarks)
+    assert "numbers of images tell the server how large a site is" in found.remarks

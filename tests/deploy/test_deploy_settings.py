@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy.addresses import is_host, split_address
-from proxyfl.deploy.settings import (
-    RESERVED,
-    Deployment,
-    Site,
-    check_sites,
-    inside,
-)
+from proxyfl.deploy.names import RESERVED, check_sites, inside
+from proxyfl.deploy.settings import Deployment, Site
 
 UNIFORM = {"federation": {"per_round": 2, "weighting": "uniform"}}
 GOOD: dict[str, Any] = {
@@ -62,7 +57,7 @@ def test_what_follows_from_the_rest_is_not_written_and_tables_that_mislead_say_s
     made.write()
     text = made.file.read_text(encoding="utf-8")
     assert (text.count("quorum = "), "clients = " in text) == (1, False)
-    assert "nothing in these three tables counts for them.\n[experiment.data]\nimage_size = 0" in text
+    assert "of these three tables only labels.where counts.\n[experiment.data]\nimage_size = 0" in text
     assert "the quorum is given above\n[experiment.federation]\nper_round = 2" in text
     assert Deployment.read(tmp_path).config == made.config
 
@@ -127,7 +122,7 @@ def test_a_missing_file_names_the_cure(tmp_path: Path) -> None:
         ({"federation": {"per_round": 3}}, "federation.per_round = 3 is more than"),
         ({"method": {"name": "fedavg-sl"}}, "true labels of unlabelled images, which no site has"),
         ({"train": {"leak_momentum": True}}, "momentum to the next"),
-        ({"labels": {"where": "partial"}}, "sites of a real federation have the labels that their data has"),
+        ({"labels": {"where": "server"}, "method": {"name": "semifl"}}, "needs the server's labelled images"),
         ({"data": {"validation": 0.1}}, "sites keep images back with holdout"),
         ({"data": {"norm": "release"}}, "set it to 'own'"),
         ({"privacy": {"clip": 1.0}, **UNIFORM}, "every site is told the seed"),

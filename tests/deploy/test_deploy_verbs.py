@@ -208,3 +208,43 @@ def test_a_finished_run_says_how_to_start_another(own_trial, monkeypatch):
     assert done.exit_code == 2
     assert f"{own_trial / 'run'} is finished; results: proxyfl show {own_trial / 'run'}" in done.stderr
     assert "for another run move that folder away" in done.stderr
+
+
+def test_labels_at_the_server_are_named_checked_and_told(trial: Path, tmp_path: Path) -> None:
+    labelled = trial / "sample" / "test.npz"
+    words = ("--method", "semifl", "--scenario", "server", "--server-data", labelled)
+    done = invoke("deploy", "init", "clinic", *words)
+    assert done.exit_code == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert f"All labels are at the server ({labelled})" in told
+    assert "accuracy comes from the 20% of its labelled images that the server keeps back" in told
+    found = Deployment.read(tmp_path / "clinic")
+    assert (found.scenario, found.server_data, found.site("site-01").holdout) == ("server", str(labelled), 0)
+    assert "All labels are at the server" in (found.path / "README.md").read_text()
+    assert "No labels are needed" in (found.path / "site-01" / "README.md").read_text()
+    at_site = invoke("deploy", "check", labelled, "--site", found.path / "site-01")
+    assert "this site needs none; the labels of 497 images here are not used" in at_site.stdout
+    at_server = invoke("deploy", "check", labelled, "--server", found.path)
+    assert "all classes       398         99" in at_server.stdout
+    without = invoke("deploy", "check", trial / "sample" / "site-01.npz", "--server", found.path)
+    assert "note: 390 images without a label are not used" in without.stdout
+    neither = invoke("deploy", "check", labelled)
+    assert (neither.exit_code, "say whose images these are" in neither.stderr) == (2, True)
+    missing = invoke("deploy", "init", "other", *words[:4])
+    assert (missing.exit_code, "needs the server's labelled images" in missing.stderr) == (2, True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_sample_has_what_the_server_and_labelled_sites_hold(tmp_path: Path) -> None:
+    small = ("--sites", "3", "--sample", "--set", "data.subset=120")
+    done = invoke("deploy", "init", "one", *small, "--method", "semifl", "--scenario", "server")
+    assert done.exit_code == 0, done.stderr
+    assert Deployment.read(tmp_path / "one").server_data == "sample/server.npz"
+    done = invoke("deploy", "init", "two", *small, "--method", "fedavg", "--scenario", "partial")
+    assert done.exit_code == 0, done.stderr
+    said = [
+        invoke("deploy", "check", tmp_path / f"two/sample/{name}.npz", "--site", tmp_path / "two" / name)
+        for name in Deployment.read(tmp_path / "two").sites
+    ]
+    assert sum("takes part with labels" in one.stdout for one in said) == 1
+    assert sum("takes part without labels" in one.stdout for one in said) == 2

@@ -67,6 +67,24 @@ def test_class_folders_are_read_in_the_order_of_classes_and_names(folders: Path)
     assert found.notes == ["no labelled images of: cat"]
 
 
+def test_labels_are_used_as_the_scenario_says(folders: Path) -> None:
+    found = opened(folders, scenario="server")
+    assert (levels(found, found.unlabelled), len(found.labelled), len(found.held)) == (
+        [30, 10, 20, 50, 40],
+        0,
+        0,
+    )
+    assert set(found.labels.tolist()) == {-1}
+    assert found.notes == [
+        "labels are at the server alone: this site needs none; the labels of 3 images here are not used"
+    ]
+    told = refusal(folders, scenario="partial")
+    assert "3 images have labels and 2 have none; in this federation a site has labels for all" in told
+    (folders / "loose.png").unlink()
+    (folders / "unlabelled" / "u.png").unlink()
+    assert opened(folders, scenario="partial").notes == ["this site takes part with labels"]
+
+
 def test_images_of_any_size_and_colour_take_the_federations_form(folders: Path) -> None:
     picture(folders / "cat" / "wide.jpg", 200, (40, 20), "RGB")
     assert tuple(opened(folders).images.shape) == (6, 1, 8, 8)

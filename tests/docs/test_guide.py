@@ -41,11 +41,11 @@ def commands() -> list[list[str]]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the guide's files, where its commands are given. What they register is forgotten."""
-    (tmp_path / "softmatch.py").write_text(blocks("python")[0], encoding="utf-8")
-    (tmp_path / "test_softmatch.py").write_text(blocks("python")[1], encoding="utf-8")
+    (tmp_path / "graded.py").write_text(blocks("python")[0], encoding="utf-8")
+    (tmp_path / "test_graded.py").write_text(blocks("python")[1], encoding="utf-8")
     for name in ("PROXYFL_RUNS", "PROXYFL_DATA", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PROXYFL_PLUGINS", "softmatch.py")
+    monkeypatch.setenv("PROXYFL_PLUGINS", "graded.py")
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_recipes", dict(registry._recipes))
@@ -53,9 +53,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def softmatch(place: Path) -> Any:
-    load_plugin("softmatch.py")
-    return sys.modules[registry.find("softmatch").method.__module__]
+def graded(place: Path) -> Any:
+    load_plugin("graded.py")
+    return sys.modules[registry.find("graded").method.__module__]
 
 
 def run(*words: object, cwd: Path, **environment: str) -> str:
@@ -65,8 +65,8 @@ def run(*words: object, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_method_is_thirty_lines() -> None:
-    assert len([line for line in blocks("python")[0].splitlines() if line.strip()]) == 30
+def test_the_method_is_as_short_as_the_title_says() -> None:
+    assert len([line for line in blocks("python")[0].splitlines() if line.strip()]) == 25
 
 
 def test_every_command_works(place: Path) -> None:
@@ -79,29 +79,29 @@ def test_every_command_works(place: Path) -> None:
         assert result.exit_code == 0, result.stderr
         told.append(result.stdout)
     listed = told[3].splitlines()
-    assert [line.split()[2] for line in listed[1:4]] == ["softmatch", "softmatch", "fixmatch-lpl"]
+    assert [line.split()[2] for line in listed[1:4]] == ["graded", "graded", "fixmatch-lpl"]
     assert all("2/2" in line for line in listed[1:4])
     assert "share of mean and variance that stays each step" in told[5]
     assert (place / "my_method.py").is_file()
-    refused = CliRunner().invoke(app, ["run", "--method", "softmatch", "--set", "method.keep=1.5"])
+    refused = CliRunner().invoke(app, ["run", "--method", "graded", "--set", "method.keep=1.5"])
     assert refused.stderr == "error: method.keep = 1.5 is above 1\n"
 
 
 def test_the_test_passes(place: Path) -> None:
-    assert "2 passed" in run("pytest", "-p", "no:cacheprovider", "test_softmatch.py", cwd=place)
+    assert "2 passed" in run("pytest", "-p", "no:cacheprovider", "test_graded.py", cwd=place)
 
 
 def test_moments_follow_the_confidence_and_are_there_in_the_next_round(
-    softmatch: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+    graded: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[tuple[int, int], list[float]] = {}
-    begin = softmatch.SoftMatch.begin
+    begin = graded.Graded.begin
 
     def noted(self: Any, ctx: Any) -> None:
         begin(self, ctx)
         found[ctx.task.round, ctx.task.client] = ctx.state["moments"].tolist()
 
-    monkeypatch.setattr(softmatch.SoftMatch, "begin", noted)
+    monkeypatch.setattr(graded.Graded, "begin", noted)
 
     class Stop:
         def round_started(self, round: int, clients: list[int]) -> None: ...
@@ -113,7 +113,7 @@ def test_moments_follow_the_confidence_and_are_there_in_the_next_round(
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        proxyfl.Experiment("softmatch", "digits", rounds=2, **TINY).run("stopped", [Stop()])
+        proxyfl.Experiment("graded", "digits", rounds=2, **TINY).run("stopped", [Stop()])
     saved = {
         int(file.parent.name): load_file(file)["moments"].tolist()
         for file in place.glob("stopped/clients/*/*/round-00000001.safetensors")
@@ -127,12 +127,11 @@ def test_moments_follow_the_confidence_and_are_there_in_the_next_round(
         assert variance < 1.0
 
 
-def test_the_weight_scales_each_images_loss(softmatch: Any) -> None:
-    method = registry.create("softmatch")
+def test_the_weight_scales_each_images_loss(graded: Any) -> None:
+    method = registry.create("graded")
     strong = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     label, weight = torch.tensor([0, 0]), torch.tensor([1.0, 0.25])
-    target = weight[:, None] * torch.nn.functional.one_hot(label, 2)
-    pseudo = softmatch.Pseudo(label, weight == 1, target)
+    pseudo = graded.Pseudo(label, weight == 1, weight=weight)
     # log(1 + e^-2) = 0.126928 and log(1 + e) = 1.313262; (0.126928 + 0.25 · 1.313262) / 2
     torch.testing.assert_close(method.unlabelled_loss(strong, pseudo), torch.tensor(0.227622))
 
@@ -141,7 +140,7 @@ def test_the_weight_scales_each_images_loss(softmatch: Any) -> None:
 @pytest.mark.timeout(1200)
 def test_the_method_keeps_the_contract(place: Path) -> None:
     command = next(
-        block.split() for block in blocks("console") if block.startswith("PYTHONPATH=. pytest -p softmatch ")
+        block.split() for block in blocks("console") if block.startswith("PYTHONPATH=. pytest -p graded ")
     )
     path = os.pathsep.join([str(place), str(SOURCE)])
     told = run(*command[1:], "-p", "no:cacheprovider", cwd=ROOT, PYTHONPATH=path, PROXYFL_PLUGINS="")

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import proxyfl
 from proxyfl.cli import app
 from proxyfl.core.errors import ConfigError
-from proxyfl.deploy.validation import check_experiment
 from proxyfl.encoders import load_encoder
 from proxyfl.encoders.named import _read
 from proxyfl.runs.settings import identity, resolve
@@ -113,8 +112,6 @@ def test_what_could_hold_code_or_is_not_here_is_refused(folders, tmp_path, monke
         load_encoder("hf:nobody/has-this")
     with pytest.raises(ConfigError, match=r"names no encoder; write frozen:hf:FOLDER"):
         resolve("digits", {"model": {"name": "frozen:vit"}})
-    with pytest.raises(ConfigError, match="sites do not encode images by themselves; let each write its"):
-        check_experiment(resolve("digits", {"model": {"name": "frozen:hf:vit"}}))
     with pytest.raises(ConfigError, match=r"model\.head = mlp is for frozen encoders"):
         resolve("digits", {"model": {"head": "mlp"}})
 

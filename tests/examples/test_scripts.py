@@ -76,6 +76,20 @@ def test_frozen_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "648 train images encoded, 5 view(s) each" in said.err
 
 
+@pytest.mark.slow
+def test_text_topics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    script = runpy.run_path(str(EXAMPLES / "text_topics.py"))
+    try:
+        script["sources"]()
+    except SystemExit as absent:
+        pytest.skip(str(absent))
+    script["main"](tmp_path, rounds=5, seeds=1, workers=0, most=25)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["fedavg", "fixmatch-gpl", "proxyfl"]
+    assert all(float(row[1].rstrip("%")) > 30 for row in rows), rows  # chance is an eighth
+
+
 def test_each_example_is_short_and_says_how_it_is_run() -> None:
     for file in EXAMPLES.glob("*.py"):
         lines = file.read_text(encoding="utf-8").splitlines()

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from proxyfl.core.config import Config
 from proxyfl.deploy import pki, signing
 from proxyfl.deploy.app_template import write_app
@@ -69,6 +71,17 @@ def site_data(folder: Path, simulation: Simulation) -> list[Path]:
     return files
 
 
+def server_folder(folder: Path, simulation: Simulation) -> Path:
+    """The server's labelled images as a folder for each class, in their order."""
+    own = simulation.holdings.server()
+    assert own is not None
+    for number, (place, label) in enumerate(zip(own.labelled.tolist(), own.labels.tolist(), strict=True)):
+        file = folder / simulation.dataset.classes[label] / f"{number:04d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(own.images[place, 0].numpy()).save(file)
+    return folder
+
+
 def deployment(
     folder: Path,
     config: Config,
@@ -83,6 +96,8 @@ def deployment(
     folder.mkdir(parents=True, exist_ok=True)
     test = folder / "test.npz"
     write_npz(test, dataset.test.images[:100], dataset.test.labels[:100], dataset.classes)
+    if len(simulation.partition.server):
+        settings = {"server_data": str(server_folder(folder / "labelled", simulation)), **settings}
     tree = config.to_tree()
     tree["partition"].pop("clients")
     made = Deployment(

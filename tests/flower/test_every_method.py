@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 from wireless import Known, Node, WirelessGrid, handled_by, sides
 
 from proxyfl.data.dataset import Dataset
+from proxyfl.data.partition import make_partition
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.methods import create, recipes
 from proxyfl.runs.simulation import simulate
@@ -54,6 +55,42 @@ def test_a_method_is_bit_equal_to_the_inline_engine(name, tmp_path):
         assert same_state(here.state, there.state)
         assert here.metrics["losses"] == there.metrics["losses"]
         assert here.metrics["traffic"] == there.metrics["traffic"]
+
+
+AT_SERVER = [recipe.name for recipe in recipes("server") if not create(recipe.name).oracle]
+ONCE = set({recipe.method: recipe.name for recipe in reversed(recipes("server"))}.values())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ONCE else pytest.mark.slow) for name in AT_SERVER]
+)
+def test_with_labels_at_the_server_a_method_is_bit_equal_too(name, tmp_path):
+    """Sites without any label; the server trains on its own samples."""
+    labels = np.arange(96) % 3
+    vectors = np.random.default_rng(0).normal(size=(96, 5)) + 3 * np.eye(5)[labels]
+    data = Dataset.of(vectors[:72], labels[:72], test=(vectors[72:], labels[72:]))
+    tau = {"method__tau": 0.3} if hasattr(create(name).parameters, "tau") else {}
+    config = tiny_config(name, scenario="server", clients=3, model__name="mlp", **tau)
+    split = make_partition(data, clients=3, per_class=4, scheme="iid", where="server")
+    simulation = simulate(data, split, config.vectors)
+    inline, remote = Told(), Told()
+    play(config, simulation, tmp_path / "inline", observers=[inline])
+    engine, _ = flower(config, simulation, tmp_path)
+    play(config, simulation, tmp_path / "server", observers=[remote], engine=lambda _: engine)
+    for here, there in zip(inline.reports, remote.reports, strict=True):
+        assert there.metrics["failed"] == {}
+        assert same_state(here.state, there.state)
+        assert here.metrics["server"] == there.metrics["server"]
+        assert here.metrics["traffic"] == there.metrics["traffic"]
+
+
+@pytest.mark.parametrize("name", sorted({each.name for each in recipes("partial")} - set(NAMES)))
+def test_methods_for_labels_at_some_sites_are_bit_equal_to_the_inline_engine(name, tmp_path):
+    config = tiny_config(name, scenario="partial", per_round=4, method__warmup=0, method__tau=0.1)
+    simulation = make_simulation((32, 0, 0, 0), (0, 32, 32, 32))
+    inline = play(config, simulation, tmp_path / "inline")
+    engine, _ = flower(config, simulation, tmp_path)
+    assert same_state(play(config, simulation, tmp_path / "server", engine=lambda _: engine), inline)
 
 
 def test_sites_that_hold_vectors_are_bit_equal_to_the_inline_engine(tmp_path):

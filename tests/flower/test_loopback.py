@@ -186,6 +186,23 @@ def test_other_methods_are_bit_equal_too(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_labels_in_a_folder_at_the_server_are_bit_equal_too(tmp_path):
+    """SemiFL: no site has a label, and the server trains on its own images after every mean."""
+    small = {"rounds": 2, "clients": 3, "per_round": 2, "keep__checkpoints": 3, "method__tau": 0.1}
+    config = experiment("semifl", scenario="server", **small)
+    made = deployment(tmp_path / "federation", config)
+    assert sorted(path.name for path in made.server_data_path.iterdir()) == list(made.classes)
+    with loopback(made) as federation:
+        federation.server()
+        federation.sites()
+        federation.finish(federation.run())
+    assert_same_bits(config, made, tmp_path)
+    lines = Run(made.run).metrics
+    assert all(line["server"]["steps"] > 0 and len(line["clients"]) == 2 for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
     config = experiment("fedavg", rounds=60, clients=3, per_round=3)
     made = deployment(tmp_path / "federation", config, quorum=2, deadline=90.0)

@@ -50,6 +50,7 @@ def sides(simulation: Simulation, folder: Any, heldout: int = 0) -> list[SiteSid
         "mean": list(views.mean),
         "std": list(views.std),
         "flip": views.flip,
+        "scenario": simulation.partition.where,
     }
     kept = Split(dataset.test.images[:heldout], dataset.test.labels[:heldout])
 

@@ -41,16 +41,22 @@ NEUTRAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gpt": ({"epochs": 0}, {"epochs": 5}),
     "prox": ({"weight": 0.0}, {"weight": 1.0}),
     "prior": ({"fixed": True}, {"fixed": False}),
+    "freematch": ({"fairness": 0.0}, {"fairness": 1.0}),
+    "softmatch": (
+        {"sigmas": 0.0, "statistics": "client", "ema": 0.0},
+        {"sigmas": 100.0, "statistics": "client", "ema": 0.0},
+    ),
 }
 """For add-ons, settings without effect and settings that must have one; others are told by their weight."""
 
 
-THRESHOLDS: dict[str, dict[str, float]] = {
+THRESHOLDS: dict[str, dict[str, Any]] = {
     **{name: {"method__tau": 0.12} for name in ("fixmatch-gpl", "proto", "proto-all", "proto-labeled")},
     "flexmatch": {"method__tau": 0.3},
     "feddb": {"method__tau": 0.105},
     "fedloke": {"method__delta": 2.2},
     "fedmatch": {"method__confidence": 0.2},
+    **{name: {"method__teacher": "global"} for name in ("freematch", "softmatch")},
 }
 """Thresholds that a network of two rounds reaches for some images and not for others, where not 0.2."""
 

@@ -13,16 +13,19 @@ import torch
 from torch import Tensor, nn
 
 import proxyfl
+import toyclient
 from proxyfl.core.errors import MethodError
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update, namespace
+from proxyfl.data.stream import Batch
 from proxyfl.federation.loop import Engine
 from proxyfl.methods import create, fedmatch
-from proxyfl.methods.fedmatch import FedMatch, compose, nearest_clients, sparse_delta
+from proxyfl.methods.fedmatch import FedMatch, nearest_clients
+from proxyfl.methods.halves import compose, sparse_delta
 from proxyfl.models import build
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import prepare
-from toybox import TINY, Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import TINY, Stopped, Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
 
 
 class Listening:
@@ -260,3 +263,41 @@ def test_an_update_without_its_embedding_is_refused(lending: Any) -> None:
     update = replace(lending[2].updates[0], extras={})
     with pytest.raises(KeyError, match="embedding"):
         create("fedmatch").receive(update)
+
+
+def test_with_labels_at_the_server_sigma_learns_there_and_psi_at_the_clients(tmp_path: Path) -> None:
+    options = {"scenario": "server", "subset": 160, "method__confidence": 0.1, "method__lr": 0.01}
+    state, metrics, listening = played(tmp_path, **options)
+    config = tiny_config("fedmatch", per_round=4, **options)
+    start = assemble(tmp_path, config, prepare(config), workers=0)[1].initial_weights()
+    sent = [listening.tasks[0].weights, listening.of(2)[0][0].weights, state.weights]
+    (sigma, psi), *later = [halves(weights) for weights in (start, *sent)]
+    assert same_bits(later[0][1], psi)  # before round 1 the server trains, and sigma alone
+    assert not torch.equal(later[0][0]["classifier.weight"], sigma["classifier.weight"])
+    for task, update in zip(listening.tasks, listening.updates, strict=True):
+        theirs, received = halves(update.weights), halves(task.weights)
+        assert same_bits(theirs[0], received[0])  # statistics of batch norm, too
+        assert not torch.equal(theirs[1]["classifier.weight"], received[1]["classifier.weight"])
+    means = [halves(update.weights)[1] for _, update in listening.of(1).values()]
+    for name, value in later[1][1].items():
+        torch.testing.assert_close(value, torch.stack([each[name] for each in means]).mean(0))
+    assert not torch.equal(later[1][0]["classifier.weight"], later[0][0]["classifier.weight"])
+    assert all(line["counts"]["up_sigma"] == 0 < line["counts"]["up_psi"] for line in metrics)
+    assert all(line["server"]["steps"] > 0 for line in metrics)
+
+
+def test_a_step_of_the_server_in_numbers() -> None:
+    """sigma <- sigma - lr lambda_s grad H(y, p), psi as it was: one image, two classes, one linear map."""
+    method = FedMatch(lr=0.1, supervised=10.0)
+    network = nn.Linear(2, 2, bias=False)
+    weights = {"sigma.weight": torch.tensor([[0.5, 0.0], [0.0, 0.5]]), "psi.weight": torch.full((2, 2), 0.25)}
+    ctx = toyclient.context(method)
+    ctx.model, ctx.task, ctx.classes = network, Task(1, 0, weights), 2
+    x, none = torch.tensor([[1.0, 0.0]]), torch.zeros(0, 2)
+    batch = Batch(x, torch.tensor([0]), none, none, none, torch.zeros(0, dtype=torch.int64))
+    method.learn(batch, ctx)
+    found = method.learned(ctx)
+    # logits (0.75, 0.25), p = (0.622459, 0.377541): the gradient is (p - e_0) x^T, times 0.1 * 10
+    expected = torch.tensor([[0.5 + 0.377541, 0.0], [0.0 - 0.377541, 0.5]])
+    torch.testing.assert_close(found["sigma.weight"], expected, atol=1e-5, rtol=0)
+    assert torch.equal(found["psi.weight"], weights["psi.weight"])

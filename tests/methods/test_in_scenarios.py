@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import proxyfl
 from proxyfl.core.dealing import SCENARIOS
 from proxyfl.core.errors import ConfigError
-from proxyfl.methods import create, recipes
+from proxyfl.methods import create, recipes, registry
 from proxyfl.runs import checkpoint
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.simulation import Simulation, prepare
-from toybox import TINY, Stopped, Told, play, same_bits, same_state, tiny_config
+from toybox import TINY, Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
 
 OTHERS = SCENARIOS[1:]
+EVERY = [recipe.name for recipe in recipes()]
 CLASSES = {where: {r.method: r.name for r in reversed(recipes(where))}.values() for where in OTHERS}
 """A method for each class of methods that is defined there."""
 
-SLOW = ("feddure", "fedmatch", "fedloke", "gpl-all-corrected", "fedlabel")
+QUICK = ("semifl", "proxyfl")
+"""Methods whose two rounds on images are played each time; the others train on vectors below."""
 
 
 def settings(name: str, where: str, **more: Any) -> dict[str, Any]:
     tau = {"method__tau": 0.2} if hasattr(create(name).parameters, "tau") else {}
     tune = {"method__gpt__epochs": 2} if "gpt" in {part.name for part in create(name).parts} else {}
-    return {**tau, **tune, "subset": 160, "scenario": where, **more}
+    warm = {"method__warmup": 0} if hasattr(create(name).parameters, "warmup") else {}
+    return {**tau, **tune, **warm, "subset": 160, "scenario": where, **more}
 
 
 @functools.cache
@@ -36,10 +41,51 @@ def digits(where: str) -> Simulation:
     return prepare(tiny_config("fedavg-sl", subset=160, scenario=where))
 
 
+@functools.cache
+def clouds(where: str) -> tuple[proxyfl.Dataset, proxyfl.Partition]:
+    """Points around three corners of a cube, dealt to three clients."""
+    labels = np.arange(96) % 3
+    vectors = np.random.default_rng(0).normal(size=(96, 5)) + 3 * np.eye(5)[labels]
+    data = proxyfl.Dataset.of(vectors[:72], labels[:72], test=(vectors[72:], labels[72:]))
+    return data, proxyfl.partition(data, clients=3, per_class=4, scheme="iid", where=where)
+
+
+def trusting(name: str) -> proxyfl.Method:
+    """The method at a threshold that makes it use its unlabelled samples from the start."""
+    _, values = registry.resolve(name, {})
+    tuned = {"gpt": {"epochs": 2}} if "gpt" in values else {}
+    return create(name, {**({"tau": 0.3} if "tau" in values else {}), **tuned})
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "feddure" else name for name in EVERY]
+)
+def test_a_method_trains_in_a_scenario_or_is_refused_with_the_reason(name: str) -> None:
+    """With labels at every client, :mod:`test_contract` trains it."""
+    homes = [where for where in SCENARIOS if registry.defined(create(name), where)]
+    assert homes
+    for where in SCENARIOS:
+        data, split = clouds(where)
+        options: dict[str, Any] = {"method": trusting(name), "rounds": 1, "per_round": 3, "workers": 0}
+        options["train"] = proxyfl.Train(epochs=2, batch=8, lr=0.1)
+        if where not in homes:
+            words = f"is not defined with labels.where = '{where}': [a-z].{{20,}}; use "
+            with pytest.raises(ConfigError, match=words):
+                proxyfl.Federation(data, split, **options)
+        elif where != "clients":
+            federation = proxyfl.Federation(data, split, dtype="fp32", **options)
+            before = {key: value.clone() for key, value in federation.state.weights.items()}
+            (report,) = federation.rounds()
+            assert report.metrics["failed"] == {}
+            assert all(math.isfinite(loss) for loss in report.losses.values())
+            assert ("server" in report.metrics) == (where == "server")
+            assert not same_bits(before, federation.state.weights)
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        pytest.param(name, where, marks=[pytest.mark.slow] if name in SLOW else [])
+        pytest.param(name, where, marks=[] if name in QUICK else [pytest.mark.slow])
         for where in OTHERS
         for name in CLASSES[where]
     ],
@@ -63,11 +109,13 @@ def test_two_rounds_of_every_method_that_is_defined_there(name: str, where: str,
         ("fedavg", "server", "clients, which have none .server-only"),
         ("fedprox", "server", "use 'clients' or 'partial', or a method from"),
         ("feddure", "server", "regulators"),
-        ("fedmatch", "server", "sigma"),
         ("fedloke", "server", "model that a client keeps"),
         ("proto-labeled", "server", "prototypes of labelled images"),
         ("server-only", "clients", "the server holds no labelled images"),
         ("semifl", "partial", "the server holds no labelled images"),
+        ("flfl", "clients", "the server holds no labelled images"),
+        ("cbafed", "clients", "for all its images or for none"),
+        ("rscfed", "server", "it warms up on labelled images of clients"),
     ],
 )
 def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, reason: str) -> None:
@@ -82,10 +130,23 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("semifl", "server"), pytest.param("proxyfl", "partial", marks=pytest.mark.slow)]
+    ("name", "where"),
+    [
+        ("semifl", "server"),
+        *(
+            pytest.param(name, where, marks=pytest.mark.slow)
+            for where, names in (
+                ("partial", ("proxyfl", "cbafed", "rscfed", "rscfed+gpt")),
+                ("server", ("fedmatch", "softmatch", "flfl+proxyfl")),
+            )
+            for name in names
+        ),
+    ],
 )
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
-    given = {**TINY, **settings(name, where, model__norm="static")}
+    given = {**TINY, **settings(name, where, model__norm="static", per_round=4)}
+    if name == "softmatch":
+        given |= {"method__softmatch__statistics": "client", "method__softmatch__ema": 0.5}
     runs = []
     for folder, workers in (("inline", 0), ("workers", 2)):
         proxyfl.Experiment(name, "digits", **given).run(tmp_path / folder, workers=workers)
@@ -113,6 +174,15 @@ def test_labels_of_unlabelled_images_are_out_of_reach_of_the_server(tmp_path: Pa
         labels[pool] = before
 
 
+def test_validation_images_are_the_servers_own(tmp_path: Path) -> None:
+    told = Told()
+    config = tiny_config("semifl", **settings("semifl", "server", rounds=1, data__validation=0.2))
+    simulation = prepare(config)
+    play(config, simulation, tmp_path, observers=[told])
+    assert len(simulation.partition.server_validation) + len(simulation.partition.server) == 20
+    assert 0 <= told.reports[0].metrics["validation"]["accuracy"] <= 1
+
+
 def test_the_server_alone_is_plain_training_on_its_images(tmp_path: Path) -> None:
     """Nothing is sent, and the weights are those of SGD over the server's images."""
     told = Told()
@@ -136,3 +206,20 @@ def test_semifl_learns_more_than_the_server_alone(tmp_path: Path) -> None:
         found[name] = run.summary.mean_last
     assert found["server-only"] > 0.85
     assert found["semifl"] > found["server-only"] + 0.005
+
+
+def test_addons_do_not_mind_clients_that_sit_out(tmp_path: Path) -> None:
+    told = Told()
+    config = tiny_config("semifl+icpl", method__tau=1.0, method__strict=True, subset=160, scenario="server")
+    play(config, digits("server"), tmp_path, observers=[told])
+    assert [(len(r.metrics["idle"]), r.metrics["failed"]) for r in told.reports] == [(2, {}), (2, {})]
+
+
+@pytest.mark.parametrize("name", ["cbafed", "rscfed+icpl"])
+def test_odd_clients_where_some_have_labels(name: str, tmp_path: Path) -> None:
+    """Two with labels, one of them with a single image; two without, one with a single image."""
+    told = Told()
+    config = tiny_config(name, **settings(name, "partial", per_round=4, rounds=1))
+    state = play(config, make_simulation((8, 0, 1, 0), (0, 1, 0, 32), classes=2), tmp_path, observers=[told])
+    assert (sorted(told.reports[0].clients), told.reports[0].metrics["failed"]) == ([0, 1, 2, 3], {})
+    assert all(torch.isfinite(value).all() for value in state.weights.values() if value.is_floating_point())

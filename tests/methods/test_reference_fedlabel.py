@@ -65,9 +65,9 @@ def draw(seed: int, rows: int, classes: int) -> Tensor:
 
 
 def label(local: list[float], teacher: list[float], score: str, dtype: torch.dtype = torch.float64) -> int:
-    found = fedlabel.expert_label(
+    found = fedlabel.expert(
         torch.tensor([local], dtype=dtype), torch.tensor([teacher], dtype=dtype), score=score
-    )
+    ).argmax(1)
     return int(found.item())
 
 
@@ -77,7 +77,7 @@ def test_labels_of_the_expert(seed: int, classes: int, score: str) -> None:
     local, teacher = draw(seed, 60, classes), draw(seed + 100, 60, classes)
     pairs = zip(local.tolist(), teacher.tolist(), strict=True)
     expected = [slow_label(mine, theirs, score) for mine, theirs in pairs]
-    found = fedlabel.expert_label(local, teacher, score=score)
+    found = fedlabel.expert(local, teacher, score=score).argmax(1)
     assert found.dtype == torch.int64
     assert found.tolist() == expected
     if classes > 2:
@@ -87,8 +87,8 @@ def test_labels_of_the_expert(seed: int, classes: int, score: str) -> None:
 
 def test_confidence_is_the_default() -> None:
     local, teacher = draw(5, 60, 10), draw(6, 60, 10)
-    by_confidence = fedlabel.expert_label(local, teacher, score="confidence")
-    assert fedlabel.expert_label(local, teacher).tolist() == by_confidence.tolist()
+    by_confidence = fedlabel.expert(local, teacher, score="confidence").argmax(1)
+    assert fedlabel.expert(local, teacher).argmax(1).tolist() == by_confidence.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -134,7 +134,7 @@ def test_two_certain_experts_leave_it_to_the_global_model(score: str) -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 def test_no_images(score: str) -> None:
-    found = fedlabel.expert_label(torch.zeros(0, 3), torch.zeros(0, 3), score=score)
+    found = fedlabel.expert(torch.zeros(0, 3), torch.zeros(0, 3), score=score).argmax(1)
     assert found.shape == (0,)
     assert found.dtype == torch.int64
 
@@ -147,7 +147,7 @@ def test_pseudo_label_loss(seed: int, classes: int, over: str) -> None:
     mask = torch.maximum(local.max(1).values, teacher.max(1).values) >= TAU
     assert mask.any()
     assert not mask.all()
-    found = masked_cross_entropy(strong, fedlabel.expert_label(local, teacher), mask, over=over)
+    found = masked_cross_entropy(strong, fedlabel.expert(local, teacher).argmax(1), mask, over=over)
     expected = slow_pseudo_label_loss(local, teacher, strong, over)
     assert found.item() == pytest.approx(expected, rel=1e-9)
 
@@ -170,7 +170,7 @@ def test_losses_of_three_images() -> None:
     strong = torch.tensor([[2.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 6.0]]).double().log()
     local = torch.tensor([[0.97, 0.02, 0.01], [0.60, 0.30, 0.10], [0.10, 0.20, 0.70]]).double()
     teacher = torch.tensor([[0.01, 0.98, 0.01], [0.50, 0.25, 0.25], [0.02, 0.02, 0.96]]).double()
-    chosen = fedlabel.expert_label(local, teacher)
+    chosen = fedlabel.expert(local, teacher).argmax(1)
     assert chosen.tolist() == [1, 0, 2]
     mask = torch.tensor([True, False, True])
     # (ln 4 + ln 4/3) / 3 = 0.557992, and over the two selected 0.836988

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxyfl.methods import fedmatch
+from proxyfl.methods import fedmatch, halves
 
 CASES = [(seed, classes) for classes in (2, 10, 100) for seed in range(4)]
 
@@ -93,7 +93,7 @@ def network(seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 def test_decompose(seed: int, share: float) -> None:
     weights = network(seed)
-    sigma, psi = fedmatch.decompose(weights, share=share)
+    sigma, psi = halves.decompose(weights, share=share)
     assert set(sigma) == set(weights)
     assert set(psi) == {"conv.weight", "classifier.weight"}
     for name, value in weights.items():
@@ -106,9 +106,9 @@ def test_decompose(seed: int, share: float) -> None:
 
 def test_the_start_is_six_fifths_of_the_weights() -> None:
     weights = {"w": torch.tensor([[1.0, -2.0], [0.0, 0.5]]), "b": torch.tensor([3.0])}
-    sigma, psi = fedmatch.decompose(weights)
+    sigma, psi = halves.decompose(weights)
     assert psi["w"].flatten().tolist() == pytest.approx([0.2, -0.4, 0.0, 0.1])
-    composed = fedmatch.compose(sigma, psi)
+    composed = halves.compose(sigma, psi)
     assert composed["w"].flatten().tolist() == pytest.approx([1.2, -2.4, 0.0, 0.6])
     assert composed["b"].tolist() == [3.0]
 
@@ -119,7 +119,7 @@ def test_compose(seed: int, threshold: float) -> None:
     sigma = network(seed)
     psi = {name: normal(seed + 50, *sigma[name].shape) for name in ("conv.weight", "classifier.weight")}
     psi["classifier.weight"] *= 5e-6
-    found = fedmatch.compose(sigma, psi, threshold=threshold)
+    found = halves.compose(sigma, psi, threshold=threshold)
     assert set(found) == set(sigma)
     for name, value in sigma.items():
         if name not in psi:
@@ -134,7 +134,7 @@ def test_compose(seed: int, threshold: float) -> None:
 def test_compose_of_literal_numbers() -> None:
     sigma = {"w": torch.ones(1, 5, dtype=torch.float64), "n": torch.tensor(9)}
     psi = {"w": torch.tensor([[4.9e-6, 5e-6, -4.9e-6, -5e-6, 0.25]], dtype=torch.float64)}
-    found = fedmatch.compose(sigma, psi)
+    found = halves.compose(sigma, psi)
     assert (found["w"] - 1).flatten().tolist() == pytest.approx([0.0, 5e-6, 0.0, -5e-6, 0.25], abs=1e-12)
     assert found["n"].item() == 9
     assert psi["w"][0, 0].item() == 4.9e-6
@@ -235,14 +235,14 @@ def test_agreement_of_no_rows() -> None:
 def test_penalty(seed: int, l2: float, l1: float) -> None:
     sigma = [normal(seed, 4, 3), normal(seed + 1, 2, 1, 3, 3)]
     psi = [normal(seed + 2, 4, 3), normal(seed + 3, 2, 1, 3, 3)]
-    found = fedmatch.decomposition_penalty(sigma, psi, l2, l1)
+    found = halves.decomposition_penalty(sigma, psi, l2, l1)
     assert found.item() == pytest.approx(slow_penalty(sigma, psi, l2, l1), rel=1e-10)
 
 
 def test_penalty_of_literal_numbers_and_its_slope() -> None:
     sigma = [torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0]])]
     psi = [torch.tensor([[0.5, -1.0]], requires_grad=True), torch.tensor([[-3.0]], requires_grad=True)]
-    found = fedmatch.decomposition_penalty(sigma, psi, 10.0, 0.1)
+    found = halves.decomposition_penalty(sigma, psi, 10.0, 0.1)
     # 10 (0.25 + 9 + 9) + 0.1 (0.5 + 1 + 3)
     assert found.item() == pytest.approx(182.95, rel=1e-6)
     found.backward()
@@ -258,7 +258,7 @@ def test_sparse_delta(seed: int, threshold: float) -> None:
     change[::2] *= 5e-5
     change[1, 1] = 0.0
     new = old + change
-    received, sent = fedmatch.sparse_delta(new, old, threshold)
+    received, sent = halves.sparse_delta(new, old, threshold)
     expected, count = [], 0
     for a, b in zip(new.flatten().tolist(), old.flatten().tolist(), strict=True):
         changed = abs(a - b) > threshold
@@ -273,11 +273,11 @@ def test_sparse_delta(seed: int, threshold: float) -> None:
 def test_sparse_delta_of_literal_numbers() -> None:
     old = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     new = torch.tensor([1.0, 2.25, 2.5, 3.0], dtype=torch.float64)
-    received, sent = fedmatch.sparse_delta(new, old, 0.25)
+    received, sent = halves.sparse_delta(new, old, 0.25)
     assert received.tolist() == [1.0, 2.0, 2.5, 3.0]  # a change of the threshold itself is not sent
     assert int(sent) == 2
     assert old.tolist() == [1.0, 2.0, 3.0, 4.0]
-    received, sent = fedmatch.sparse_delta(old, old, 0.0)
+    received, sent = halves.sparse_delta(old, old, 0.0)
     assert received.tolist() == old.tolist()
     assert int(sent) == 0
 

@@ -113,7 +113,11 @@ def test_every_addon_parses_for_every_method(addon: str) -> None:
         ("fixmatch-lgl+gpt", "unknown method 'fixmatch-lgl+gpt'; did you mean 'fixmatch-lpl'?"),
         ("fedavg+gtp", "unknown add-on '+gtp' in 'fedavg+gtp'; did you mean 'gpt'?"),
         ("fedavg+proxifl", "unknown add-on '+proxifl' in 'fedavg+proxifl'; did you mean 'proxyfl'?"),
-        ("fedavg+", "unknown add-on '+' in 'fedavg+'; known: gpt, icpl, prior, proto, prox, proxyfl"),
+        (
+            "fedavg+",
+            "unknown add-on '+' in 'fedavg+'; known: freematch, gpt, icpl, prior, proto, prox, "
+            "proxyfl, softmatch",
+        ),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

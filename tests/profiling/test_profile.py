@@ -24,6 +24,7 @@ from proxyfl.core.spans import (
     WEAK,
 )
 from proxyfl.core.state import Task
+from proxyfl.encoders import Encoder, named
 from proxyfl.engines.choose import WORKERS
 from proxyfl.federation.client import every_step, numerics
 from proxyfl.methods.proxyfl import ProxyFL
@@ -219,3 +220,18 @@ def test_a_profile_from_a_process_of_its_own(monkeypatch):
     found = profile_in_process(config, None, steps=1, client=None, tell=lambda *_: None)
     assert (found.method, found.data, found.steps) == ("fedavg", "digits", 1)
     assert isinstance(found.step[0], Phase)
+
+
+def test_a_frozen_encoder_is_measured_before_the_first_round(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROXYFL_DATA", str(tmp_path))
+    encoder = Encoder(torch.nn.Flatten(), name="toy:here")
+    monkeypatch.setitem(named.KINDS, "toy", lambda place: encoder)
+    settings = {"subset": 150, "per_round": 2, "clients": 4, "labels__per_class": 2}
+    config = tiny_config("fixmatch-gpl", model__name="frozen:toy:here", **settings)
+    found = profile(config, steps=1)
+    made = found.encoding
+    assert (made.samples, made.views, made.called) == (150, 5, "images")
+    assert [phase.name for phase in made.phases] == ["weak views", "strong views", "encoder"]
+    assert all(phase.ms > 0 for phase in made.phases)
+    assert made.per_second == pytest.approx(5000 / made.ms)
+    assert Profile.from_tree(json.loads(json.dumps(dataclasses.asdict(found)))) == found

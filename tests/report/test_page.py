@@ -404,3 +404,9 @@ def test_a_run_without_notes_on_clients_says_why(runs: dict[str, list[Run]], tmp
     found = pieces.pieces(Run(path), None)
     assert found["clients"] is None
     assert "notes nothing of single clients" in found["notes"]["clients"]
+
+
+def test_the_servers_own_loss_is_a_curve() -> None:
+    line = {"accuracy": 0.5, "losses": {"a": 1.0}}
+    lines = [{"round": 1, **line, "server": {"loss": 2.5, "steps": 3.0}}, {"round": 2, **line}]
+    assert recorded.curves(Records(lines))["losses.server"] == [2.5, None]

@@ -209,7 +209,11 @@ class Gathered(Accumulator):
         """Weights of a mean: the method's own where it looks at all updates for them."""
         if not self.method.needs_all_updates:
             return self.weights
-        return self.method.weights(ctx, [namespace(tensors, self.method.name) for tensors in kept])
+        ctx.updates = self.updates
+        try:
+            return self.method.weights(ctx, [namespace(tensors, self.method.name) for tensors in kept])
+        finally:
+            ctx.updates = ()
 
     def received(self, chosen: Sequence[int], kept: list[Tensors]) -> list[Tensors]:
         """What the method keeps of the chosen updates, read again where clipping changed one since."""

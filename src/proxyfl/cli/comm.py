@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxyfl.cli.common import examples, out, plain_table
+from proxyfl.core.dealing import require_scenario
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +19,7 @@ EXAMPLES = examples(
     "proxyfl comm --classes 10 --per-round 20",
     "proxyfl comm --width 1 --classes 10 --channels 1 --markdown",
     "proxyfl comm --model wrn-28-2 --lora-rank 4",
+    "proxyfl comm --scenario server",
 )
 UNITS = (
     "Millions of numbers, and MB at 4 bytes each: M uploads and D downloads, "
@@ -36,6 +38,12 @@ def comm(
     trainable: Annotated[str, typer.Option(help="What is trained and travels, as model.trainable.")] = "all",
     lora_rank: Annotated[int, typer.Option(min=0, help="Rank of adapters; 0: none.")] = 0,
     lora_targets: Annotated[str, typer.Option(help="Layers with adapters, as model.lora_targets.")] = "*",
+    scenario: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE", help="Every method that is defined with labels at clients, server or partial."
+        ),
+    ] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a document.")] = False,
 ) -> None:
     """What each method sends in a round: the formula, the count, the paper's figure and why it differs.
@@ -46,6 +54,10 @@ def comm(
 
     partly = (size, norm, trainable, lora_rank, lora_targets)
     setting = Setting(model, width, classes, channels, per_round, *partly)
+    if scenario:
+        require_scenario(scenario)
+        _show_scenario(scenario, setting, markdown)
+        return
     sizes = measure(setting)
     console = out()
     if markdown:
@@ -77,6 +89,33 @@ def _show(setting: Setting, sizes: Sizes, console: Console) -> None:
         console.print(f"\n[bold]{title}[/]")
         for line in lines:
             console.print(line, markup=False)
+
+
+def _show_scenario(where: str, setting: Setting, markdown: bool) -> None:
+    from proxyfl.report.communication import BYTES
+    from proxyfl.report.scenario_traffic import FACTS, sent_in
+
+    heads = ("a client sends", "it receives", "MB a round, D = M", "D = 1")
+    title = f"What a round sends with labels.where = {where}: {setting}. Numbers, buffers included."
+    rows, clients = [], setting.per_round
+    for row in sent_in(where, setting):
+        each, once = clients * (row.up + row.down), clients * row.up + row.down
+        counts = (f"{row.up:,}", f"{row.down:,}", f"{BYTES * each / 1e6:.2f}", f"{BYTES * once / 1e6:.2f}")
+        rows.append((row.method, *(counts if not row.why else ("0", "0", "0.00", "0.00")), row.why))
+    console, facts = out(), [FACTS[where]] if where in FACTS else []
+    if markdown:
+        lines = [("method", *heads, "note"), ("---", *["---:"] * 4, "---"), *rows]
+        text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        told = "".join(f"\n- {fact}\n" for fact in facts)
+        console.print(f"{title}\n\n{text}{told}", markup=False, soft_wrap=True, end="")
+        return
+    console.print(title, style="bold", markup=False)
+    table = plain_table("method", *heads, "note", right=heads, keep=("method", *heads))
+    for line in rows:
+        table.add_row(*line)
+    console.print(table)
+    for fact in facts:
+        console.print(fact, markup=False)
 
 
 def _markdown(setting: Setting, sizes: Sizes) -> str:

@@ -66,6 +66,15 @@ Scenario = Annotated[
         rich_help_panel="Protocol",
     ),
 ]
+Protocol = Annotated[
+    str,
+    typer.Option(
+        "--protocol",
+        metavar="own|shared",
+        help="own: the settings of the method's own paper replace the preset's; what you set yourself wins.",
+        rich_help_panel="Protocol",
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -214,6 +223,7 @@ def load_settings(
     flags: Mapping[str, Any],
     assignments: Sequence[str] | None,
     root: Path | None = None,
+    protocol: str = "shared",
 ) -> Config:
     """The config that a preset, own data or a TOML file, flags and ``--set`` ask for together."""
     from proxyfl.runs import own
@@ -222,7 +232,7 @@ def load_settings(
     asked = overrides(method, flags, assignments or ())
     if method and preset.endswith(".toml"):
         _note_other_method(Path(preset), method)
-    config = load_config(preset, asked, method, root)
+    config = load_config(preset, asked, method, root, protocol)
     if config.preset == own.PRESET and not preset.endswith(".toml"):
         typer.echo(f"note: {own.told(config)}", err=True)
     return config

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import Fidelity, Method, Settings, command, examples, load_settings, out, plain_table
+from proxyfl.cli.common import (
+    Fidelity,
+    Method,
+    Protocol,
+    Settings,
+    command,
+    examples,
+    load_settings,
+    out,
+    plain_table,
+)
 from proxyfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,12 +65,18 @@ def list_presets() -> None:
 
 
 @app.command(epilog=examples("proxyfl config show cifar10", "proxyfl config show digits --fidelity paper"))
-def show(preset: Preset, method: Method = None, fidelity: Fidelity = None, set_: Settings = None) -> None:
+def show(
+    preset: Preset,
+    method: Method = None,
+    protocol: Protocol = "shared",
+    fidelity: Fidelity = None,
+    set_: Settings = None,
+) -> None:
     """Print a preset as TOML with every value."""
     from proxyfl.runs.config_file import to_toml
 
-    config = load_settings(preset, method, {"fidelity": fidelity}, set_)
-    typer.echo(to_toml(config, _how_to_run(preset, config)), nl=False)
+    config = load_settings(preset, method, {"fidelity": fidelity}, set_, protocol=protocol)
+    typer.echo(to_toml(config, _how_to_run(preset, config, protocol)), nl=False)
 
 
 @app.command(
@@ -73,6 +89,7 @@ def copy(
     preset: Preset,
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The file to write.", show_default=False)],
     method: Method = None,
+    protocol: Protocol = "shared",
     fidelity: Fidelity = None,
     set_: Settings = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
@@ -83,7 +100,7 @@ def copy(
 
     if file.suffix != ".toml":
         raise ConfigError(f"{file} must end in .toml, so that 'proxyfl run' knows it for a file")
-    config = load_settings(preset, method, {"fidelity": fidelity}, set_)
+    config = load_settings(preset, method, {"fidelity": fidelity}, set_, protocol=protocol)
     if file.exists() and not force:
         raise ConfigError(f"{file} exists; overwrite it with --force or choose another name")
     try:
@@ -119,5 +136,6 @@ def explain(
     out().print(table)
 
 
-def _how_to_run(preset: str, config: Config) -> str:
-    return command("run", preset, "--method", config.method.name, "--fidelity", config.fidelity)
+def _how_to_run(preset: str, config: Config, protocol: str) -> str:
+    words = ["run", preset, "--method", config.method.name, "--fidelity", config.fidelity]
+    return command(*words, *(["--protocol", protocol] if protocol != "shared" else []))

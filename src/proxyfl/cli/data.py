@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proxyfl.cli.common import Scenario, Settings, overrides
 from proxyfl.cli.own_data import draw_sheet, explain, require_png
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from proxyfl.core.trees import Tree
     from proxyfl.data.dataset import Dataset
     from proxyfl.data.files import Checksum
     from proxyfl.data.sources import Source
@@ -96,9 +98,12 @@ def check(
     keys: Annotated[
         str, typer.Option(help="Names of arrays or columns, as in images=pixels,labels=diagnosis.")
     ] = "",
+    scenario: Scenario = None,
+    set_: Settings = None,
 ) -> None:
     """Compare files with their checksums, read everything, count the classes.
 
+    With --scenario it also tells who has labels when the data is dealt to clients.
     Your own data (folder:PATH, npz:FILE, table:FILE) is explained instead: classes, what is unlabelled,
     sizes, clients, what is wrong with it, and how to go on.
 
@@ -106,7 +111,8 @@ def check(
     recorded: as it was when downloaded. unknown: no checksum is known. differs: not the original file.
     Exit code 1 where a file differs.
 
-    Examples: proxyfl data check cifar10, proxyfl data check folder:clinic -o clinic.png
+    Examples: proxyfl data check cifar10, proxyfl data check digits --scenario server,
+    proxyfl data check folder:clinic -o clinic.png
     """
     from proxyfl.data.files import data_root
     from proxyfl.data.sources import find, is_own, load
@@ -114,15 +120,31 @@ def check(
     folder = data_root(root)
     source = find(name)
     console = _console()
+    asked = overrides(None, {"scenario": scenario}, set_ or ())
     if is_own(name):
-        explain(name, folder, keys, output, console)
+        explain(name, folder, keys, output, console, asked)
         return
     console.print(source.title)
     differing = _check_files(source, folder, console)
     _describe(load(name, folder), console)
+    if asked:
+        _tell_labels(name, folder, asked, console)
     if differing:
         console.print(f"[red]{differing} of the files are not the originals[/]")
         raise typer.Exit(1)
+
+
+def _tell_labels(name: str, root: Path, asked: Tree, console: Console) -> None:
+    """Who has labels when the preset of that name deals its data."""
+    from proxyfl.runs.experiment import load_config
+    from proxyfl.runs.simulation import labels_told, prepare
+
+    config = load_config(name, asked)
+    simulation = prepare(config, root)
+    dealt = simulation.partition
+    holders = f"{int((dealt.labelled.sizes > 0).sum()):,} of {dealt.clients:,} clients"
+    usual = f"{len(dealt.told):,} {simulation.dataset.train.called} are labelled, at {holders}"
+    console.print(f"labels.where = {config.labels.where}: {labels_told(simulation) or usual}", markup=False)
 
 
 def _check_files(source: Source, root: Path, console: Console) -> int:
@@ -157,6 +179,7 @@ def _describe(dataset: Dataset, console: Console) -> None:
     height, width = dataset.train.images.shape[-2:]
     size = f"{height}×{width}, {'grey' if dataset.channels == 1 else 'colour'}"
     size = f"{dataset.channels:,} features" if dataset.is_vectors else size
+    size = f"up to {width:,} bytes" if dataset.is_texts else size
     counts = f"{len(dataset.train):,} training and {len(dataset.test):,} test {dataset.train.called}"
     console.print(f"{counts}, {size}")
     console.print(f"[yellow]partial: {dataset.partial}[/]" if dataset.partial else "complete")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli import deploy_check, deploy_life, deploy_scaffold
+from proxyfl.cli import deploy_life, deploy_look, deploy_scaffold
 from proxyfl.cli.common import INTERRUPTED, Quiet, command, err, examples, out, plain_table
 from proxyfl.cli.deploy_life import end_on_signals, require_flower, show
 from proxyfl.cli.deploy_scaffold import Folder
@@ -29,8 +29,8 @@ app = typer.Typer(
 )
 
 app.command(epilog=deploy_scaffold.INIT_EXAMPLES)(deploy_scaffold.init)
-app.command(epilog=deploy_scaffold.EXPLAIN_EXAMPLES)(deploy_scaffold.explain)
-app.command(epilog=deploy_check.EXAMPLES)(deploy_check.check)
+app.command(epilog=deploy_look.EXPLAIN_EXAMPLES)(deploy_look.explain)
+app.command(epilog=deploy_look.CHECK_EXAMPLES)(deploy_look.check)
 app.command(epilog=examples("proxyfl deploy attach DIR"))(deploy_life.attach)
 app.command(epilog=examples("proxyfl deploy stop DIR", "proxyfl deploy stop DIR --now"))(deploy_life.stop)
 app.command(epilog=examples("proxyfl deploy remove-site DIR lyon"))(deploy_life.remove_site)

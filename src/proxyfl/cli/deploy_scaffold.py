@@ -1,4 +1,4 @@
-"""``proxyfl deploy init``, ``explain``, ``check``: set a federation up, say what it sends, look at data."""
+"""``proxyfl deploy init``: set a federation up, and change one that exists."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from proxyfl.cli.common import (
     DataRoot,
     Fidelity,
     Method,
+    Scenario,
     Settings,
     command,
     err,
     examples,
     out,
     overrides,
-    plain_table,
 )
 from proxyfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from proxyfl.deploy.explain import Explanation, Item
     from proxyfl.deploy.scaffold import Plan
     from proxyfl.deploy.settings import Deployment
 
@@ -32,10 +31,10 @@ INIT_EXAMPLES = examples(
     "proxyfl deploy init hospital --sites 4 --host fl.example.org --classes healthy,ill --image-size 64",
     "proxyfl deploy init trial --sites 3 --sample",
     "proxyfl deploy init wards --sites 3 --like patients.csv --set data.keys=label=diagnosis,without=id",
+    "proxyfl deploy init clinic --method semifl --scenario server --server-data images/ --classes ill,well",
     "proxyfl deploy init hospital --add-site lyon",
     "proxyfl deploy init hospital --renew --host 10.0.0.5",
 )
-EXPLAIN_EXAMPLES = examples("proxyfl deploy explain hospital")
 
 SERVER, IMAGES, ROUNDS, EXISTING = "The server", "Classes and images", "Rounds", "A deployment that exists"
 
@@ -48,6 +47,7 @@ def init(
     sites: Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")] = "2",
     method: Method = None,
     preset: Annotated[str, typer.Option(help="A preset's name or a TOML file: what is trained.")] = "digits",
+    scenario: Scenario = None,
     fidelity: Fidelity = None,
     set_: Settings = None,
     rounds: Annotated[
@@ -127,12 +127,20 @@ def init(
             help="Test images at the server: npz file or folder.", show_default=False, rich_help_panel=IMAGES
         ),
     ] = "",
+    server_data: Annotated[
+        str,
+        typer.Option(
+            help="Labelled images at the server, for --scenario server: npz file, table or folder.",
+            show_default=False,
+            rich_help_panel=IMAGES,
+        ),
+    ] = "",
     holdout: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=0.9,
-            help="Share of labelled images that each site keeps back for measuring.",
+            help="Share of labelled images that each site, or the server, keeps back for measuring.",
             show_default="0.2 without --test",
             rich_help_panel=IMAGES,
         ),
@@ -193,7 +201,7 @@ def init(
         _refuse_others(context, renew)
         _change(folder, add_site, new_key, host if renew else None)
         return
-    asked = overrides(method, {"rounds": rounds, "fidelity": fidelity}, set_ or ())
+    asked = overrides(method, {"rounds": rounds, "fidelity": fidelity, "scenario": scenario}, set_ or ())
     form = {
         "classes": tuple(part.strip() for part in classes.split(",")) if classes else None,
         "channels": channels,
@@ -212,6 +220,7 @@ def init(
         form={key: value for key, value in form.items() if value is not None},
         like=like,
         test=test,
+        server_data=server_data,
         holdout=holdout,
         quorum=quorum,
         deadline=deadline,
@@ -273,6 +282,8 @@ def _told_rounds(before: Deployment, after: Deployment) -> str:
 
 
 def _tell_created(deployment: Deployment, plan: Plan) -> None:
+    from proxyfl.deploy.texts import labels_are, measured_on
+
     console = err()
     if deployment.insecure:
         console.print(
@@ -283,12 +294,9 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     path = deployment.path
     say = out().print
     say(f"wrote {path}: server at {deployment.address}, {len(deployment.sites)} site(s)", markup=False)
-    what = deployment.called
-    if not deployment.test:
-        say(f"accuracy comes from the {deployment.holdout:.0%} of labelled {what} that each site keeps back")
-    else:
-        say(f"accuracy comes from the server's test {what}, {deployment.test}", markup=False)
-    if not deployment.image_size and set(deployment.mean) == {0.0} and set(deployment.std) == {1.0}:
+    say(labels_are(deployment), markup=False)
+    say(f"accuracy comes from {measured_on(deployment)}", markup=False)
+    if deployment.called == "vectors" and set(deployment.mean) == {0.0} and set(deployment.std) == {1.0}:
         say(
             "warning: sites have to bring features with mean 0 and standard deviation 1; where they do not, "
             "begin again with --like FILE, a file of vectors like theirs",
@@ -305,60 +313,3 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     ):
         say(f"  {command(*words)}", markup=False, soft_wrap=True)
     say(f"\nhow to hand out the sites' folders: {path / 'README.md'}", markup=False, soft_wrap=True)
-
-
-def explain(folder: Folder) -> None:
-    """Print exactly what leaves a site with the chosen method, what comes to it, and what that reveals.
-
-    Seen in a rehearsal of one round with made-up images.
-    """
-    from proxyfl.deploy.explain import explain as explained
-    from proxyfl.deploy.settings import Deployment
-
-    deployment = Deployment.read(folder)
-    _show(explained(deployment), deployment)
-
-
-def _show(found: Explanation, deployment: Deployment) -> None:
-    from proxyfl.core.text import in_words
-
-    console = out()
-    console.print(f"{deployment.name}: what leaves a site with {found.method}", style="bold", markup=False)
-    console.print("\nOnce, when it enrols", style="bold")
-    _bullets(found.enrols)
-    console.print(f"\nIn every round, from a site to the server: {in_words(found.bytes_up)}", style="bold")
-    console.print(_table(found.up))
-    console.print(f"and sums of its losses and decisions: {', '.join(found.metrics)}", markup=False)
-    console.print(f"\nIn every round, from the server to a site: {in_words(found.bytes_down)}", style="bold")
-    console.print(_table(found.down))
-    if found.declared:
-        console.print("\nIn the method's own words", style="bold")
-        _bullets(found.declared)
-    console.print("\nAccuracy is measured", style="bold")
-    _bullets((found.measured,))
-    console.print("\nThe server writes down", style="bold")
-    _bullets((found.noted,))
-    console.print("\nStays at the site", style="bold")
-    _bullets(found.stays)
-    console.print("\nWhat this reveals", style="bold")
-    _bullets(found.remarks)
-    if found.privacy:
-        console.print("\nDifferential privacy", style="bold")
-        _bullets([f"{key} = {value}" for key, value in found.privacy.items()])
-    if deployment.insecure:
-        console.print("\nINSECURE: all of this travels unencrypted, from and to anybody.", style="bold red")
-
-
-def _bullets(lines: Sequence[str]) -> None:
-    for line in lines:
-        out().print(f"- {line}", markup=False)
-
-
-def _table(items: Sequence[Item]) -> object:
-    from proxyfl.core.text import in_words
-
-    table = plain_table("what", "numbers", "size", "shape", right=("numbers", "size"), keep=("what",))
-    for item in items:
-        shape = " × ".join(map(str, item.shape))
-        table.add_row(item.what, f"{item.numbers:,}", in_words(item.bytes), shape)
-    return table

@@ -110,12 +110,12 @@ def evaluate(
     if keys is not None and data is None:
         raise ConfigError("--keys names the arrays or columns of --data; give that, too")
     images = _images(found, trained.card, data, keys, data_root)
-    if trained.card.encoder and images.called == "images":
+    if trained.card.encoder and images.called != "vectors":
         images = Split(trained.features(images.images), images.labels)
     result = evaluate_model(trained, config, images, scores=True)
     console = out()
     card = trained.card
-    what = "images" if card.given[1] else "vectors"
+    what = card.called
     which = f"{model} model, round {card.round}, {escape(card.method)}"
     console.print(_classes(what, result, card.classes))
     console.print(
@@ -186,19 +186,22 @@ def _given(data: str, card: ModelCard, keys: str | None, own: DataSettings) -> S
 
 
 def _of_the_server(run: Run, card: ModelCard) -> Split:
-    """The test images of the deployment that the run lies in."""
+    """The test images of the deployment that the run lies in, or what its server keeps back."""
+    from proxyfl.deploy.server_data import open_server_data
     from proxyfl.deploy.settings import FEDERATION_FILE, Deployment
     from proxyfl.deploy.site_data import open_test
 
     home = run.path.resolve().parent
-    place = Deployment.read(home).test_path if (home / FEDERATION_FILE).is_file() else None
+    made = Deployment.read(home) if (home / FEDERATION_FILE).is_file() else None
+    place = made.test_path if made else None
+    if made and place is None and made.server_data:
+        return open_server_data(made).held_out
     if place is None:
         raise DataError(
             "the images of this federation are at its sites; give test images of the same classes with "
             "--data folder:PATH or --data npz:FILE"
         )
-    form = (card.classes, card.channels, card.image_size)
-    return open_test(place, *form, by_name=True, features=card.features)
+    return open_test(place, card.classes, *card.given, by_name=True, features=card.features)
 
 
 def _classes(what: str, result: Evaluation, names: tuple[str, ...]) -> Table:

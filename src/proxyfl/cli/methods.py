@@ -145,6 +145,9 @@ def show(
             console.print(Padding(about, (1, 0, 1, 2)), markup=False)
         console.print(_parameters(recipe.name, part, method))
     console.print("\n[dim]code, paper: where that fidelity has another value; presets may set others[/]")
+    if method.protocol:
+        own = ", ".join(f"{key}={as_toml(value)}" for key, value in method.protocol.items())
+        console.print(f"--protocol own: {own}", markup=False, soft_wrap=True)
     console.print(_example(recipe, method), markup=False, soft_wrap=True)
 
 

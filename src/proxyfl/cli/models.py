@@ -7,11 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from proxyfl.cli.common import command, examples, out, plain_table
+from proxyfl.core.errors import ConfigError
 
 EXAMPLES = examples(
     "proxyfl models",
     "proxyfl models --data digits --per-round 4",
     "proxyfl models --trainable head --lora-rank 4",
+    "proxyfl models --channels 512 --size 0",
     "proxyfl models show wrn-28-2",
     "proxyfl --plugin my_network.py models",
 )
@@ -25,10 +27,12 @@ Classes = Annotated[
     int | None, typer.Option(min=1, help="How many classes are told apart. [default: 10]", show_default=False)
 ]
 Channels = Annotated[
-    int | None, typer.Option(min=1, help="Channels of an image. [default: 3]", show_default=False)
+    int | None,
+    typer.Option(min=1, help="Channels of an image, or features. [default: 3]", show_default=False),
 ]
 Size = Annotated[
-    int | None, typer.Option(min=1, help="Pixels along a side. [default: 32]", show_default=False)
+    int | None,
+    typer.Option(min=0, help="Pixels along a side; 0: vectors. [default: 32]", show_default=False),
 ]
 Width = Annotated[int, typer.Option(min=1, help="Width factor, for networks that have one.")]
 Norm = Annotated[str, typer.Option(help="What becomes of batch norm, as in model.norm.")]
@@ -133,10 +137,18 @@ def _sizes(data: str | None, classes: int | None, channels: int | None, size: in
         from proxyfl.data import sources
 
         dataset = sources.load(data, image_size=size)
+        if dataset.is_texts:
+            raise ConfigError(
+                f"'{data}' holds texts, and networks take what a frozen encoder makes of them; give the "
+                "number of its features, as in --channels 384 --size 0"
+            )
         found = (len(dataset.classes), dataset.channels, dataset.image_size)
-    return {"classes": classes or found[0], "channels": channels or found[1], "image_size": size or found[2]}
+    side = found[2] if size is None else size
+    return {"classes": classes or found[0], "channels": channels or found[1], "image_size": side}
 
 
 def _images(sizes: dict[str, Any]) -> str:
     side = sizes["image_size"]
+    if not side:
+        return f"{sizes['classes']} classes of vectors of {sizes['channels']} features"
     return f"{sizes['classes']} classes of images of {sizes['channels']} × {side} × {side}"

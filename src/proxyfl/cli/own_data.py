@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.cli.common import command
+from proxyfl.core.dealing import CLIENTS
 from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.trees import Tree, merge
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,27 +22,35 @@ BAR = 30
 MOST_CLASSES = 40
 
 
-def explain(name: str, root: Path, keys: str, output: Path | None, console: Console) -> None:
-    """What was found, what is doubtful about it, and how to go on. Every image is read."""
+def explain(
+    name: str, root: Path, keys: str, output: Path | None, console: Console, asked: Tree | None = None
+) -> None:
+    """What was found, what is doubtful about it, and how to go on. Every image is read. ``asked`` are
+    settings by which it is dealt to clients.
+    """
     from proxyfl.data.look import look
     from proxyfl.runs import own
-    from proxyfl.runs.settings import resolve
-    from proxyfl.runs.simulation import doubts, prepare
+    from proxyfl.runs.experiment import load_config
+    from proxyfl.runs.simulation import doubts, labels_told, prepare
 
     if output is not None:
         require_png(output)
     found = look(name, root, keys)
     for line in described(found):
         console.print(line, markup=False)
-    config = resolve(own.PRESET, own.choose(name, found), {"data": {"keys": keys}} if keys else {})
+    config = load_config(name, merge(asked or {}, {"data": {"keys": keys}} if keys else {}), root=root)
     simulation = prepare(config, root)
+    if told := labels_told(simulation):
+        console.print(f"labels.where = {config.labels.where}: {told}", markup=False)
     for line in doubts(simulation.dataset, simulation.partition):
         console.print(f"warning: {line}", markup=False)
     if output is not None:
         count = min(len(simulation.dataset.classes), MOST_CLASSES) * 2
         draw_sheet(simulation.dataset, output, console, count=count, seed=0)
     console.print(own.told(config), markup=False)
-    more = ("--set", f"data.keys={keys}") if keys else ()
+    more = ["--set", f"data.keys={keys}"] if keys else []
+    more += ["--set", "model.name=frozen:hf:FOLDER"] if found.words else []
+    more += ["--scenario", config.labels.where] if config.labels.where != CLIENTS else []
     console.print(f"go on with: {command('run', name, *more)}", markup=False)
 
 
@@ -61,6 +72,10 @@ def described(found: Look) -> list[str]:
     lines.append(f"{found.test:,} test {found.called}{kept}")
     if found.features:
         lines += _features(found)
+    if found.words:
+        middle = int(statistics.median(found.words))
+        spread = f"{min(found.words):,} to {max(found.words):,}, median {middle:,}"
+        lines.append(f"words of a text (column '{found.names[0]}'): {spread}")
     if found.sides:
         low, high = min(found.sides), max(found.sides)
         spread = f"{low}" if low == high else f"{low} to {high}, median {found.side}"
@@ -85,12 +100,13 @@ def require_png(output: Path) -> None:
 
 
 def draw_sheet(dataset: Dataset, output: Path, console: Console, *, count: int, seed: int) -> None:
-    """Write samples with weak and strong views beside them to a PNG file; of vectors, bars by class."""
+    """Write samples with weak and strong views beside them to a PNG file; of others, bars by class."""
     from proxyfl.core.rng import SERVER, rng
     from proxyfl.data.preview import class_bars, contact_sheet
 
-    if dataset.is_vectors:
-        console.print("vectors have no picture of their own, so bars show how many there are of each class")
+    if dataset.train.called != "images":
+        what = dataset.train.called
+        console.print(f"{what} have no picture of their own, so bars show how many there are of each class")
         sheet = class_bars(dataset)
     else:
         sheet = contact_sheet(dataset, rng(seed, 0, SERVER, "preview"), count=count)

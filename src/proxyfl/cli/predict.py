@@ -25,6 +25,7 @@ EXAMPLES = examples(
     "proxyfl predict try-1 new-images/ --csv > predictions.csv",
     "proxyfl predict try-1 new.npz --json",
     "proxyfl predict try-1 patients.csv --csv",
+    "proxyfl predict topics letter.txt",
 )
 BATCH = 256
 
@@ -35,7 +36,8 @@ def predict(
         list[str],
         typer.Argument(
             metavar="IMAGE|FOLDER|NPZ|TABLE...",
-            help="Image files of any size, folders or patterns of them, npz files; of vectors npz or tables.",
+            help="Image files of any size, folders or patterns of them, npz files; of vectors npz or tables; "
+            "of texts .txt files or tables.",
             show_default=False,
         ),
     ],
@@ -46,10 +48,11 @@ def predict(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
-    """The most probable classes of images or vectors, by a run's model.
+    """The most probable classes of images, vectors or texts, by a run's model.
 
     Images are brought to the model's size, and to grey where it was trained on grey ones. Vectors are read
-    from npz files and tables; a table's columns are found by the names that the model was trained with.
+    from npz files and tables; a table's columns are found by the names that the model was trained with. Texts
+    are the rows of tables or whole .txt files.
     """
     import torch
 
@@ -65,7 +68,7 @@ def predict(
     for note in given.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
     probabilities = torch.cat([trained(part).cpu() for part in torch.split(given.images, BATCH)])
-    what = "image" if card.given[1] else "vector"
+    what = card.called.removesuffix("s")
     if as_csv or as_json:
         write = _csv if as_csv else _json
         typer.echo(write(what, given.names, card.classes, probabilities), nl=False)

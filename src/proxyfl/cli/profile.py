@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from proxyfl.profiling.phases import Phase, Profile
+    from proxyfl.profiling.phases import Encoding, Phase, Profile
 
 EXAMPLES = examples(
     "proxyfl profile",
@@ -71,6 +71,7 @@ def profile(
 ) -> None:
     """Take one client's round apart: views, teacher, forward, backward, each loss, optimiser, server.
 
+    Of a frozen encoder, also what encoding costs before the first round.
     Trains for a few steps under the conditions of a run, and keeps nothing. The speed of the network stands
     beside that of a plain matrix product on this machine.
     """
@@ -123,6 +124,9 @@ def _show(found: Profile, console: Console) -> None:
     console.print()
     console.print(_once_table(found))
     console.print()
+    if found.encoding is not None:
+        console.print(_encoding_table(found.encoding))
+        console.print()
     for name, text in _facts(found):
         console.print(f"{name:11}{text}", markup=False, soft_wrap=True)
     if found.device == "cpu" and found.threads == 1 and found.cores < BUSY:
@@ -166,11 +170,34 @@ def _once_table(found: Profile) -> Table:
     return table
 
 
+def _encoding_table(made: Encoding) -> Table:
+    """What a training sample costs before the first round."""
+    head = f"encoding, once a {made.called.removesuffix('s')}"
+    table = plain_table(head, "ms", "share", right=("ms", "share"), keep=(head, "ms", "share"))
+    for phase in made.phases:
+        table.add_row(phase.name, f"{phase.ms:,.1f}", f"{100 * phase.ms / made.ms:.1f} %")
+    table.add_row("[bold]together[/]", f"[bold]{made.ms:,.1f}[/]", "100.0 %")
+    return table
+
+
 def _facts(found: Profile) -> list[tuple[str, str]]:
     from proxyfl.core.text import in_words
 
     network, forward, backward = found.network_phase, found.conv_forward, found.conv_backward
+    made = found.encoding
+    encoding = (
+        []
+        if made is None
+        else [
+            (
+                "encoding",
+                f"{made.per_second:,.0f} features/s: {made.samples:,} training {made.called} in {made.views} "
+                f"views each take {duration(made.seconds)} once; then they are in the cache",
+            )
+        ]
+    )
     return [
+        *encoding,
         (
             "network",
             f"{network.gflop:,.2f} GFLOP a step (teacher, forward, backward) at {network.gflops:,.0f} "

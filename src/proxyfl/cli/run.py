@@ -12,6 +12,7 @@ from proxyfl.cli.common import (
     Fidelity,
     Log,
     Method,
+    Protocol,
     Quiet,
     Runs,
     Scenario,
@@ -36,6 +37,7 @@ EXAMPLES = examples(
     "proxyfl run digits --method fedavg --rounds 20 --seed 3",
     "proxyfl run cifar10 --data-root ~/data --label-ratio 0.2 --alpha 0.5 --device cuda",
     "proxyfl run cifar10 --method fixmatch-gpl --set method.tau=0.9 --set train.lr=0.05",
+    "proxyfl run cifar10 --method semifl --protocol own --rounds 100",
     "proxyfl run folder:clinic --rounds 50",
     "proxyfl run mine.toml --name try-1 --resume",
 )
@@ -53,6 +55,7 @@ def run(
     ] = "digits",
     method: Method = None,
     set_: Settings = None,
+    protocol: Protocol = "shared",
     data: Annotated[
         str | None,
         typer.Option(
@@ -147,9 +150,10 @@ def run(
         "dtype": dtype,
         "fidelity": fidelity,
     }
-    config = load_settings(preset, method, flags, set_, data_root)
+    config = load_settings(preset, method, flags, set_, data_root, protocol)
 
     from proxyfl.runs.experiment import Experiment
+    from proxyfl.runs.protocols import OWN, told
     from proxyfl.runs.settings import default_name
 
     path = runs / (_checked_name(name) if name is not None else default_name(config))
@@ -166,6 +170,8 @@ def run(
     if not quiet:
         console = out()
         console.print(settings_tree(config, path.name, console))
+        if protocol == OWN:
+            console.print(told(config), markup=False, soft_wrap=True)
     train(
         path,
         config,

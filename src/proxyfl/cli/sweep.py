@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from proxyfl.cli.board import Board
 from proxyfl.cli.common import (
     INTERRUPTED,
     DataRoot,
+    Protocol,
     Runs,
     Settings,
     command,
@@ -41,6 +43,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.
 
 def sweep(
     grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="What to run; see below.")],
+    protocol: Protocol = "shared",
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,
     side_by_side: SideBySide = 0,
@@ -57,7 +60,7 @@ def sweep(
     """
     from proxyfl.runs.sweep import read_grid
 
-    work(read_grid(grid), runs, data_root, side_by_side, dry_run)
+    work(dataclasses.replace(read_grid(grid), protocol=protocol), runs, data_root, side_by_side, dry_run)
 
 
 def compare(
@@ -82,6 +85,7 @@ def compare(
         typer.Option("--vary", metavar="KEY=A,B", help="Any setting's values.", show_default=False),
     ] = None,
     set_: Settings = None,
+    protocol: Protocol = "shared",
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,
     side_by_side: SideBySide = 0,
@@ -116,15 +120,20 @@ def compare(
         common = merge(common, nested({"federation.rounds": rounds}))
         said.append(("federation.rounds", f"--rounds {rounds}"))
     require_distinct(said)
-    grid = Grid(_words(methods), _words(data), read_seeds(seeds), varied, common)
+    grid = Grid(_words(methods), _words(data), read_seeds(seeds), varied, common, protocol)
     work(grid, runs, data_root, side_by_side, dry_run)
 
 
 def work(grid: Grid, runs: Path, data_root: Path | None, side_by_side: int, dry_run: bool) -> None:
     """Make what is missing and say how to look at it."""
+    from proxyfl.runs.protocols import OWN, told
     from proxyfl.runs.sweep import jobs_of
 
-    make(jobs_of(grid, runs, data_root), side_by_side, dry_run, f"table      {command('table', runs)}")
+    jobs = jobs_of(grid, runs, data_root)
+    if grid.protocol == OWN:
+        for line in dict.fromkeys(told(job.config) for job in jobs):
+            err().print(line, markup=False, soft_wrap=True)
+    make(jobs, side_by_side, dry_run, f"table      {command('table', runs)}")
 
 
 def make(jobs: Sequence[Job], side_by_side: int, dry_run: bool, afterwards: str) -> None:

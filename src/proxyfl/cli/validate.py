@@ -60,9 +60,11 @@ def _sizes(config: Config, root: Path | None) -> str:
         cure = f"; {source.cure(data_root(root))}" if source.cure(data_root(root)) else ""
         return f"{method} on {data}, {rounds}; the data is not here{cure}"
 
+    from proxyfl.runs.fit import require_numbers
     from proxyfl.runs.simulation import prepare
 
     simulation = prepare(config, root)
+    require_numbers(simulation.dataset)
     held = simulation.partition.sizes
     labelled = int(sum(simulation.partition.labelled.sizes))
     server = len(simulation.partition.server)

@@ -17,7 +17,7 @@ from proxyfl.core.errors import ConfigError
 from proxyfl.core.network import ModelSettings
 from proxyfl.core.settings import FIDELITIES, check_fields, read_section, setting
 from proxyfl.core.trees import Tree
-from proxyfl.core.views import EncoderSettings, VectorSettings
+from proxyfl.core.views import EncoderSettings, TextSettings, VectorSettings
 
 
 @dataclass(frozen=True)
@@ -298,6 +298,7 @@ class Config:
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     vectors: VectorSettings = field(default_factory=VectorSettings, metadata={"later": True})
     encoder: EncoderSettings = field(default_factory=EncoderSettings, metadata={"later": True})
+    texts: TextSettings = field(default_factory=TextSettings, metadata={"later": True})
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     federation: FederationSettings = field(default_factory=FederationSettings)

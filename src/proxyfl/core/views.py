@@ -1,4 +1,6 @@
-"""How views are drawn: of vectors (section ``[vectors]``), and before a frozen encoder (``[encoder]``)."""
+"""How views are drawn: of vectors (section ``[vectors]``), and before a frozen encoder (``[encoder]``,
+``[texts]``).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,24 @@ class VectorSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "vectors.")
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """Views of texts, drawn before a frozen encoder reads them.
+
+    >>> import proxyfl
+    >>> proxyfl.Texts(strong_dropout=0.5).dropout
+    0.1
+    """
+
+    dropout: float = setting(0.1, "share of words that weak views drop", low=0, high=1)
+    swap: float = setting(0.0, "share of words that change places in weak views", low=0, high=1)
+    strong_dropout: float = setting(0.3, "share of words that strong views drop", low=0, high=1)
+    strong_swap: float = setting(0.3, "share of words that change places in strong views", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "texts.")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.files import memory_limit
 from proxyfl.data.numbers import is_vectors
+from proxyfl.data.texts import is_texts, widened
 from proxyfl.data.vectors import is_encoded
 
 
@@ -21,6 +22,7 @@ from proxyfl.data.vectors import is_encoded
 class Split:
     """Images as uint8 (N, channels, height, width), possibly memory-mapped, or vectors as float32 (N, d), and
     their labels (N,) int64. Training samples of a frozen encoder are its float16 features (N, views, d).
+    Texts are uint8 (N, bytes) (``data/texts.py``).
     """
 
     images: Tensor
@@ -35,13 +37,15 @@ class Split:
     @property
     def called(self) -> str:
         """What there are, in words."""
+        if is_texts(self.images):
+            return "texts"
         return "vectors" if is_vectors(self.images) or is_encoded(self.images) else "images"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What vectors are features of: images of ``channels`` and ``image_size``, by the encoder with this name
-    and hash. Each training sample comes with so many ``weak`` views, then strong ones.
+    """What vectors are features of: images of ``channels`` and ``image_size``, or texts (both are 0), by the
+    encoder with this name and hash. Each training sample comes with so many ``weak`` views, then strong ones.
     """
 
     encoder: str
@@ -63,6 +67,7 @@ class Dataset:
     ``full_size`` is the number of training images of the complete set; where fewer are at hand,
     ``partial`` says so in words. ``flip`` tells whether a mirrored image keeps its class. Of vectors,
     ``channels`` are the features, ``mean`` and ``std`` have one number for each, and ``image_size`` is 0.
+    Of texts both are 0: a frozen encoder has to make vectors of them (``proxyfl.encode``).
     """
 
     name: str
@@ -81,7 +86,7 @@ class Dataset:
     clients: tuple[str, ...] = ()
     """The names of these clients."""
     features: tuple[str, ...] = ()
-    """The names of a vector's features, where the data has some."""
+    """The names of a vector's features, where the data has some; of texts, that of their column."""
     encoded: Encoded | None = None
     """Where the samples come from, if a frozen encoder made them."""
     notes: tuple[str, ...] = ()
@@ -108,6 +113,7 @@ class Dataset:
 
         Images are square and grey or in colour, uint8 or between 0 and 1, with the channels first or last.
         Vectors are numbers of any size, of shape (N, d); each feature is standardised by the training part.
+        Texts are a list of strings.
         A label of -1 says that nobody knows the class: such an image is unlabelled for ever. ``test`` is a
         pair (images, labels) or a Dataset. Mean and standard deviation are computed where they are not
         given; ``flip`` says that a mirrored image keeps its class.
@@ -123,6 +129,9 @@ class Dataset:
         from proxyfl.data.sources.base import sample_statistics
 
         train, held = split_of(images, labels, "training"), split_of(*pair(test), "test")
+        if is_texts(train.images) and is_texts(held.images):
+            width = max(train.images.shape[1], held.images.shape[1])
+            train, held = (Split(widened(part.images, width), part.labels) for part in (train, held))
         if train.images.shape[1:] != held.images.shape[1:]:
             shapes = f"{tuple(train.images.shape[1:])} and {tuple(held.images.shape[1:])}"
             raise DataError(f"training and test {train.called} differ in shape: {shapes}")
@@ -141,21 +150,26 @@ class Dataset:
 
     @property
     def channels(self) -> int:
-        return int(self.train.images.shape[-1 if self.is_vectors else 1])
+        return 0 if self.is_texts else int(self.train.images.shape[-1 if self.is_vectors else 1])
 
     @property
     def image_size(self) -> int:
-        return 0 if self.is_vectors else int(self.train.images.shape[-1])
+        return 0 if self.is_vectors or self.is_texts else int(self.train.images.shape[-1])
 
     @property
     def is_vectors(self) -> bool:
         return self.train.called == "vectors"
 
+    @property
+    def is_texts(self) -> bool:
+        return self.train.called == "texts"
+
     def resized(self, size: int) -> Dataset:
         """Every image at ``size`` × ``size``, as uint8."""
-        if self.is_vectors:
+        if self.train.called != "images":
             raise ConfigError(
-                f"data.image_size = {size} is for images, and '{self.name}' holds vectors; set it to 0"
+                f"data.image_size = {size} is for images, and '{self.name}' holds {self.train.called}; "
+                "set it to 0"
             )
         if size < 8:
             raise ConfigError(f"data.image_size = {size} is too small; the networks need 8 or more")

@@ -1,12 +1,12 @@
-"""Images or vectors without labels that somebody wants to know about: files, folders, patterns, npz files and
-tables.
+"""Images, vectors or texts without labels that somebody wants to know about: files, folders, patterns, npz
+files and tables.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +21,14 @@ from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, check_images, grey_bits, read_headers, samples_of
-from proxyfl.data.reader.columns import read_rows
+from proxyfl.data.reader.columns import read_rows, read_texts
 from proxyfl.data.reader.tables import read_table
+from proxyfl.data.texts import NUMBERS, pack, unpack
 
 KEYS = ("images", "test_images", "x_test", "vectors", "X")
 """Arrays of an npz file that are looked for, in this order."""
 TABLES = (".csv", ".parquet")
+TEXT = ".txt"
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,12 @@ def read_given(
     places: Sequence[str], channels: int, size: int, features: Sequence[str] = (), key: str = ""
 ) -> Given:
     """The images at some places, in the order given, at ``size`` × ``size``; where that is 0, the vectors of
-    ``channels`` features, which in tables are found by their names. ``key`` is the array of an npz file that
-    is looked for before the usual ones.
+    ``channels`` features, which in tables are found by their names; where both are 0, the texts. ``key`` is
+    the array of an npz file that is looked for before the usual ones.
     """
+    if (channels, size) == NUMBERS:
+        names, found = zip(*(pair for place in places for pair in _texts(place, features)), strict=True)
+        return Given(names, pack(found))
     parts = [_read(place, channels, size, features, key) for place in places]
     return Given(
         tuple(name for part in parts for name in part.names),
@@ -72,6 +77,30 @@ def _read(place: str, channels: int, size: int, features: Sequence[str], key: st
     return _table(Path(place).expanduser(), channels, features)
 
 
+def _texts(place: str, features: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(name, text) of each row of a table, or of the files that a place means."""
+    file = Path(place).expanduser()
+    if file.suffix.lower() in TABLES and file.is_file():
+        table = read_table(file)
+        rows = read_texts(table, column=features[0] if features else "")
+        yield from zip(
+            map(table.where, range(len(table))), unpack(torch.from_numpy(rows.vectors)), strict=True
+        )
+        return
+    for path in _found(place, (TEXT,)):
+        if path.suffix.lower() != TEXT:
+            raise DataError(
+                f"{path}: the model takes texts; give {TEXT} files or a table ({', '.join(TABLES)})"
+            )
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} cannot be read as text in UTF-8: {error}") from None
+        if not text.strip():
+            raise DataError(f"{path} is empty; leave it out")
+        yield str(path), text
+
+
 def _table(file: Path, channels: int, features: Sequence[str]) -> Given:
     if not file.is_file():
         raise DataError(f"{file} does not exist")
@@ -89,7 +118,7 @@ def _require_features(file: Path, vectors: Array, channels: int) -> None:
 
 
 def _files(place: str, channels: int, size: int) -> Given:
-    files = _found(place)
+    files = _found(place, SUFFIXES)
     seen = survey(files)
     images, note = decode_all(seen, channels, size, "reading", strict=False)
     sound = [at for at, file in enumerate(files) if file not in seen.faults]
@@ -107,13 +136,14 @@ def _notes(other: int, total: int, size: int, *more: str) -> tuple[str, ...]:
     return tuple(filter(None, (resized if other else "", *more)))
 
 
-def _found(place: str) -> list[Path]:
-    """A file, the images in a folder and in the folders in it, or those that a pattern fits."""
+def _found(place: str, suffixes: Iterable[str]) -> list[Path]:
+    """A file, those of a kind in a folder and in the folders in it, or those that a pattern fits."""
     path = Path(place).expanduser()
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()]
+        files = [file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
         if not files:
-            raise DataError(f"there are no images in {place}; known are {', '.join(sorted(SUFFIXES))}")
+            what = "texts" if TEXT in suffixes else "images"
+            raise DataError(f"there are no {what} in {place}; known are {', '.join(sorted(suffixes))}")
         return sorted(files)
     if path.is_file():
         return [path]

@@ -15,6 +15,10 @@ from proxyfl.core.errors import ConfigError, DataError
 Indices = NDArray[np.int64]
 
 
+def no_images() -> Indices:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """Image indices with their classes, ordered by class; ``classes`` counts the empty ones too."""

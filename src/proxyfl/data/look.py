@@ -16,6 +16,7 @@ from proxyfl.data.reader.listing import in_order
 from proxyfl.data.sources import find
 from proxyfl.data.sources.listed import Listed, deal
 from proxyfl.data.sources.table import Tabled
+from proxyfl.data.texts import unpack
 from proxyfl.data.vectors import constant
 
 MOST_MEASURED = 200
@@ -26,7 +27,7 @@ MOST_MEASURED = 200
 class Look:
     """What there is. ``counts`` are the labelled training images of each class, ``sides`` the shorter side of
     some images in pixels, ``clients`` the names of those that the data names; vectors have ``features``, of
-    which those in ``constant`` have one value alone.
+    which those in ``constant`` have one value alone; ``words`` are how many each training text has.
     """
 
     counts: dict[str, int]
@@ -39,10 +40,13 @@ class Look:
     features: int = 0
     constant: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """Of the features, where the data has some."""
+    """Of the features, where the data has some; of the column with texts."""
+    words: tuple[int, ...] = ()
 
     @property
     def called(self) -> str:
+        if self.words:
+            return "texts"
         return "vectors" if self.features else "images"
 
     @property
@@ -65,7 +69,7 @@ def look(name: str, root: Path | str | None = None, keys: str = "") -> Look:
     folder = data_root(root)
     if isinstance(source, Listed):
         place = next(filter(source.is_there, source.places(folder)), None)
-        rows = source.vectors(place) if place is not None and isinstance(source, Tabled) else None
+        rows = source.rows(place) if place is not None and isinstance(source, Tabled) else None
         if rows is not None:
             return _looked(rows)
         if place is not None:
@@ -80,8 +84,11 @@ def _looked(dataset: Dataset) -> Look:
     counts = {label: int((labels == number).sum()) for number, label in enumerate(dataset.classes)}
     unlabelled = int((labels < 0).sum())
     validation = 0 if dataset.validation is None else len(dataset.validation)
-    sides = () if dataset.is_vectors else (min(dataset.train.images.shape[-2:]),)
+    sides = (min(dataset.train.images.shape[-2:]),) if dataset.train.called == "images" else ()
     found = Look(counts, unlabelled, len(dataset.test), validation, dataset.clients, sides)
+    if dataset.is_texts:
+        words = tuple(len(text.split()) for text in unpack(dataset.train.images))
+        return replace(found, words=words, names=dataset.features)
     if not dataset.is_vectors:
         return found
     names = dataset.features or tuple(map(str, range(dataset.channels)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from proxyfl.data.dataset import Split
 from proxyfl.data.files import progress
 from proxyfl.data.labels import label_array
 from proxyfl.data.numbers import is_vectors, numbers
+from proxyfl.data.texts import pack
 
 UNKNOWN = -1
 """The label of an image whose class nobody knows."""
@@ -64,6 +65,8 @@ def _walked(dataset: Any, what: str) -> tuple[Any, Any]:
 
 
 def _samples(images: Any, what: str) -> Tensor:
+    if not isinstance(images, Tensor) and isinstance(next(iter(images), None), str):
+        return texts(images, what)
     array = _array(images)
     if is_vectors(array):
         return vectors(array, f"{what} vectors")
@@ -71,6 +74,16 @@ def _samples(images: Any, what: str) -> Tensor:
     if found.shape[2] != found.shape[3]:
         raise DataError(f"{what} images are {found.shape[2]}×{found.shape[3]}; make them square")
     return found
+
+
+def texts(samples: Iterable[Any], what: str = "the") -> Tensor:
+    """Texts as a data set holds them, none of them empty."""
+    found = list(samples)
+    for row, text in enumerate(found):
+        if not isinstance(text, str) or not text.strip():
+            fault = "empty" if isinstance(text, str) else f"a {type(text).__name__}"
+            raise DataError(f"{what} text {row} is {fault}; mend it or leave it out")
+    return pack(found)
 
 
 def _array(samples: Any) -> np.ndarray[Any, Any]:

@@ -19,14 +19,9 @@ from torch import Tensor
 from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER, require_scenario
 from proxyfl.core.errors import ConfigError, RunError, nearest
 from proxyfl.data.dataset import Dataset
-from proxyfl.data.labels import Indices, Pairs, label_array, legacy_generator, split_labels
+from proxyfl.data.labels import Indices, Pairs, label_array, legacy_generator, no_images, split_labels
 from proxyfl.data.ragged import Ragged, deal, joined
-from proxyfl.data.scenarios import (
-    at_some,
-    read_scenario,
-    require_server,
-    scenario_tensors,
-)
+from proxyfl.data.scenarios import at_some, read_scenario, require_server, scenario_tensors
 
 MAX_REDRAWS = 1000
 """Rejected draws of one group before the ``paired`` scheme settles for the most balanced one."""
@@ -34,7 +29,8 @@ MAX_REDRAWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The images of every client, as indices into the training split. Nobody trains on ``validation``.
+    """The images of every client, as indices into the training split. Nobody trains on those kept back in
+    ``validation`` and ``server_validation``.
 
     >>> import proxyfl
     >>> split = proxyfl.partition([0, 1] * 20, clients=2, per_class=5, scheme="iid")
@@ -45,13 +41,14 @@ class Partition:
     labelled: Ragged
     unlabelled: Ragged
     validation: Ragged | None = None
-    server: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64), kw_only=True)
+    server: Indices = field(default_factory=no_images, kw_only=True)
     """The labelled images of the server, which no client holds."""
+    server_validation: Indices = field(default_factory=no_images, kw_only=True)
     where: str = field(default=CLIENTS, kw_only=True)
     """Who has labels: see :data:`proxyfl.core.dealing.SCENARIOS`."""
 
     def __post_init__(self) -> None:
-        require_server(self.where, self.server, self.labelled)
+        require_server(self.where, self.server, self.labelled, self.server_validation)
         if len(self.labelled) != len(self.unlabelled):
             raise ConfigError(
                 f"{len(self.labelled)} labelled lists do not match {len(self.unlabelled)} unlabelled lists"
@@ -87,7 +84,7 @@ class Partition:
             if (part := getattr(self, name)) is not None
             for piece in ("values", "starts", "stops")
         }
-        return {**tensors, **scenario_tensors(self.server, self.where)}
+        return {**tensors, **scenario_tensors(self.server, self.where, self.server_validation)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], images: int | None = None) -> Partition:
@@ -103,9 +100,8 @@ class Partition:
             raise RunError(f"the partition file is damaged: {missing.args[0]} is missing") from missing
         except ConfigError as wrong:
             raise RunError(f"the partition file is damaged: {wrong}") from wrong
-        largest = max(
-            int(found.max(initial=-1)) for found in (*(part.values for part in parts), partition.server)
-        )
+        lists = (*(part.values for part in parts), partition.server, partition.server_validation)
+        largest = max(int(found.max(initial=-1)) for found in lists)
         if images is not None and largest >= images:
             raise RunError(
                 f"the partition names image {largest} of only {images}; use the data it was made for"

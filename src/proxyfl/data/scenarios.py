@@ -9,26 +9,47 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxyfl.core.dealing import CLIENTS, SCENARIOS, SERVER, require_scenario
+from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS, SERVER, require_scenario
 from proxyfl.core.errors import ConfigError
 from proxyfl.data.labels import Indices, legacy_generator
 from proxyfl.data.ragged import Ragged, deal
 
+MOST_NAMED = 20
+"""Labelled clients that are named in a sentence."""
 
-def require_server(where: str, server: Indices, labelled: Ragged) -> None:
-    """Refuse images of the server that do not fit the scenario."""
+
+def require_server(where: str, server: Indices, labelled: Ragged, kept: Indices) -> None:
+    """Refuse images of the server, or such that it keeps back, that do not fit the scenario."""
     require_scenario(where)
-    if server.ndim != 1 or server.dtype != np.int64 or server.min(initial=0) < 0:
-        raise ConfigError("the server's images must be a flat int64 array of indices")
+    for part in (server, kept):
+        if part.ndim != 1 or part.dtype != np.int64 or part.min(initial=0) < 0:
+            raise ConfigError("the server's images must be a flat int64 array of indices")
+    if len(kept) and where != SERVER:
+        raise ConfigError("the server keeps labelled images back only where labels are there")
     if (where == SERVER) != bool(len(server)) or (len(server) and labelled.sizes.any()):
         raise ConfigError("the server holds all labelled images where labels are there, otherwise none")
 
 
-def scenario_tensors(server: Indices, where: str) -> dict[str, Tensor]:
+def who_has_labels(where: str, server: Indices, labelled: Ragged, what: str = "images") -> str:
+    """In a sentence; empty in the usual scenario."""
+    if where == SERVER:
+        return f"the server holds {len(server):,} labelled {what}, which no client has"
+    if where != PARTIAL:
+        return ""
+    holders = np.flatnonzero(labelled.sizes).tolist()
+    more = ", …" if len(holders) > MOST_NAMED else ""
+    some = ", ".join(map(str, holders[:MOST_NAMED])) + more
+    total = int(labelled.sizes.sum())
+    verb = "has" if len(holders) == 1 else "have"
+    return f"{len(holders):,} of {len(labelled):,} clients {verb} labels ({some}), for {total:,} {what}"
+
+
+def scenario_tensors(server: Indices, where: str, kept: Indices) -> dict[str, Tensor]:
     """What a partition's file holds besides the lists of clients; nothing in the usual scenario."""
     if where == CLIENTS:
         return {}
-    return {"server": torch.tensor(server), "where": torch.tensor(SCENARIOS.index(where))}
+    validation = {"server_validation": torch.tensor(kept)} if len(kept) else {}
+    return {"server": torch.tensor(server), "where": torch.tensor(SCENARIOS.index(where)), **validation}
 
 
 def read_scenario(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -38,7 +59,8 @@ def read_scenario(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     where = tensors["where"]
     if where.shape != () or where.dtype != torch.int64 or not 0 <= int(where) < len(SCENARIOS):
         raise ConfigError("it does not say who has labels")
-    return {"server": tensors["server"].cpu().numpy(), "where": SCENARIOS[int(where)]}
+    lists = {name: tensors[name].cpu().numpy() for name in ("server", "server_validation") if name in tensors}
+    return {**lists, "where": SCENARIOS[int(where)]}
 
 
 def at_some(lists: Ragged, labelled: int, seed: int) -> tuple[Ragged, Ragged]:

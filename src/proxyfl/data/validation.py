@@ -21,7 +21,8 @@ def hold_out(partition: Partition, data: Any, share: float, seed: int = 7) -> Pa
     """Take a share of the labelled images of every class out of training: at least one, but never the last.
 
     ``data`` is the data set that was dealt, or its training labels. Each image stays with its client, in
-    the partition's ``validation`` lists. A pure function of what it is given.
+    the partition's ``validation`` lists, or with the server, in ``server_validation``. A pure function of
+    what it is given.
 
     >>> import proxyfl
     >>> from proxyfl.data.validation import hold_out
@@ -30,18 +31,17 @@ def hold_out(partition: Partition, data: Any, share: float, seed: int = 7) -> Pa
     >>> int(split.validation.sizes.sum()), int(split.labelled.sizes.sum())
     (4, 36)
     """
-    if len(partition.server):
-        raise ConfigError(
-            "data.validation keeps back labelled images of clients, which have none with labels.where = "
-            "'server'; give validation images of their own (a val/ folder), or set it to 0"
-        )
     labels = label_array(data.train.labels if isinstance(data, Dataset) else data, unknown=True)
-    kept = _drawn(np.unique(partition.labelled.flat()[1]), labels, share, seed)
+    known = np.concatenate([partition.labelled.flat()[1], partition.server])
+    kept = _drawn(np.unique(known), labels, share, seed)
     if not len(kept):
         raise ConfigError(
             f"data.validation = {share:g} finds no image to keep back: no class has two labelled images; "
             "label more, or set it to 0"
         )
+    if len(partition.server):
+        stay = ~np.isin(partition.server, kept)
+        return replace(partition, server=partition.server[stay], server_validation=kept)
     labelled, unlabelled = (_without(part, kept) for part in (partition.labelled, partition.unlabelled))
     return replace(
         partition, labelled=labelled, unlabelled=unlabelled, validation=_only(partition.labelled, kept)

@@ -27,7 +27,7 @@ def site_side() -> SiteSide:
 
     from proxyfl.core.plugins import load_plugins
     from proxyfl.deploy.settings import Site
-    from proxyfl.deploy.site_data import open_site
+    from proxyfl.deploy.site_data import open_data
     from proxyfl.engines.flower.site import FORM, SiteImages, SiteSide
 
     folder, data = os.environ.get(SITE), os.environ.get(SITE_DATA)
@@ -37,14 +37,12 @@ def site_side() -> SiteSide:
     site = Site.read(folder)
 
     def images() -> SiteImages:
-        cache = site.state / "cache"
-        form = (site.classes, site.channels, site.image_size, site.holdout, site.seed)
-        found = open_site(Path(data), *form, cache=cache, features=site.features, keys=site.keys)
+        found = open_data(site, Path(data), site.state / "cache")
         return SiteImages(found.data, found.held_out)
 
     values = {name: getattr(site, name) for name in FORM}
     form = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return SiteSide(site.name, form, images, site.state, site.device)
+    return SiteSide(site.name, form, images, site.state, site.device, site.encoder)
 
 
 def train(message: Message, context: Context) -> Message:

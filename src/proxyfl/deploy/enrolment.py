@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from flwr.app import MessageType, RecordDict
 
+from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
 from proxyfl.core.text import told
@@ -138,6 +139,11 @@ class Registrar:
         row = Enrolled(*(whole(header, name) for name in ("labelled", "unlabelled", "heldout")))
         if min(row.labelled, row.unlabelled, row.heldout) < 0 or row.labelled + row.unlabelled == 0:
             raise Malformed("it has no images to train on")
+        scenario = self.form.get("scenario", CLIENTS)
+        if scenario == SERVER and row.labelled:
+            raise Malformed("it counts labelled images, but all labels are at the server")
+        if scenario == PARTIAL and row.labelled and row.unlabelled:
+            raise Malformed("it has labels for some of its images; all or none must have one")
         if (claimed := max(row.labelled + row.unlabelled, row.heldout)) > self.max_images:
             raise Malformed(
                 f"it claims {claimed} images; federation.toml allows max_images = {self.max_images}"

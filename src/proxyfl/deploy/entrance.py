@@ -118,8 +118,7 @@ def volume(deployment: Deployment) -> int:
         return deployment.max_site_mb << 20
     config = deployment.config
     heads = validation.method_of(config).needs_heads
-    classes, samples = len(deployment.classes), (deployment.channels, deployment.image_size)
-    network = Network.configured(config.model, classes, *samples)(heads)
+    network = Network.configured(config.model, len(deployment.classes), *deployment.taken)(heads)
     return MODELS * size_in_bytes(network.state_dict()) + MORE
 
 

@@ -17,16 +17,19 @@ import torch
 
 from proxyfl.aggregation.coverage import uncovered
 from proxyfl.core.config import Config, PrivacySettings
+from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import RunError
 from proxyfl.core.rng import rng
 from proxyfl.core.state import STATISTICS, TRAIN, ServerState, Task, Tensors, Update, size_in_bytes
 from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.deploy import validation
 from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.texts import labels_are, measured_on
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
+from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods.base import Method
@@ -51,6 +54,8 @@ class Explanation:
     """What ``proxyfl deploy explain`` prints."""
 
     method: str
+    labels: str
+    """Who has labels."""
     enrols: tuple[str, ...]
     up: tuple[Item, ...]
     metrics: tuple[str, ...]
@@ -84,6 +89,7 @@ def explain(deployment: Deployment) -> Explanation:
     static_up, static_down = _statistics(deployment)
     return Explanation(
         method=deployment.config.method.name,
+        labels=labels_are(deployment),
         enrols=(
             "the site's name",
             f"how many {deployment.called} it has: labelled, unlabelled, kept back",
@@ -105,19 +111,21 @@ def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update
     """The task and the update of a made-up client in the first round."""
     full = deployment.config
     train = dataclasses.replace(full.train, batch=BATCH, epochs=1)
-    config = dataclasses.replace(full, train=train)
+    config = _trusting(dataclasses.replace(full, train=train))
     with tempfile.TemporaryDirectory() as folder:
         method, views = (
             validation.method_of(config),
             ViewSettings(False, deployment.mean, deployment.std, config.vectors),
         )
         classes, store = len(deployment.classes), ClientStore(Path(folder) / "client")
-        network = Network.configured(config.model, classes, deployment.channels, deployment.image_size)
+        network = Network.configured(config.model, classes, *deployment.taken)
         trainer = trainer_of(config, method, network, views, store)
-        engine = InlineEngine(trainer, lambda client: _made_up(deployment))
-        counts = np.full(len(deployment.sites), IMAGES, dtype=np.int64)
-        people, store = Population(counts, counts), ClientStore(Path(folder) / "server")
-        server = server_of(config, method, people, engine, _no_evaluation, classes, store=store)
+        own, data = _made_up(deployment)
+        engine = InlineEngine(trainer, lambda client: data)
+        counts = [np.full(len(deployment.sites), len(held)) for held in (data.labelled, data.unlabelled)]
+        people, store = Population(*counts), ClientStore(Path(folder) / "server")
+        mine = None if own is None else OwnImages(trainer, own)
+        server = server_of(config, method, people, engine, _no_evaluation, classes, store=store, own=mine)
         state = server.start(trainer.initial_weights())
         broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
         personal = method.task_extras_all(server.context(state), 0)
@@ -128,6 +136,14 @@ def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update
     if not isinstance(answer, Update):
         raise RunError(f"the rehearsal of {config.method.name} failed: {answer.reason}")
     return task, answer
+
+
+def _trusting(config: Config) -> Config:
+    """Without labels a client that trusts no prediction has nothing to train on: let it trust all."""
+    if config.labels.where != SERVER or not hasattr(validation.method_of(config).parameters, "tau"):
+        return config
+    told = dataclasses.replace(config.method, parameters={**config.method.parameters, "tau": 0.0})
+    return dataclasses.replace(config, method=told)
 
 
 def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
@@ -146,15 +162,19 @@ def _no_evaluation(state: ServerState) -> Evaluation:
     raise NotImplementedError("a rehearsal measures no accuracy")
 
 
-def _made_up(deployment: Deployment) -> ClientData:
-    size, generator = deployment.image_size, rng(0, 0, 0, "rehearsal")
+def _made_up(deployment: Deployment) -> tuple[ClientData | None, ClientData]:
+    """The samples of the server, where it has some, and of a client."""
+    (channels, size), generator = deployment.taken, rng(0, 0, 0, "rehearsal")
     if size:
-        shape = (2 * IMAGES, deployment.channels, size, size)
+        shape = (2 * IMAGES, channels, size, size)
         images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     else:
-        images = torch.randn((2 * IMAGES, deployment.channels), generator=generator)
+        images = torch.randn((2 * IMAGES, channels), generator=generator)
     labels = torch.arange(IMAGES) % len(deployment.classes)
-    return ClientData(images, torch.arange(IMAGES), labels, torch.arange(IMAGES, 2 * IMAGES))
+    first, second, none = torch.arange(IMAGES), torch.arange(IMAGES, 2 * IMAGES), torch.arange(0)
+    if deployment.scenario == SERVER:
+        return ClientData(images, first, labels, none), ClientData(images, none, none, second)
+    return None, ClientData(images, first, labels, second)
 
 
 def _parts(weights: Tensors) -> list[Item]:
@@ -170,8 +190,8 @@ def _extras(extras: Tensors) -> list[Item]:
 
 
 def _measured(deployment: Deployment, classes: int) -> str:
-    if deployment.test:
-        return f"on the server's test {deployment.called}: sites send nothing for it"
+    if not deployment.sites_measure:
+        return f"on {measured_on(deployment)}: sites send nothing for it"
     return (
         f"on the {deployment.holdout:.0%} of its labelled {deployment.called} that each site keeps back: it "
         f"sends a table of {classes} × {classes} counts, true class against predicted, and the server adds "
@@ -186,7 +206,7 @@ def _noted(deployment: Deployment) -> str:
         return "nothing of single sites: differential privacy forbids it"
     if not config.keep.watches(config.federation.per_round):
         return "nothing of single sites: keep.clients of the experiment says so"
-    own = ", accuracy on what it keeps back" if deployment.holdout else ""
+    own = ", accuracy on what it keeps back" if deployment.sites_measure else ""
     what = deployment.called
     return (
         f"of every site and round (clients.jsonl): {what}, labelled share, losses, share of {what} trusted, "
@@ -218,9 +238,10 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         if value.dim() and value.shape[0] == classes:
             rows = f", and what a class's {what} have in common" if value.dim() > 1 else ""
             remarks.append(f"{name} has an entry for every class: it reveals label shares{rows}")
-    if deployment.holdout:
+    if deployment.sites_measure:
         remarks.append(f"the table of counts tells the server the label shares of the {what} kept back")
-    remarks.append(f"numbers of {what} tell the server how large a site is, and how much of it is labelled")
+    labelled = "" if deployment.scenario == SERVER else ", and how much of it is labelled"
+    remarks.append(f"numbers of {what} tell the server how large a site is{labelled}")
     if readers := validation.reads_single_sites(method):
         remarks.append(f"the server needs the updates of single sites: {', '.join(readers)}")
     remarks.append(
@@ -233,7 +254,12 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
 
 def _frozen_remarks(deployment: Deployment) -> list[str]:
     model = deployment.config.model
-    network = Network.configured(model, len(deployment.classes), deployment.channels, deployment.image_size)
+    if deployment.encoded:
+        return [
+            f"the frozen encoder does not travel: every site has its own copy, with the hash "
+            f"{model.encoder_hash[:16]}, and reads its {deployment.called} with it on its own machine"
+        ]
+    network = Network.configured(model, len(deployment.classes), *deployment.taken)
     if not network.is_partial:
         return []
     with torch.device("meta"):  # shapes without memory
@@ -261,7 +287,8 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
             f"differential privacy is for the sum of a round: each update carries only {share} of the noise, "
             "so who reads single updates, as the server can, sees more than epsilon says"
         )
-    bare = f"numbers of {deployment.called}" + (" and the table of counts" if deployment.holdout else "")
+    counts = " and the table of counts" if deployment.sites_measure else ""
+    bare = f"numbers of {deployment.called}{counts}"
     return [covered, f"differential privacy does not cover {bare}: they are sent as they are"]
 
 

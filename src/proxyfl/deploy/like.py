@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from proxyfl.core.errors import DataError
+from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.trees import Tree
 from proxyfl.data.numbers import is_vectors, statistics
 from proxyfl.data.reader.arrays import Array, read_arrays
 from proxyfl.data.reader.columns import read_rows
 from proxyfl.data.reader.known import find_form
 from proxyfl.data.reader.listing import in_order
 from proxyfl.data.reader.tables import read_table
+
+
+def described(form: Mapping[str, Any], like: str, test: str, overrides: Tree) -> tuple[dict[str, Any], Tree]:
+    """The form with that of the vectors in a file that is there, for those who did not give it, and the
+    settings without the names of columns in that file.
+    """
+    given = {name: value for name, value in form.items() if value is not None}
+    file = like or (test if given.get("image_size") == 0 else "")
+    if not file:
+        return given, overrides
+    if like and given.get("image_size"):
+        raise ConfigError("--like is for vectors, which have no --image-size; leave one of them out")
+    data = dict(overrides.get("data", {}))
+    keys = data.pop("keys", "") if like else ""
+    found = vectors_like(Path(file).expanduser(), keys)
+    if given.get("channels", found["channels"]) != found["channels"]:
+        raise ConfigError(
+            f"--channels {given['channels']}, but the vectors in {file} have {found['channels']:,} features"
+        )
+    return found | given, {**overrides, "data": data}
 
 
 def vectors_like(place: Path, keys: str = "") -> dict[str, Any]:

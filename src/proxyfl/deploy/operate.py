@@ -30,7 +30,7 @@ from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment,
 from proxyfl.deploy.roster import NOTES, noted, site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
 from proxyfl.deploy.settings import Deployment, Site
-from proxyfl.deploy.site_data import open_site
+from proxyfl.deploy.site_data import open_data
 from proxyfl.runs.directory import RunDirectory
 
 LINK = "federation"
@@ -200,9 +200,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
     key = settings.private_key
     if not settings.insecure and key.is_file() and stat.S_IMODE(key.stat().st_mode) & 0o077:
         say(f"WARNING: others on this machine can read {key}; fix it with: chmod 600 {key}")
-    form = (settings.classes, settings.channels, settings.image_size, settings.holdout, settings.seed)
-    cache = private(settings.state) / "cache"
-    found = open_site(data, *form, cache=cache, features=settings.features, keys=settings.keys)
+    found = open_data(settings, data, private(settings.state) / "cache")
     counts, what = found.counts, settings.called
     say(
         f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled {what} "

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.deploy import operate, scaffold, shrink
-from proxyfl.deploy.settings import Deployment, known_site
+from proxyfl.deploy.names import known_site
+from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.status import is_finished
 
 

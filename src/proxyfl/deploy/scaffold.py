@@ -13,16 +13,21 @@ from typing import Any
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
+from proxyfl.core.network import ModelSettings
 from proxyfl.core.trees import Tree, merge
 from proxyfl.data import sources
 from proxyfl.deploy import expiry, pki, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
-from proxyfl.deploy.like import vectors_like
-from proxyfl.deploy.settings import UNSAFE, Deployment, Site, check_sites
+from proxyfl.deploy.like import described
+from proxyfl.deploy.names import check_sites
+from proxyfl.deploy.server_data import open_server_data
+from proxyfl.deploy.settings import UNSAFE, Deployment, Site
 from proxyfl.deploy.shrink import settled
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.deploy.texts import server_words, site_words, write_text
+from proxyfl.encoders import load_encoder, settle_encoder
+from proxyfl.encoders.named import shape_for
 from proxyfl.runs.config_file import load_preset, load_toml
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import resolve
@@ -55,6 +60,7 @@ class Plan:
     form: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     like: str = ""
     test: str = ""
+    server_data: str = ""
     holdout: float | None = None
     quorum: int | None = None
     deadline: float = 600.0
@@ -81,14 +87,20 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     """Write a new deployment. It appears complete or not at all, and nothing is overwritten."""
     path = Path(folder).expanduser().resolve()
     _require_free(path)
-    plan = _like(plan)
-    config = _experiment(plan)
+    form, overrides = described(plan.form, plan.like, plan.test, plan.overrides)
+    plan = dataclasses.replace(plan, form=form, overrides=overrides)
+    config = settle_encoder(_experiment(plan))
     simulation = prepare(config, plan.data_root) if plan.sample else None
     deployment = _deployment(path, plan, config, simulation)
+    if simulation and config.model.encoder:  # sites are dealt what their own encoder reads
+        raw = dataclasses.replace(config, model=ModelSettings())
+        simulation = prepare(raw, plan.data_root, simulation.partition)
     deployment.check()
     if deployment.test_path and not plan.sample:
         form = (deployment.classes, deployment.channels, deployment.image_size)
         open_test(deployment.test_path, *form, features=deployment.features)
+    if deployment.server_data and not plan.sample:
+        open_server_data(deployment)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -100,24 +112,6 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return Deployment.read(path)
-
-
-def _like(plan: Plan) -> Plan:
-    """With the form of the vectors in a file that is there, for those who did not give it."""
-    given = {name: value for name, value in plan.form.items() if value is not None}
-    file = plan.like or (plan.test if given.get("image_size") == 0 else "")
-    if not file:
-        return plan
-    if plan.like and given.get("image_size"):
-        raise ConfigError("--like is for vectors, which have no --image-size; leave one of them out")
-    data = dict(plan.overrides.get("data", {}))
-    keys = data.pop("keys", "") if plan.like else ""  # of this file alone
-    found = vectors_like(Path(file).expanduser(), keys)
-    if given.get("channels", found["channels"]) != found["channels"]:
-        raise ConfigError(
-            f"--channels {given['channels']}, but the vectors in {file} have {found['channels']:,} features"
-        )
-    return dataclasses.replace(plan, form=found | given, overrides={**plan.overrides, "data": data})
 
 
 def add_site(folder: str | Path, name: str) -> Deployment:
@@ -251,8 +245,12 @@ def _own_images(plan: Plan) -> bool:
 
 def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation | None) -> Deployment:
     form = _sample_form(plan, simulation) if simulation else _form(plan, config)
-    given = str(Path(plan.test).expanduser().resolve()) if plan.test else ""
-    test = "sample/test.npz" if simulation else given
+    test, labelled = (
+        str(Path(given).expanduser().resolve()) if given else "" for given in (plan.test, plan.server_data)
+    )
+    if simulation:
+        test = "sample/test.npz"
+        labelled = "sample/server.npz" if len(simulation.partition.server) else ""
     holdout = plan.holdout if plan.holdout is not None else (0.0 if test else HOLDOUT)
     quorum = plan.quorum or config.federation.per_round // 2 + 1
     tree = merge(config.to_tree(), {"federation": {"quorum": quorum}})
@@ -265,6 +263,7 @@ def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation |
         listen=plan.listen,
         sites=plan.sites,
         test=test,
+        server_data=labelled,
         holdout=holdout,
         quorum=quorum,
         deadline=plan.deadline,
@@ -277,13 +276,18 @@ def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation |
 
 def _sample_form(plan: Plan, simulation: Simulation) -> dict[str, Any]:
     """The form of a known data set, dealt to the sites as a simulation would."""
-    if plan.form or plan.test:
-        raise ConfigError("sample data bring their own classes, image form and test images; leave yours out")
+    if plan.form or plan.test or plan.server_data:
+        raise ConfigError(
+            "sample data bring their own classes, image form, test images and images of the server; leave "
+            "yours out"
+        )
     dataset, views = simulation.dataset, simulation.train_views
+    encoded = dataset.encoded
     return {
         "classes": dataset.classes,
-        "channels": dataset.channels,
-        "image_size": dataset.image_size,
+        "channels": encoded.channels if encoded else dataset.channels,
+        "image_size": encoded.image_size if encoded else dataset.image_size,
+        "encoded": dataset.channels if encoded else 0,
         "features": dataset.features,
         "mean": views.mean,
         "std": views.std,
@@ -301,7 +305,7 @@ def _form(plan: Plan, config: Config) -> dict[str, Any]:
     known = tuple(classes) == source.classes
     channels = given.pop("channels", len(source.mean) if known and source.mean else 3)
     same = known and source.mean is not None and source.std is not None and len(source.mean) == channels
-    if given.get("image_size") == 0:
+    if given.get("image_size") == 0 and not config.model.encoder:
         return {
             "classes": tuple(classes),
             "channels": channels,
@@ -317,7 +321,17 @@ def _form(plan: Plan, config: Config) -> dict[str, Any]:
         "std": source.std if same else (OWN_STD,) * channels,
         "flip": source.flip if known and config.data.flip == "own" else config.data.flip == "always",
     }
-    return {**form, **given}
+    return _encoded_form(config, {**form, **given})
+
+
+def _encoded_form(config: Config, form: dict[str, Any]) -> dict[str, Any]:
+    """The form with a frozen encoder between images and network; its features are taken as they are."""
+    if not config.model.encoder:
+        return form
+    if load_encoder(config.model.encoder, config.model.encoder_hash).takes == "texts":
+        form = {**form, "channels": 0, "image_size": 0, "flip": False}
+    count = shape_for(config.model, form["channels"], form["image_size"])[0]
+    return {**form, "encoded": count, "mean": (0.0,) * count, "std": (1.0,) * count}
 
 
 def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simulation | None) -> None:
@@ -373,6 +387,8 @@ def _write_sample(folder: Path, deployment: Deployment, simulation: Simulation) 
     holdings, classes = simulation.holdings, deployment.classes
     for client, name in enumerate(deployment.sites):
         write_npz(folder / f"{name}.npz", *client_arrays(holdings.client(client)), classes)
+    if (own := holdings.server()) is not None:
+        write_npz(folder / "server.npz", *client_arrays(own), classes)
     test = simulation.dataset.test
     write_npz(folder / "test.npz", test.images, test.labels, classes)
 

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from flwr.serverapp import Grid
 
 from proxyfl.core.checksum import write_tensors, write_verified
 from proxyfl.core.config import Config
+from proxyfl.core.dealing import CLIENTS
 from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.core.files import begins_with, sha256, write_bytes
 from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import ServerState
-from proxyfl.data.dataset import Split
+from proxyfl.data.dataset import Encoded, Split
 from proxyfl.data.partition import Partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.stream import ViewSettings
@@ -31,9 +33,13 @@ from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
+from proxyfl.deploy.server_data import open_server_data, own_images, require_same, seal
 from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.site_data import SiteData
 from proxyfl.deploy.stopping import StopAsked, stop_asked
 from proxyfl.deploy.validation import method_of
+from proxyfl.encoders import load_encoder, settle_encoder
+from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.engines.flower.site import FORM
@@ -41,6 +47,7 @@ from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Observer, Server, play_round
+from proxyfl.federation.own_training import OwnImages
 from proxyfl.methods.base import Method
 from proxyfl.models import Network
 from proxyfl.runs import checkpoint
@@ -54,6 +61,7 @@ from proxyfl.runs.repair import lost_clients, repair_models, require_same_frozen
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.start import load_start, read_start, settle_start
 
+ENCODED_AT_ONCE = 64
 RETRY, RETRY_LAST = 5.0, 60.0
 """Seconds between two attempts at a round that had too few answers: fewer at first, then more."""
 
@@ -70,8 +78,21 @@ class DeployedServer:
         self.roster = SiteRoster(grid, deployment)
         self.courier = Courier(grid, self.roster)
         self.form = {name: _plain(getattr(deployment, name)) for name in FORM}
-        self.registrar = Registrar(self.courier, self.roster, self.form, self.say, deployment.max_images)
+        self.registrar = Registrar(
+            self.courier, self.roster, self._enrolling(), self.say, deployment.max_images
+        )
         self.test = test
+
+    @cached_property
+    def own(self) -> SiteData | None:
+        """The labelled images that the server itself holds, where labels are there."""
+        return open_server_data(self.deployment) if self.deployment.server_data else None
+
+    def _enrolling(self) -> dict[str, Any]:
+        """What a site is told when it enrols; where an encoder reads its data, that is then done."""
+        if not self.deployment.encoded:
+            return self.form
+        return {**self.form, "config": json.loads(json.dumps(self.deployment.config.to_tree()))}
 
     def say(self, text: str) -> None:
         self.live.tell("note", text=text)
@@ -101,13 +122,16 @@ class DeployedServer:
     def _create(self) -> None:
         config, form = settle_start(self.deployment.config), self.deployment
         method, start = method_of(config), load_start(config)
-        enrolment = Enrolment(secrets.token_hex(8), form.sites)
+        enrolment, own = Enrolment(secrets.token_hex(8), form.sites), self.own
+        if own is not None:
+            self.say(f"the server has {len(own.labelled):,} labelled images of its own")
         self._gather(enrolment)
 
         def build(aside: RunDirectory) -> None:
             write_bytes(aside.environment, json.dumps(describe(config, form), indent=1).encode())
             write_bytes(aside.config, to_toml(config, f"proxyfl deploy run {form.path}").encode())
-            write_tensors(aside.partition, sizes_only(enrolment).to_tensors())
+            held = 0 if own is None else len(own.labelled)
+            write_tensors(aside.partition, sizes_only(enrolment, form.scenario, held).to_tensors())
             enrolment.save(aside.path)
             for file in (aside.metrics, aside.metrics_copy, aside.timing, aside.events):
                 file.touch()
@@ -116,7 +140,7 @@ class DeployedServer:
             federation, trainer, _ = self._federation(aside, config, method, enrolment)
             state = federation.start(trainer.initial_weights())
             files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
-            files |= {"data": AT_SITES, **trainer.seal}
+            files |= {"data": AT_SITES, **trainer.seal, **(seal(own) if own is not None else {})}
             checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
             aside.event("created")
 
@@ -135,6 +159,8 @@ class DeployedServer:
         run.tidy()
         trainer = self._trainer(run, config, method)
         require_same_frozen(run, saved, trainer.seal)
+        if self.own is not None:
+            require_same(saved, self.own, self.deployment)
         whole = trainer.whole
         for warning in [*warnings, *lost_clients(run, saved), *repair_models(run, saved, whole, card)]:
             run.event("warning", text=warning)
@@ -237,7 +263,8 @@ class DeployedServer:
                 f"{self.deployment.file}: quorum = {ours.quorum}, but the run began with {began.quorum}; "
                 f"put it back, or move {run.path} away to begin anew"
             )
-        model = dataclasses.replace(self.deployment.config.model, weights_hash=config.model.weights_hash)
+        model = settle_encoder(self.deployment.config).model
+        model = dataclasses.replace(model, weights_hash=config.model.weights_hash)
         if config != dataclasses.replace(self.deployment.config, model=model):
             raise RunError(
                 f"[experiment] of {self.deployment.file} was changed since the run began; put it back, "
@@ -260,22 +287,32 @@ class DeployedServer:
         }
         engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out, frozen)
         measure: ServerTest | SiteTest
-        if self.test is not None:
+        own = self.own
+        kept = own.held_out if own is not None else None
+        split = self.test() if self.test is not None else kept
+        if split is not None:
             every = config.keep.metrics == "all"
-            measure = ServerTest(trainer, self.test(), form.image_size, scores=every)
+            measure = ServerTest(trainer, self._seen(split, config), form.taken[1], scores=every)
         else:
             measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen)
         population = enrolment.population()
         federation = server_of(
             config, method, population, engine, measure, classes, store=self._store(run.server, config),
-            spool=run.path,
+            spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own)),
         )  # fmt: skip
         return federation, trainer, measure
 
+    def _seen(self, split: Split, config: Config) -> Split:
+        """The server's test images, or what the frozen encoder makes of them."""
+        if not self.deployment.encoded:
+            return split
+        encoder = load_encoder(config.model.encoder, config.model.encoder_hash)
+        return Split(in_batches(encoder, split.images, ENCODED_AT_ONCE), split.labels)
+
     def _trainer(self, run: RunDirectory, config: Config, method: Method) -> ClientTrainer:
-        """What knows the network; it trains nobody here."""
+        """What knows the network; it trains no client here."""
         form = self.deployment
-        network = Network.configured(config.model, len(form.classes), form.channels, form.image_size)
+        network = Network.configured(config.model, len(form.classes), *form.taken)
         views = ViewSettings(form.flip, form.mean, form.std, config.vectors)
         store = self._store(run.clients, config)
         return trainer_of(config, method, network, views, store, read_start(run, config))
@@ -287,12 +324,14 @@ class DeployedServer:
 
     def _card(self, config: Config, method: Method) -> dict[str, Any]:
         """What a saved model says about itself, but for the round."""
-        form = self.deployment
+        form, model = self.deployment, config.model
+        source = Encoded(model.encoder, model.encoder_hash, form.channels, form.image_size, 0)
         return model_card(
             config,
             method,
-            channels=form.channels,
-            image_size=form.image_size,
+            channels=form.taken[0],
+            image_size=form.taken[1],
+            encoded=source if form.encoded else None,
             classes=form.classes,
             mean=form.mean,
             std=form.std,
@@ -309,15 +348,17 @@ def _is_full(error: BaseException | None) -> bool:
     return False
 
 
-def sizes_only(enrolment: Enrolment) -> Partition:
-    """A partition that tells how many images each site has: which ones they are, only the site knows."""
+def sizes_only(enrolment: Enrolment, where: str = CLIENTS, server: int = 0) -> Partition:
+    """A partition that tells how many images each site has, and the server: which ones they are, only they
+    know.
+    """
     population = enrolment.population()
     parts, first = [], 0
     for sizes in (population.labelled, population.unlabelled):
         total = int(sizes.sum())
         parts.append(Ragged.from_sizes(np.arange(first, first + total, dtype=np.int64), sizes))
         first += total
-    return Partition(*parts)
+    return Partition(*parts, server=np.arange(first, first + server, dtype=np.int64), where=where)
 
 
 def describe(config: Config, deployment: Deployment) -> dict[str, Any]:

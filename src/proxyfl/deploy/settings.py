@@ -6,81 +6,31 @@ Everything a deployment writes lies below its folder; :class:`Deployment` and :c
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from proxyfl.core.config import Config
+from proxyfl.core.dealing import CLIENTS, SCENARIOS, SERVER
 from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.settings import read_section, setting
 from proxyfl.core.trees import Tree
 from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
+from proxyfl.deploy.form import ImageForm
+from proxyfl.deploy.names import REMOVED, check_sites, inside, known_site
 from proxyfl.deploy.settings_text import to_toml
 from proxyfl.runs.config_file import load_toml
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.start import settle_place
 
-FORMAT = 1
 FEDERATION_FILE, SITE_FILE, TRUSTED_FILE = "federation.toml", "site.toml", "trusted.yaml"
-REMOVED = "removed"
-RESERVED = frozenset({"app", "ca", "deploy", "keys", REMOVED, "run", "sample", "server", "state"})
-"""Names of a deployment's own folders, which no site can have."""
-
 UNSAFE = frozenset("\"'\\$%`{};#@")
 """What cannot stand in service units as it is."""
 
-MIN_SIZE = 8
-_SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 S = TypeVar("S", bound="ImageForm")
-
-
-@dataclass(frozen=True)
-class ImageForm:
-    """What server and sites must agree on: the classes, in order, and the form of an image."""
-
-    format: int = setting(FORMAT, "version of this file", low=1)
-    insecure: bool = setting(False, "no encryption and no authentication: for trying out on one machine")
-    classes: tuple[str, ...] = setting((), "class names in order; a class's place is its number")
-    channels: int = setting(3, "channels of an image, 3 or 1 (grey); of vectors the features", low=1)
-    image_size: int = setting(32, "side in pixels that every image is brought to; 0: vectors", low=0)
-    features: tuple[str, ...] = setting((), "columns of vectors in tables, in order; empty: all of numbers")
-    mean: tuple[float, ...] = setting((), "mean of each channel on the scale 0 to 1, or of each feature")
-    std: tuple[float, ...] = setting((), "standard deviation of each channel or feature")
-    flip: bool = setting(False, "whether a mirrored image keeps its class")
-    holdout: float = setting(
-        0.0, "share of a site's labelled images kept back to measure accuracy", low=0, high=0.9
-    )
-
-    @property
-    def called(self) -> str:
-        """What the sites have, in words."""
-        return "images" if self.image_size else "vectors"
-
-    def check(self) -> None:
-        """Raise :class:`ConfigError` where the settings cannot be meant."""
-        if self.format != FORMAT:
-            raise ConfigError(f"it has format {self.format}; this version of proxyfl reads {FORMAT}")
-        _require_texts("classes", self.classes)
-        if len(self.classes) < 2:
-            raise ConfigError("classes must name two classes or more, as in classes = ['cat', 'dog']")
-        if self.image_size and self.channels not in (1, 3):
-            raise ConfigError(f"channels = {self.channels} is not one of 1, 3; vectors need image_size = 0")
-        if 0 < self.image_size < MIN_SIZE:
-            raise ConfigError(f"image_size = {self.image_size} is below {MIN_SIZE}")
-        _require_texts("features", self.features)
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != self.channels or not all(map(_is_number, values)):
-                raise ConfigError(
-                    f"{name} must be {self.channels} number(s), one for each channel or feature"
-                )
-        if min(self.std) <= 0:
-            raise ConfigError("std must be above 0 for every channel or feature")
 
 
 @dataclass(frozen=True)
@@ -92,6 +42,9 @@ class DeploymentSettings(ImageForm):
     listen: str = setting("", "HOST:PORT the server binds; empty: the address's port on every interface")
     sites: tuple[str, ...] = setting((), "site names in order; a site's place is its client number")
     test: str = setting("", "test images at the server, an npz file or a folder; empty: sites hold out")
+    server_data: str = setting(
+        "", "labelled images at the server, an npz file, a table or a folder, where labels.where is 'server'"
+    )
     quorum: int = setting(1, "sites that must answer for a round to count", low=1)
     deadline: float = setting(600.0, "seconds that a round waits for its sites", low=1)
     patience: float = setting(3600.0, "seconds to wait for enough sites before stopping", low=0)
@@ -169,9 +122,20 @@ class Deployment(DeploymentSettings):
         try:
             config = resolve("", tree, settled)
             validation.check_experiment(config)
+            validation.check_server_data(config, self.server_data)
             config = settle_place(config, self.path)
         except ProxyFLError as error:
             raise self._wrong(f"[experiment]: {error}") from None
+        if bool(config.model.encoder) != bool(self.encoded):
+            raise self._wrong(
+                f"encoded = {self.encoded}, but the network is {config.model.name}; set encoded to the "
+                "number of the frozen encoder's features, or to 0 without one"
+            )
+        if config.model.encoder and not config.model.encoder_hash:
+            raise self._wrong(
+                "model.encoder_hash of [experiment] is empty, so sites cannot tell whether theirs is the "
+                "same encoder; proxyfl deploy init fills it in"
+            )
         if masked:
             raise self._wrong(validation.secure_aggregation(validation.method_of(config)))
         return config
@@ -192,9 +156,17 @@ class Deployment(DeploymentSettings):
 
     def site(self, name: str) -> Site:
         """What the site's ``site.toml`` holds."""
-        shared = _table_of(self, ImageForm)
-        folder = self.site_folder(name)
-        return Site(**shared, name=name, server=self.address, seed=self.config.seed, path=folder)
+        shared, where = _table_of(self, ImageForm), self.scenario
+        if where == SERVER:
+            shared["holdout"] = 0.0  # it is the server that keeps labelled images back
+        return Site(
+            **shared,
+            name=name,
+            server=self.address,
+            seed=self.config.seed,
+            scenario=where,
+            path=self.site_folder(name),
+        )
 
     def site_folder(self, name: str) -> Path:
         """What is handed to a site: a folder below this one."""
@@ -214,12 +186,28 @@ class Deployment(DeploymentSettings):
         return self.removed_folder(name).is_dir() and not (self.path / name).exists()
 
     @property
+    def scenario(self) -> str:
+        """Who has labels."""
+        return self.config.labels.where
+
+    @property
+    def sites_measure(self) -> bool:
+        """Whether accuracy comes from images that sites keep back."""
+        return not self.test and self.scenario != SERVER
+
+    @property
     def test_path(self) -> Path | None:
         """The server's test images: as it stands when absolute, else below this folder."""
-        if not self.test:
-            return None
-        given = Path(self.test).expanduser()
-        return given if given.is_absolute() else inside(self.path, self.test)
+        return self._place(self.test)
+
+    @property
+    def server_data_path(self) -> Path | None:
+        """The server's labelled images, likewise."""
+        return self._place(self.server_data)
+
+    def _place(self, given: str) -> Path | None:
+        path = Path(given).expanduser()
+        return (path if path.is_absolute() else inside(self.path, given)) if given else None
 
     @property
     def ca_certificate(self) -> Path:
@@ -274,7 +262,16 @@ class SiteSettings(ImageForm):
     name: str = setting("", "the site's name in the federation")
     server: str = setting("", "HOST:PORT of the server")
     seed: int = setting(1, "seed of the held-out share", low=0)
+    scenario: str = setting(
+        CLIENTS,
+        "who has labels: clients, each site those it has; server, no site, and labels that are here are not "
+        "used; partial, a site for all its images or for none",
+        choices=SCENARIOS,
+    )
     device: str = setting("", "torch device of this site, as cuda; empty: as the experiment says")
+    encoder: str = setting(
+        "", "where the frozen encoder lies at this site, as hf:FOLDER or onnx:FILE; empty: as the server says"
+    )
     keys: str = setting("", "names of arrays or columns of its data, as in images=pixels,labels=diagnosis")
 
     def check(self) -> None:
@@ -334,34 +331,6 @@ class Site(SiteSettings):
         return self.path / "state"
 
 
-def check_sites(names: Sequence[str]) -> None:
-    """Names that are safe as folders, none of them twice."""
-    _require_texts("sites", names)
-    if not names:
-        raise ConfigError("there are no sites; name one or more")
-    for name in names:
-        if not _SITE_NAME.fullmatch(name):
-            raise ConfigError(
-                f"site name '{name}' cannot be used; up to 63 small letters, digits, - and _ in between"
-            )
-        if name in RESERVED:
-            raise ConfigError(f"site name '{name}' is the name of one of the deployment's own folders")
-
-
-def known_site(name: str, sites: Sequence[str]) -> str:
-    if name not in sites:
-        raise ConfigError(f"there is no site '{name}'; sites: {', '.join(sites)}")
-    return name
-
-
-def inside(folder: Path, relative: str) -> Path:
-    """A path below the folder, links followed; anything else is refused."""
-    place = (folder / relative).resolve()
-    if not place.is_relative_to(folder.resolve()) or place == folder.resolve():
-        raise ConfigError(f"'{relative}' leads out of {folder}")
-    return folder / relative
-
-
 def _read(cls: type[S], file: Path, cure: str) -> S:
     if not file.is_file():
         raise ConfigError(f"{file} does not exist; {cure}")
@@ -377,18 +346,6 @@ def _read(cls: type[S], file: Path, cure: str) -> S:
 def _table_of(settings: ImageForm, cls: type[ImageForm]) -> dict[str, Any]:
     """The values of the fields that ``cls`` has."""
     return {spec.name: getattr(settings, spec.name) for spec in dataclasses.fields(cls)}
-
-
-def _require_texts(name: str, values: Sequence[Any]) -> None:
-    for value in values:
-        if not isinstance(value, str) or not value.strip() or not value.isprintable():
-            raise ConfigError(f"{name} must be a list of names, not {value!r}")
-        if list(values).count(value) > 1:
-            raise ConfigError(f"{name} has '{value}' twice")
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _table(tree: Tree, name: str) -> Tree:

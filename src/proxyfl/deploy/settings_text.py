@@ -11,7 +11,7 @@ SETTLED = (("partition", "clients"), ("federation", "quorum"))
 
 NOTES = {
     "[experiment.data]": "data, labels and partition: how a simulation, or --sample, shares its data out.\n"
-    "# Sites have their own images, of the form given above: nothing in these three tables counts for them.",
+    "# Sites have their own images, of the form given above: of these three tables only labels.where counts.",
     "[experiment.federation]": "how many rounds, and how many sites a round asks; the quorum is given above",
 }
 """Comments in ``federation.toml``, by the line that they stand above."""

@@ -7,18 +7,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from proxyfl.core import rng as streams
+from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.core.rng import SERVER, rng
 from proxyfl.data.dataset import Split
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.known import Form, Known, read_known
 from proxyfl.data.reader.listing import CLIENT, NO_LABEL
 from proxyfl.data.stream import ClientData
+
+if TYPE_CHECKING:
+    from proxyfl.deploy.settings import Site
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +59,10 @@ class SiteData:
     ignored: int = 0
     remarks: tuple[str, ...] = ()
     """What there is to tell about how they were read."""
+    scenario: str = CLIENTS
+    """Who has labels in the federation."""
+    unused: int = 0
+    """Labels that are here and not used, since all labels are at the server."""
 
     @property
     def data(self) -> ClientData:
@@ -76,9 +85,14 @@ class SiteData:
     @property
     def notes(self) -> list[str]:
         """What the site's people should know before they take part."""
-        notes, what = list(self.remarks), "vectors" if is_vectors(self.images) else "images"
+        notes, what = list(self.remarks), Split(self.images, self.labels).called
         if self.ignored:
             notes.append(f"{self.ignored:,} entries ignored: no images, or folders below class folders")
+        if self.scenario == SERVER:
+            ignored = f"; the labels of {self.unused:,} images here are not used" if self.unused else ""
+            return [*notes, f"labels are at the server alone: this site needs none{ignored}"]
+        if self.scenario == PARTIAL:
+            return [*notes, f"this site takes part {'with' if len(self.labelled) else 'without'} labels"]
         if not len(self.labelled):
             notes.append(f"no labelled {what} to train on: methods that need labels pass this site over")
         if not len(self.unlabelled):
@@ -100,6 +114,7 @@ def open_site(
     seed: int = 1,
     cache: Path | None = None,
     features: Sequence[str] = (),
+    scenario: str = CLIENTS,
     keys: str = "",
 ) -> SiteData:
     """Read a site's data: class folders, a CSV of labels beside images, or an npz file. An ``image_size`` of
@@ -109,6 +124,8 @@ def open_site(
     ``holdout`` is the share of labelled images kept back, drawn by class, the same for the same ``seed``;
     where the data has a test or validation split of its own, that is kept back instead.
     ``cache`` is a folder for the decoded images: the next process then reads them in a moment.
+    Where the ``scenario`` is ``server``, labels that are here are not used; where it is ``partial``, all
+    images have one or none has.
     """
     if not 0 <= holdout < 1:
         raise ConfigError(f"holdout = {holdout} must be a share from 0 to below 1")
@@ -122,7 +139,12 @@ def open_site(
         set_apart, labels = found.of("val", "test"), found.data.labels
     if not len(found.data):
         raise DataError(f"there are no images in {path}")
+    unused = int(((labels != NO_LABEL) & ~set_apart).sum()) if scenario == SERVER else 0
+    if scenario == SERVER:
+        labels = torch.where(set_apart, labels, NO_LABEL)
     trained = torch.where(set_apart, NO_LABEL, labels)
+    if scenario == PARTIAL:
+        _require_all_or_none(path, found.data, int((trained != NO_LABEL).sum()))
     held = set_apart | held_out(trained, len(classes), 0.0 if set_apart.any() else holdout, seed)
     return SiteData(
         tuple(classes),
@@ -134,7 +156,15 @@ def open_site(
         found.form,
         found.ignored,
         found.notes,
+        scenario,
+        unused,
     )
+
+
+def open_data(site: Site, path: str | Path, cache: Path | None = None) -> SiteData:
+    """The same as a site's folder says."""
+    form = (site.classes, site.channels, site.image_size, site.holdout, site.seed)
+    return open_site(path, *form, cache=cache, features=site.features, scenario=site.scenario, keys=site.keys)
 
 
 def _require_one(found: Known, path: str | Path) -> None:
@@ -148,6 +178,15 @@ def _require_one(found: Known, path: str | Path) -> None:
     raise DataError(
         f"{path} holds the {found.data.called} of {len(found.clients)} clients; a site is one client: {cure}"
     )
+
+
+def _require_all_or_none(path: str | Path, data: Split, labelled: int) -> None:
+    without = int((data.labels == NO_LABEL).sum())
+    if labelled and without:
+        raise DataError(
+            f"{path}: {labelled:,} {data.called} have labels and {without:,} have none; in this federation a "
+            "site has labels for all of them or for none: label the others, or take one kind out"
+        )
 
 
 def open_test(
@@ -219,7 +258,9 @@ def held_out(labels: Tensor, classes: int, share: float, seed: int) -> Tensor:
     counts = torch.bincount(known, minlength=classes).tolist() if len(known) else [0] * classes
     for label, number in enumerate(_by_largest_remainder(counts, share)):
         members = (labels == label).nonzero()[:, 0]
-        order = torch.randperm(len(members), generator=rng(seed, 0, SERVER, f"holdout/{label}"))
+        order = torch.randperm(
+            len(members), generator=streams.rng(seed, 0, streams.SERVER, f"holdout/{label}")
+        )
         mask[members[order[:number]]] = True
     return mask
 

@@ -12,7 +12,8 @@ from proxyfl.core.errors import ProxyFLError
 from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolment
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader, newest
-from proxyfl.deploy.settings import REMOVED, Deployment
+from proxyfl.deploy.names import REMOVED
+from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.shrink import settled
 from proxyfl.runs.directory import measured, read_json_lines
 from proxyfl.runs.run import Run

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from proxyfl.core.dealing import PARTIAL, SERVER
 from proxyfl.core.files import write_bytes
 from proxyfl.deploy import pki
 from proxyfl.deploy.addresses import split_address
@@ -25,11 +26,6 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
     """What the operator's texts leave open."""
     host, port = split_address(deployment.address)
     config, sites = deployment.config, deployment.sites
-    measured = (
-        f"the server's test {deployment.called} ({deployment.test})"
-        if deployment.test
-        else f"the {deployment.holdout:.0%} of labelled {deployment.called} that every site keeps back"
-    )
     span = f"`{sites[0]}/`" if len(sites) == 1 else f"`{sites[0]}/` to `{sites[-1]}/`"
     return {
         "name": deployment.name,
@@ -38,7 +34,8 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
         "method": config.method.name,
         "rounds": config.federation.rounds,
         "address": deployment.address,
-        "accuracy": measured,
+        "accuracy": measured_on(deployment),
+        "labels": labels_are(deployment),
         "folders": span,
         "first": sites[0],
         "path": final,
@@ -50,6 +47,35 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
         "server_days": pki.SERVER_DAYS,
         "ca_days": pki.CA_DAYS,
     }
+
+
+def measured_on(deployment: Deployment) -> str:
+    """The images that accuracy is measured on."""
+    if deployment.test:
+        return f"the server's test {deployment.called} ({deployment.test})"
+    if deployment.sites_measure:
+        return f"the {deployment.holdout:.0%} of labelled {deployment.called} that every site keeps back"
+    return f"the {deployment.holdout:.0%} of its labelled {deployment.called} that the server keeps back"
+
+
+def labels_are(deployment: Deployment) -> str:
+    """Who has labels."""
+    if deployment.scenario == SERVER:
+        return (
+            f"All labels are at the server ({deployment.server_data}), which trains on these images after "
+            "each mean. Sites need no labels; those that they have are not used."
+        )
+    if deployment.scenario == PARTIAL:
+        return "A site has labels for all its images or for none."
+    return "Every site trains on the labels that it has."
+
+
+def _site_labels(site: Site) -> str:
+    if site.scenario == SERVER:
+        return "No labels are needed: they are at the server, and those that your data have are not used."
+    if site.scenario == PARTIAL:
+        return "Label all of them or none: here a site has all labels or no label."
+    return "Give labels to as many as you can."
 
 
 def _user() -> str:
@@ -65,7 +91,8 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
         "name": deployment.name,
         "warning": _warning(site.insecure),
         "classes": ", ".join(site.classes),
-        "data": IMAGE_DATA if site.image_size else VECTOR_DATA,
+        "labels": _site_labels(site),
+        "data": DATA[site.called],
         "become": _become(site),
         "samples": site.called,
         "server": site.server,
@@ -79,10 +106,21 @@ VECTOR_DATA = """- an npz file with `vectors` (N×d) and `labels` (numbers, -1 f
 - a table, `.csv` or `.parquet`, with a column for each feature and a column `label`, empty for none."""
 
 
+TEXT_DATA = """- a table, `.csv` or `.parquet`, with a column `text` and a column `label`, empty for none."""
+DATA = {"images": IMAGE_DATA, "vectors": VECTOR_DATA, "texts": TEXT_DATA}
+ENCODER = (
+    " A frozen encoder reads the {what} on this machine, once. It does not come with the folder: write where "
+    'it lies into site.toml, as in encoder = "hf:/models/clip". It must be the very one that the server has.'
+)
+
+
 def _become(site: Site) -> str:
+    more = ENCODER.format(what=site.called) if site.encoded else ""
+    if site.called == "texts":
+        return f"Texts are in UTF-8.{more}"
     if site.image_size:
         colour = "grey" if site.channels == 1 else "in colour"
-        return f"Images become squares of {site.image_size} pixels, {colour}."
+        return f"Images become squares of {site.image_size} pixels, {colour}.{more}"
     names = f": {', '.join(site.features)}" if site.features else ""
     return f"A vector has {site.channels} features{names}."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxyfl.core.config import Config
-from proxyfl.core.dealing import CLIENTS
+from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method, overrides
@@ -43,26 +43,20 @@ def secure_aggregation(method: Method) -> str:
 def check_experiment(config: Config) -> None:
     """Refuse experiments that make sense in a simulation alone."""
     method = method_of(config)
-    if config.labels.where != CLIENTS:
-        raise ConfigError(
-            f"labels.where = '{config.labels.where}' is for simulations; sites of a real federation have the "
-            "labels that their data has: set it to 'clients'"
-        )
     if method.oracle:
         raise ConfigError(
             f"method '{method.name}' is given the true labels of unlabelled images, which no site has; "
             "choose another method"
         )
+    if config.labels.where == SERVER and method.needs_labels:
+        raise ConfigError(
+            f"method '{method.name}' asks no site for anything where labels are at the server; train it with "
+            "'proxyfl run' on the server's images, or choose another method"
+        )
     if config.model.weights and (method.recalls_start or method.all_private):
         raise ConfigError(
             f"model.weights: a site's own part of {method.name} begins as the seed initialises it, since no "
             "site has the weights that the server starts from; take the setting out"
-        )
-    if config.model.encoder:
-        raise ConfigError(
-            f"model.name = {config.model.name}: sites do not encode images by themselves; let each write its "
-            "features as vectors into an npz file (proxyfl.encode), and set model.name to "
-            f"{config.model.head}"
         )
     if config.train.leak_momentum:
         raise ConfigError(
@@ -82,4 +76,24 @@ def check_experiment(config: Config) -> None:
         raise ConfigError(
             "data.norm = 'release' normalises training and test images differently; set it to 'own': "
             "mean and std of federation.toml are used"
+        )
+
+
+def check_server_data(config: Config, server_data: str) -> None:
+    """Labelled images of the server are there where the scenario needs them, and only there."""
+    where = config.labels.where
+    if where == SERVER and not server_data:
+        raise ConfigError(
+            "labels.where = 'server' needs the server's labelled images; name them: --server-data PATH of "
+            "'proxyfl deploy init', or server_data = 'PATH' in federation.toml"
+        )
+    if where == SERVER and config.model.encoder:
+        raise ConfigError(
+            "labels.where = 'server' and a frozen encoder do not go together in real federations: the server "
+            "does not encode its labelled images; give the labels to sites, or take another network"
+        )
+    if where != SERVER and server_data:
+        raise ConfigError(
+            f"server_data is set, but labels.where = '{where}'; set that to 'server' (--scenario server), or "
+            "take server_data out"
         )

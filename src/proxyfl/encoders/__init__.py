@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxyfl.encoders.encoder import Encoder
+from proxyfl.encoders.encoder import Encoder, Frozen, TextEncoder
 from proxyfl.encoders.encoding import encode
 from proxyfl.encoders.named import load_encoder, settle_encoder
 
-__all__ = ["Encoder", "encode", "load_encoder", "settle_encoder"]
+__all__ = ["Encoder", "Frozen", "TextEncoder", "encode", "load_encoder", "settle_encoder"]

@@ -1,12 +1,13 @@
-"""An encoder: a network that is not trained, and how images are prepared for it."""
+"""An encoder: a network that is not trained, and how images or texts are prepared for it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,32 +16,18 @@ from torch import Tensor, nn
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.settings import OBJECT
 from proxyfl.core.state import content_hash
+from proxyfl.data.texts import is_texts, unpack
 
 
 @dataclass(frozen=True, eq=False)
-class Encoder:
-    """A network that makes a vector of an image, and what it wants of images.
+class Frozen:
+    """What encoders of images and of texts share."""
 
-    ``network`` takes float32 images (N, channels, size, size) and gives (N, d). Images are brought to
-    ``size`` (0: they stay as they are), a square of ``crop`` is cut from their middle (0: nothing is cut),
-    grey ones get three channels if ``channels`` is 3, and values are (x / 255 - mean) / std. A ``network``
-    that is no ``nn.Module`` needs a ``weights_hash``, which changes with what it computes.
+    takes: ClassVar[str] = ""
 
-    >>> import proxyfl, torch
-    >>> encoder = proxyfl.Encoder(torch.nn.Flatten(), size=4)
-    >>> encoder(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)).shape
-    torch.Size([2, 48])
-    """
-
-    network: Callable[[Tensor], Tensor]
-    size: int = 0
-    channels: int = 0
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    crop: int = 0
-    resample: str = "bilinear"
-    name: str = ""
-    weights_hash: str = ""
+    network: Callable[[Any], Tensor]
+    name: str = field(default="", kw_only=True)
+    weights_hash: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.network, nn.Module) or (callable(self.network) and self.weights_hash)):
@@ -55,16 +42,94 @@ class Encoder:
 
     @cached_property
     def hash(self) -> str:
-        """Of its weights, its layers and its preparation of images."""
+        """Of its weights, its layers and its preparation of samples."""
         network, weights = self.network, self.weights_hash
         if not weights and isinstance(network, nn.Module):
             weights = content_hash(network.state_dict()) + str(network)
-        told = [weights, self.size, self.channels, self.mean, self.std, self.crop, self.resample]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([weights, *self.preparation]).encode()).hexdigest()
 
-    def prepared(self, images: Tensor) -> Tensor:
-        """uint8 images as the network takes them."""
-        pixels = images.float() / 255
+    @property
+    def preparation(self) -> tuple[Any, ...]:
+        """What decides features beside the network."""
+        return ()
+
+    def prepared(self, samples: Tensor) -> Any:
+        """Samples as the network takes them."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def __call__(self, samples: Tensor) -> Tensor:
+        """Features (N, d) of samples as a data set holds them, in float16."""
+        given = "texts" if is_texts(samples) else "images"
+        if given != self.takes:
+            raise DataError(
+                f"{self.called} takes {self.takes}, and these are {given}; choose another encoder"
+            )
+        try:
+            found = self.network(self.prepared(samples))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            shape = "" if self.takes == "texts" else f" of shape {tuple(samples.shape[1:])}"
+            raise DataError(f"{self.called} cannot take {self.takes}{shape}: {error}") from error
+        if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != len(samples):
+            gave = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise DataError(
+                f"{self.called} gave {gave} for {len(samples)} {self.takes}; an encoder gives one vector for "
+                "each"
+            )
+        features = found.half()
+        if not bool(features.isfinite().all()):
+            raise DataError(f"{self.called} gave features that are no finite numbers in 16 bits")
+        return features
+
+
+@dataclass(frozen=True, eq=False)
+class TextEncoder(Frozen):
+    """A network that makes a vector of a text: ``network`` takes a list of N strings and gives (N, d). One
+    that is no ``nn.Module`` needs a ``weights_hash``, which changes with what it computes.
+
+    >>> import proxyfl, torch
+    >>> def vowels(texts):
+    ...     return torch.tensor([[float(text.count(letter)) for letter in "aeiou"] for text in texts])
+    >>> proxyfl.TextEncoder(vowels, weights_hash="1").called
+    'object:function'
+    """
+
+    takes: ClassVar[str] = "texts"
+
+    def prepared(self, samples: Tensor) -> list[str]:
+        return unpack(samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder(Frozen):
+    """A network that makes a vector of an image, and what it wants of images.
+
+    ``network`` takes float32 images (N, channels, size, size) and gives (N, d). Images are brought to
+    ``size`` (0: they stay as they are), a square of ``crop`` is cut from their middle (0: nothing is cut),
+    grey ones get three channels if ``channels`` is 3, and values are (x / 255 - mean) / std. A ``network``
+    that is no ``nn.Module`` needs a ``weights_hash``, which changes with what it computes.
+
+    >>> import proxyfl, torch
+    >>> encoder = proxyfl.Encoder(torch.nn.Flatten(), size=4)
+    >>> encoder(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)).shape
+    torch.Size([2, 48])
+    """
+
+    takes: ClassVar[str] = "images"
+
+    size: int = 0
+    channels: int = 0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    crop: int = 0
+    resample: str = "bilinear"
+
+    @property
+    def preparation(self) -> tuple[Any, ...]:
+        return self.size, self.channels, self.mean, self.std, self.crop, self.resample
+
+    def prepared(self, samples: Tensor) -> Tensor:
+        pixels = samples.float() / 255
         if self.channels == 3 and pixels.shape[1] == 1:
             pixels = pixels.expand(-1, 3, -1, -1)
         if self.channels and pixels.shape[1] != self.channels:
@@ -79,21 +144,3 @@ class Encoder:
             pixels = pixels[..., edge : edge + self.crop, edge : edge + self.crop]
         mean, std = (torch.tensor(part).reshape(1, -1, 1, 1) for part in (self.mean, self.std))
         return (pixels - mean) / std
-
-    @torch.inference_mode()
-    def __call__(self, images: Tensor) -> Tensor:
-        """Features (N, d) of uint8 images, in float16."""
-        try:
-            found = self.network(self.prepared(images))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            shape = tuple(images.shape[1:])
-            raise DataError(f"{self.called} cannot take images of shape {shape}: {error}") from error
-        if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != len(images):
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise DataError(
-                f"{self.called} gave {shape} for {len(images)} images; an encoder gives one vector for each"
-            )
-        features = found.half()
-        if not bool(features.isfinite().all()):
-            raise DataError(f"{self.called} gave features that are no finite numbers in 16 bits")
-        return features

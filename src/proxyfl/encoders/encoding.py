@@ -1,4 +1,4 @@
-"""A data set of images turned into one of features, once."""
+"""A data set of images or texts turned into one of features, once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import json
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,14 +16,14 @@ from torch import Tensor, nn
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.text import in_words
-from proxyfl.core.views import EncoderSettings
-from proxyfl.data.augment import strong as strong_view
-from proxyfl.data.augment import weak as weak_view
+from proxyfl.core.views import EncoderSettings, TextSettings
 from proxyfl.data.dataset import Dataset, Encoded, Split
 from proxyfl.data.files import data_root, progress
 from proxyfl.data.numbers import statistics
+from proxyfl.data.texts import is_texts, lengths
 from proxyfl.encoders.cache import Cache, require_room
-from proxyfl.encoders.encoder import Encoder
+from proxyfl.encoders.encoder import Encoder, Frozen, TextEncoder
+from proxyfl.encoders.views import Views, views_of
 
 VERSION = 1
 """Of what is computed; another one makes every cache anew."""
@@ -31,18 +32,20 @@ FOLDER = "features"
 
 def encode(
     dataset: Dataset,
-    encoder: Encoder | nn.Module,
+    encoder: Frozen | nn.Module,
     *,
     weak: int = 2,
     strong: int = 2,
+    texts: TextSettings | None = None,
     cache: str | Path | None = None,
     batch: int = 64,
 ) -> Dataset:
-    """The data set that ``encoder`` makes of a data set of images: a vector for each, as any other vectors.
+    """The data set that ``encoder`` makes of one of images or texts: a vector for each, as any other vectors.
 
-    Training images are encoded as they are and in ``weak`` and ``strong`` views, one of which is drawn
-    whenever a method asks for a view; all others as they are. Features are kept in the folder ``cache`` (by
-    default ``features`` in the data folder), computed once for an encoder, a data set and numbers of views.
+    Training samples are encoded as they are and in ``weak`` and ``strong`` views, one of which is drawn
+    whenever a method asks for a view; all others as they are. ``texts`` says how views of texts are drawn.
+    Features are kept in the folder ``cache`` (by default ``features`` in the data folder), computed once for
+    an encoder, a data set and its views.
 
     >>> import proxyfl, torch
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16))
@@ -52,76 +55,108 @@ def encode(
     """
     EncoderSettings(weak, strong)
     if dataset.is_vectors:
-        raise DataError(f"'{dataset.name}' holds vectors; encoders take images")
+        raise DataError(f"'{dataset.name}' holds vectors; encoders take images or texts")
     if batch < 1:
         raise ConfigError(f"batch = {batch} is too small; use 1 or more")
-    found = encoder if isinstance(encoder, Encoder) else Encoder(encoder)
+    found = encoder_of(encoder, of_texts=dataset.is_texts)
+    drawn = views_of(dataset.train.images, weak, strong, flip=dataset.flip, drawing=texts)
     root = data_root() / FOLDER if cache is None else Path(cache).expanduser()
-    width = found(dataset.train.images[:1]).shape[1]
-    splits = {"train": dataset.train, "test": dataset.test, "validation": dataset.validation}
-    plans = {}
-    for name, split in splits.items():
-        if split is not None:
-            views = (weak, strong) if name == "train" else (0, 0)
-            key = _key(found, split, views, dataset.flip)
-            plans[name] = (split, views, Cache(root / key, (len(split), 1 + sum(views), width)))
-    require_room([plan[2] for plan in plans.values()], root)
-    features = {}
-    for name, (split, views, kept) in plans.items():
-        _fill(found, split, views, dataset.flip, kept, batch, name)
-        encoded = kept.open()
-        features[name] = Split(encoded if name == "train" else encoded[:, 0], split.labels)
-    train = features["train"]
-    mean, std = statistics(train.images[:, 0].float().numpy())
+    others = {"test": dataset.test, "validation": dataset.validation}
+    splits = {"train": dataset.train} | {name: split for name, split in others.items() if split is not None}
+    parts = {
+        name: Part(split.images, drawn if name == "train" else drawn.none()) for name, split in splits.items()
+    }
+    features = encode_parts(found, parts, root, batch)
+    seen = {name: Split(features[name][:, 0], splits[name].labels) for name in splits if name != "train"}
+    mean, std = statistics(features["train"][:, 0].float().numpy())
     shape = (dataset.channels, dataset.image_size)
     return replace(
-        dataset, train=train, test=features["test"], validation=features.get("validation"), mean=mean,
-        std=std, features=(), encoded=Encoded(found.called, found.hash, *shape, weak),
+        dataset, train=Split(features["train"], dataset.train.labels), test=seen["test"],
+        validation=seen.get("validation"), mean=mean, std=std,
+        features=dataset.features if dataset.is_texts else (),
+        encoded=Encoded(found.called, found.hash, *shape, weak),
     )  # fmt: skip
 
 
-def _key(encoder: Encoder, split: Split, views: tuple[int, int], flip: bool) -> str:
+@dataclass(frozen=True)
+class Part:
+    """Samples that are encoded, and the views of them."""
+
+    samples: Tensor
+    views: Views
+
+    @property
+    def called(self) -> str:
+        return "texts" if is_texts(self.samples) else "images"
+
+
+def encode_parts(
+    encoder: Frozen, parts: Mapping[str, Part], root: Path, batch: int = 64
+) -> dict[str, Tensor]:
+    """Features (N, views, d) of each part by its name, from the cache in the folder ``root`` or into it."""
+    width = encoder(next(part.samples for part in parts.values() if len(part.samples))[:1]).shape[1]
+    kept = {
+        name: Cache(root / _key(encoder, part), (len(part.samples), part.views.total, width))
+        for name, part in parts.items()
+        if len(part.samples)
+    }
+    require_room(list(kept.values()), root)
+    for name, cache in kept.items():
+        _fill(encoder, parts[name], cache, batch, name)
+    nothing = {name: torch.zeros((0, part.views.total, width)).half() for name, part in parts.items()}
+    return nothing | {name: cache.open() for name, cache in kept.items()}
+
+
+def encoder_of(encoder: Frozen | nn.Module, *, of_texts: bool) -> Frozen:
+    """An encoder of texts or images, out of a network."""
+    if isinstance(encoder, Frozen):
+        return encoder
+    return (TextEncoder if of_texts else Encoder)(encoder)
+
+
+def _key(encoder: Frozen, part: Part) -> str:
     """What features are a function of, as a name."""
-    digest = hashlib.sha256()
-    for images in torch.split(split.images, 4096):
-        digest.update(images.contiguous().numpy().tobytes())
-    told = [VERSION, encoder.hash, views, flip and any(views), tuple(split.images.shape), digest.hexdigest()]
+    digest, views = hashlib.sha256(), part.views
+    for samples in torch.split(part.samples, 4096):
+        digest.update(samples.contiguous().numpy().tobytes())
+    told = [VERSION, encoder.hash, views.counts, *views.told, tuple(part.samples.shape), digest.hexdigest()]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 
 
-def _fill(
-    encoder: Encoder, split: Split, views: tuple[int, int], flip: bool, kept: Cache, batch: int, name: str
-) -> None:
+def _fill(encoder: Frozen, part: Part, kept: Cache, batch: int, name: str) -> None:
     start = time.perf_counter()
 
     def compute(block: int) -> Tensor:
-        return encode_block(
-            encoder, split.images[kept.rows(block)], views, flip, rng(0, block, SERVER, "encode"), batch
-        )
+        generator = rng(0, block, SERVER, "encode")
+        return encode_block(encoder, part.samples[kept.rows(block)], part.views, generator, batch)
 
-    with progress(f"encoding {name} images", len(split)) as done:
+    with progress(f"encoding {name} {part.called}", len(part.samples)) as done:
         made = kept.fill(compute, done)
     if made:
         spent, count = time.perf_counter() - start, made * kept.shape[1]
         print(
-            f"note: {made:,} {name} images encoded, {kept.shape[1]} view(s) each, in {spent:.1f} s "
+            f"note: {made:,} {name} {part.called} encoded, {kept.shape[1]} view(s) each, in {spent:.1f} s "
             f"({count / max(spent, 1e-9):,.0f} features/s); {in_words(kept.size)} in {kept.folder}",
             file=sys.stderr,
         )
 
 
 def encode_block(
-    encoder: Encoder,
-    images: Tensor,
-    views: tuple[int, int],
-    flip: bool,
-    generator: torch.Generator,
-    batch: int,
+    encoder: Frozen, samples: Tensor, views: Views, generator: torch.Generator, batch: int
 ) -> Tensor:
-    """Features (N, 1 + weak + strong, d): of the images, their weak views, their strong views."""
-    weak, strong = views
-    seen = [images]
-    seen += [weak_view(images, generator, flip=flip) for _ in range(weak)]
-    seen += [strong_view(images, generator, flip=flip) for _ in range(strong)]
-    encoded = [torch.cat([encoder(part) for part in torch.split(view, batch)]) for view in seen]
-    return torch.stack(encoded, 1)
+    """Features (N, 1 + weak + strong, d): of the samples, their weak views, their strong views."""
+    seen = [samples]
+    seen += [views.draw_weak(samples, generator) for _ in range(views.weak)]
+    seen += [views.draw_strong(samples, generator) for _ in range(views.strong)]
+    return torch.stack([in_batches(encoder, view, batch) for view in seen], 1)
+
+
+def in_batches(encoder: Frozen, samples: Tensor, batch: int) -> Tensor:
+    """Features of many samples, so many at a time. Texts of a like length are encoded together, since those
+    of a batch are padded to the longest.
+    """
+    if not is_texts(samples):
+        return torch.cat([encoder(part) for part in torch.split(samples, batch)])
+    order = lengths(samples).argsort(stable=True)
+    features = torch.cat([encoder(part) for part in torch.split(samples[order], batch)])
+    return features[order.argsort()]

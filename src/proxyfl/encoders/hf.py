@@ -1,4 +1,4 @@
-"""Image encoders that transformers reads: ViT, DINO, the vision tower of CLIP, and others.
+"""Encoders that transformers reads: of images, such as ViT, DINO, the vision tower of CLIP, and of texts.
 
 They come from a folder or the user's cache. Nothing is downloaded unless that is allowed, no code that comes
 with a model is run, and weights are read from safetensors files alone, since others can hold code.
@@ -16,14 +16,18 @@ from torch import Tensor, nn
 from proxyfl.core.errors import ConfigError, missing_extra
 from proxyfl.core.network import ALLOW_DOWNLOAD
 from proxyfl.core.state import content_hash
-from proxyfl.encoders.encoder import Encoder
+from proxyfl.encoders.encoder import Encoder, Frozen, TextEncoder
 from proxyfl.encoders.preparation import FILE, preparation
+from proxyfl.encoders.tokens import Find, Tokens, pooled, pools_first
 
-UNUSED = ("pooler.", "text_model.", "text_projection.", "logit_scale")
-"""Parts of networks that make no feature of an image."""
+OFFSET = ("RobertaModel", "XLMRobertaModel", "CamembertModel", "MPNetModel")
+"""Networks that count the places of tokens from behind the number of the padding."""
+UNUSED = ("pooler.",)
+UNUSED_OF_IMAGES = (*UNUSED, "text_model.", "text_projection.", "logit_scale")
+"""Parts of networks that make no feature of a text, and none of an image."""
 
 
-def read_hf(place: str) -> Encoder:
+def read_hf(place: str) -> Frozen:
     """The encoder in a folder, or one by its name on the hub, as far as it was downloaded before."""
     try:
         import transformers
@@ -34,22 +38,50 @@ def read_hf(place: str) -> Encoder:
     source = str(folder) if folder.is_dir() else place
     told: dict[str, Any] = {"local_files_only": local or folder.is_dir(), "trust_remote_code": False}
     try:
-        file = folder / FILE if folder.is_dir() else _fetched(place, local)
         network, info = transformers.AutoModel.from_pretrained(
             source, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **told
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ConfigError(_why(place, folder, local, error)) from error
-    if not file.is_file():
-        raise ConfigError(f"{file} is missing: it says how images are prepared; take it from the source")
-    if getattr(network, "main_input_name", "") not in ("pixel_values", "input_ids") or not _sees(network):
-        raise ConfigError(f"hf:{place} is a {type(network).__name__}, which takes no images")
-    missing = sorted(name for name in info["missing_keys"] if not _is_unused(name))
+    unused = UNUSED_OF_IMAGES if _sees(network) else UNUSED
+    missing = sorted(name for name in info["missing_keys"] if not _is_in(name, unused))
     if missing:
         raise ConfigError(f"hf:{place} lacks weights that features need: {', '.join(missing[:5])}")
-    kept = {name: value for name, value in network.state_dict().items() if not _is_unused(name)}
+    kept = {name: value for name, value in network.state_dict().items() if not _is_in(name, unused)}
     weights = f"{type(network).__name__} {content_hash(kept)} {_sizes(network)}"
-    return Encoder(_Vision(network), channels=3, weights_hash=weights, **preparation(file))
+    find = _finder(place, folder, local)
+    if _sees(network):
+        file = find(FILE)
+        if file is None:
+            where = folder / FILE if folder.is_dir() else FILE
+            raise ConfigError(f"{where} is missing: it says how images are prepared; take it from the source")
+        return Encoder(_Vision(network), channels=3, weights_hash=weights, **preparation(file))
+    if getattr(network, "main_input_name", "") != "input_ids" or network.config.is_encoder_decoder:
+        raise ConfigError(f"hf:{place} is a {type(network).__name__}, which encodes neither images nor texts")
+    return _of_texts(network, find, weights)
+
+
+def _of_texts(network: Any, find: Find, weights: str) -> TextEncoder:
+    config = network.config
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    padding = getattr(config, "pad_token_id", None) or 0
+    offset = padding + 1 if type(network).__name__ in OFFSET else 0
+    tokens, first = Tokens(find, max(0, positions - offset), padding), pools_first(find)
+    hashed = f"{weights} {tokens.hash} {'first' if first else 'mean'}"
+    return TextEncoder(_Reader(network, tokens, first), weights_hash=hashed)
+
+
+class _Reader(nn.Module):
+    """One vector for a text: the mean over its tokens, or that of the first."""
+
+    def __init__(self, network: Any, tokens: Tokens, first: bool) -> None:
+        super().__init__()
+        self.network, self.tokens, self.first = network, tokens, first
+
+    def forward(self, texts: list[str]) -> Tensor:
+        numbers, mask = self.tokens(texts)
+        hidden: Tensor = self.network(input_ids=numbers, attention_mask=mask).last_hidden_state
+        return pooled(hidden, mask, self.first)
 
 
 class _Vision(nn.Module):
@@ -75,8 +107,8 @@ def _sees(network: Any) -> bool:
     return hasattr(network, "get_image_features") or network.main_input_name == "pixel_values"
 
 
-def _is_unused(name: str) -> bool:
-    return any(name.startswith(part) or f".{part}" in name for part in UNUSED)
+def _is_in(name: str, parts: tuple[str, ...]) -> bool:
+    return any(name.startswith(part) or f".{part}" in name for part in parts)
 
 
 def _sizes(network: Any) -> str:
@@ -87,11 +119,21 @@ def _sizes(network: Any) -> str:
     return str(sorted((name, str(value)) for name, value in told.items() if not isinstance(value, dict)))
 
 
-def _fetched(name: str, local: bool) -> Path:
-    """The description of a model by name, from the user's cache or, where that is allowed, downloaded."""
-    from huggingface_hub import hf_hub_download
+def _finder(place: str, folder: Path, local: bool) -> Find:
+    """Finds files of a model: in its folder, in the user's cache or, where that is allowed, by download."""
 
-    return Path(hf_hub_download(name, FILE, local_files_only=local))
+    def beside(name: str) -> Path | None:
+        return folder / name if (folder / name).is_file() else None
+
+    def fetched(name: str) -> Path | None:
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return Path(hf_hub_download(place, name, local_files_only=local))
+        except (OSError, ValueError):  # it is not there, or the hub is out of reach
+            return None
+
+    return beside if folder.is_dir() else fetched
 
 
 def _why(place: str, folder: Path, local: bool, error: Exception) -> str:

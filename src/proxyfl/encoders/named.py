@@ -12,11 +12,12 @@ import torch
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.network import FROZEN, ModelSettings
-from proxyfl.encoders.encoder import Encoder
+from proxyfl.data.texts import pack
+from proxyfl.encoders.encoder import Frozen
 from proxyfl.encoders.hf import read_hf
 from proxyfl.encoders.onnx import read_onnx
 
-KINDS: dict[str, Callable[[str], Encoder]] = {"hf": read_hf, "onnx": read_onnx}
+KINDS: dict[str, Callable[[str], Frozen]] = {"hf": read_hf, "onnx": read_onnx}
 
 
 def require_kind(name: str) -> tuple[str, str]:
@@ -42,7 +43,7 @@ def settle_encoder(config: Config) -> Config:
     return dataclasses.replace(config, model=model)
 
 
-def load_encoder(name: str, expected: str = "") -> Encoder:
+def load_encoder(name: str, expected: str = "") -> Frozen:
     """The encoder called ``name``; an error where its hash is not the one that is expected."""
     found = _read(name)
     if expected and found.hash != expected:
@@ -54,7 +55,7 @@ def load_encoder(name: str, expected: str = "") -> Encoder:
 
 
 @lru_cache(maxsize=1)
-def _read(name: str) -> Encoder:
+def _read(name: str) -> Frozen:
     kind, place = require_kind(name)
     return dataclasses.replace(KINDS[kind](place), name=name)
 
@@ -63,5 +64,6 @@ def shape_for(model: ModelSettings, channels: int, image_size: int) -> tuple[int
     """Channels and size of what the trained network gets: of a frozen encoder its features, and 0."""
     if not model.encoder:
         return channels, image_size
+    encoder = load_encoder(model.encoder, model.encoder_hash)
     image = torch.zeros((1, channels, image_size, image_size), dtype=torch.uint8)
-    return load_encoder(model.encoder, model.encoder_hash)(image).shape[1], 0
+    return encoder(pack(["text"]) if encoder.takes == "texts" else image).shape[1], 0

@@ -291,7 +291,7 @@ def numerics(compute: ComputeSettings) -> Iterator[None]:
 def _require_terms(ctx: ClientContext) -> None:
     """A method with a step of its own must ask for its add-ons' losses: they never vanish silently."""
     adding = [addon.name for addon in ctx.method.addons if overrides(addon, "term")]
-    if adding and not ctx.terms_taken:
+    if adding and ctx.stream.steps and not ctx.terms_taken:
         raise MethodError(
             f"{ctx.method.name} has a step of its own that leaves out +{', +'.join(adding)}; "
             "add ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"

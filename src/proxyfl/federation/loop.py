@@ -131,6 +131,8 @@ class Server:
         ctx.extras = self.method.start_all(ctx)
         if self.own is not None:
             self.method.prepare(ctx)
+            if self.static and ctx.weights is not weights:
+                gather(self, ctx, [], Traffic())
         return ServerState(0, ctx.weights, ctx.extras)
 
     def context(self, state: ServerState) -> ServerContext:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch.nn.functional as F
-
 from proxyfl.core.rng import SERVER, isolated, rng
-from proxyfl.core.state import STATISTICS, Task, Tensors, detached
+from proxyfl.core.state import STATISTICS, Task, Tensors
 from proxyfl.data.stream import ClientData, Stream
 from proxyfl.federation.client import ClientTrainer, every_step, numerics
 
@@ -42,12 +40,11 @@ class OwnImages:
             trainer.load(weights)
             trainer.network.train().requires_grad_(True)
             for batches in every_step(ctx):
-                outputs = ctx.forward(next(batches))
-                ctx.descend({"supervised": F.cross_entropy(outputs.x, outputs.batch.y)})
+                trainer.method.learn(next(batches), ctx)
         told = {"loss": float(ctx.losses["supervised"]) / ctx.steps, "steps": float(ctx.steps)}
-        trained = detached(trainer.method.shared(trainer.network.state_dict()))
+        trained = trainer.method.learned(ctx)
         vars(ctx).clear()
-        return trainer.method.initial(trained), told
+        return trained, told
 
     def measure(self, round: int, weights: Tensors) -> Tensors:
         """What static batch norm sees of the images, as sums."""

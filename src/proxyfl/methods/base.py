@@ -19,7 +19,7 @@ from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS, SERVER
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.settings import read_section, setting
 from proxyfl.core.spans import LOSSES, PSEUDO, loss_span, serve_span, span
-from proxyfl.core.state import Tensors, Update, namespace, within
+from proxyfl.core.state import Tensors, Update, detached, namespace, within
 from proxyfl.data.stream import Batch, ClientData
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext
 
@@ -130,6 +130,10 @@ class Addon(Part):
     asked_as: str = ""
     """The word that brought it: a bundle's or another add-on's name, or its own."""
 
+    def weigh(self, pseudo: Pseudo, outputs: Outputs, ctx: ClientContext) -> Pseudo:
+        """Which unlabelled images count, and how much: what it makes of the method's decision."""
+        return pseudo
+
     def term(self, outputs: Outputs, ctx: ClientContext) -> Tensor | None:
         """A loss to add to each step."""
         return None
@@ -162,12 +166,16 @@ class Method(Part):
     undefined: ClassVar[Mapping[str, str]] = {
         SERVER: "it learns from labelled images of clients, which have none (server-only uses the server's)"
     }
+    protocol: ClassVar[Mapping[str, object]] = {}
+    """Settings of its own paper's federation by dotted name (``--protocol own``); empty: it has none."""
     needs_labels: ClassVar[bool] = True
     """Whether a client without labelled images has nothing to do."""
     walks_labelled: ClassVar[bool] = False
     """Whether labelled images are walked through once an epoch instead of drawn with replacement."""
     shows_steps: ClassVar[bool] = True
     """Whether :meth:`decide` notes each step's pseudo-labels; who decides once a round notes them then."""
+    takes_masks: ClassVar[bool] = False
+    """Whether an add-on may decide which unlabelled images count (:meth:`Addon.weigh`)."""
     needs_all_updates: ClassVar[bool] = False
     """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
     recalls_start: ClassVar[bool] = False
@@ -221,7 +229,12 @@ class Method(Part):
 
     def refuses(self, addon: Addon) -> str:
         """Why this method cannot carry the add-on; empty when it can."""
-        return ""
+        masks = [other.name for other in self.addons if overrides(other, "weigh")]
+        if addon.name not in masks:
+            return ""
+        if not self.takes_masks:
+            return "none of its losses takes weights of unlabelled images"
+        return "" if addon.name == masks[0] else f"+{masks[0]} weighs its images already"
 
     def require(self, where: str) -> None:
         """Refuse a scenario in which the method or one of its add-ons makes no sense."""
@@ -266,7 +279,10 @@ class Method(Part):
     def decide(self, outputs: Outputs, ctx: ClientContext) -> None:
         """Pseudo-label the unlabelled images of the batch, where there are any, and note the decision."""
         if len(outputs.batch.u_weak):
-            pseudo = outputs.pseudo = self.pseudo_label(outputs, ctx)
+            pseudo = self.pseudo_label(outputs, ctx)
+            for addon in self.addons:
+                pseudo = addon.weigh(pseudo, outputs, ctx)
+            outputs.pseudo = pseudo
             if self.shows_steps:
                 ctx.show(outputs.batch.u_index, label=pseudo.label, mask=pseudo.mask)
 
@@ -276,7 +292,8 @@ class Method(Part):
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         """What to make of the unlabelled images: by default the global model's confident labels."""
-        return Pseudo(outputs.global_weak.argmax(1), self.confident(outputs.global_weak))
+        scores = outputs.global_weak
+        return Pseudo(scores.argmax(1), self.confident(scores), scores=scores)
 
     def confident(self, probabilities: Tensor) -> Tensor:
         best = probabilities.amax(1)
@@ -310,6 +327,14 @@ class Method(Part):
         """
         ctx.train_own()
 
+    def learn(self, batch: Batch, ctx: ClientContext) -> None:
+        """One step of the server's training on its own images."""
+        ctx.descend({"supervised": F.cross_entropy(ctx.forward(batch).x, batch.y)})
+
+    def learned(self, ctx: ClientContext) -> Tensors:
+        """The server's weights after such training."""
+        return self.initial(detached(self.shared(ctx.model.state_dict())))
+
     def weight_of(self, update: Update, rule: float) -> float:
         """An update's weight in the running mean; ``rule`` is what ``federation.weighting`` gives it. One of
         weight 0 sits the round out.
@@ -317,7 +342,7 @@ class Method(Part):
         return rule
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> Sequence[float]:
-        """Weights of the mean, in folding order, for methods that need all updates first."""
+        """Weights of the mean, in folding order, for methods that look at all updates (``ctx.updates``)."""
         return ctx.rule_weights
 
     def model(self, weights: Mapping[str, Tensor]) -> Tensors:

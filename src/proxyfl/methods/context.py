@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,12 +60,25 @@ class Pseudo:
     """What a method decided about the unlabelled images of a batch.
 
     ``label`` (N,) is the class it would name, ``mask`` (N,) the images it trusts, ``target`` (N, C) a soft
-    label where it uses one.
+    label where it uses one. ``weight`` (N,) is how much each image counts, where that is more than yes or no.
+    ``scores`` (N, C) are the probabilities that named the labels, for masks that are attached
+    (:meth:`Addon.weigh`); without them those of the local model are weighed.
     """
 
     label: Tensor
     mask: Tensor
     target: Tensor | None = None
+    weight: Tensor | None = None
+    scores: Tensor | None = None
+
+    @property
+    def trust(self) -> Tensor:
+        """What multiplies each image's loss: its weight, else the mask."""
+        return self.mask if self.weight is None else self.weight
+
+    def named_by(self, outputs: Outputs) -> Tensor:
+        """The probabilities that a mask weighs."""
+        return outputs.local_weak if self.scores is None else self.scores
 
 
 @dataclass(frozen=True)
@@ -200,6 +213,13 @@ class ClientContext:
             frozen = fold_batchnorm(self.model_from(self.task.weights))
         return lambda images: self.predict(frozen, images)
 
+    @cached_property
+    def pool_predictions(self) -> Tensor:
+        """The global model's probabilities on a weak view of each image of the pool, in its order."""
+        size = self.settings.batch * self.settings.mu
+        found = [self.teacher(views) for _, views in self.stream.walk_pool(size)]
+        return torch.cat(found) if found else torch.zeros(0, self.classes, device=self.device)
+
     def model_from(self, weights: Tensors) -> nn.Module:
         """A copy of the network with these weights, on the device."""
         network = duplicate(self.model)
@@ -295,6 +315,9 @@ class ServerContext:
     samples: list[int] = field(default_factory=list)
     rule_weights: list[float] = field(default_factory=list)
     store: PerClientStore | None = None
+    updates: Sequence[Tensors] = ()
+    """The clients' weights in folding order, each read from disk when it is asked for: in
+    :meth:`Method.weights` alone."""
     metrics: dict[str, Any] = field(default_factory=dict)
     snapshots: Tensors = field(default_factory=dict)
     own: OwnTraining | None = None

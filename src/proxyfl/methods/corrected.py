@@ -54,7 +54,7 @@ class Corrected(FixMatch):
         corrected = unsure & ctx.memory["chosen"][index]
         ctx.memory["counts"] += torch.stack([unsure.sum(), corrected.sum()])
         label = torch.where(corrected, ctx.truth[index], own)
-        return Pseudo(label, torch.ones_like(unsure))
+        return Pseudo(label, torch.ones_like(unsure), scores=outputs.global_weak)
 
     def finish(self, ctx: ClientContext) -> Tensors:
         unsure, corrected = ctx.memory["counts"].tolist()

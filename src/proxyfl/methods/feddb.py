@@ -62,12 +62,11 @@ class FedDB(FixMatch):
     sends: ClassVar[str] = "average prediction up (C numbers)"
     needs_all_updates: ClassVar[bool] = True
     shows_steps: ClassVar[bool] = False
+    takes_masks: ClassVar[bool] = False
     Parameters = FedDBParameters
 
     def begin(self, ctx: ClientContext) -> None:
-        batch = ctx.settings.batch * ctx.settings.mu
-        found = [ctx.teacher(images) for _, images in ctx.stream.walk_pool(batch)]
-        probabilities = torch.cat(found) if found else torch.zeros(0, ctx.classes, device=ctx.device)
+        probabilities = ctx.pool_predictions
         uniform = torch.full((ctx.classes,), 1 / ctx.classes, device=ctx.device)
         average = probabilities.mean(0) if len(probabilities) else uniform
         debiased = debias(probabilities, average)

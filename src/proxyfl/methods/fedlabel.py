@@ -49,9 +49,9 @@ class FedLabel(FixMatch):
     Parameters = FedLabelParameters
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
-        label = expert_label(outputs.local_weak, outputs.global_weak, self.parameters.score)
+        scores = expert(outputs.local_weak, outputs.global_weak, self.parameters.score)
         mask = self.confident(torch.maximum(outputs.local_weak, outputs.global_weak))
-        return Pseudo(label, mask)
+        return Pseudo(scores.argmax(1), mask, scores=scores)
 
     def losses(self, outputs: Outputs, ctx: ClientContext) -> dict[str, Tensor]:
         if outputs.pseudo is None:
@@ -68,10 +68,10 @@ class FedLabel(FixMatch):
         }
 
 
-def expert_label(local: Tensor, teacher: Tensor, score: str = "confidence") -> Tensor:
-    """The class named by whichever model scores higher; the global one at a tie."""
+def expert(local: Tensor, teacher: Tensor, score: str = "confidence") -> Tensor:
+    """The rows of whichever model scores higher; the global one at a tie."""
     better = _score(teacher, score) >= _score(local, score)
-    return torch.where(better, teacher.argmax(1), local.argmax(1))
+    return torch.where(better[:, None], teacher, local)
 
 
 def _score(probabilities: Tensor, score: str) -> Tensor:

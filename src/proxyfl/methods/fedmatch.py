@@ -1,4 +1,5 @@
-"""FedMatch (Jeong et al., ICLR 2021) with labels at the clients: weights in two halves that learn apart.
+"""FedMatch (Jeong et al., ICLR 2021), labels at the clients or at the server: weights in two halves that
+learn apart.
 
 Every weight is the sum of sigma, which learns from labelled images alone, and psi, which learns from
 unlabelled ones alone, so that neither undoes what the other knows. Now and then a client is lent the psi of
@@ -12,6 +13,9 @@ and of either half only entries that moved are sent::
     yhat_i = argmax_c of the votes of p_i = p(weak u_i) and of the helpers p_h = sigma + psi_h
     sent   = entries with |delta| > 5e-5;   sigma_G, psi_G = uniform means
 
+With labels at the server, sigma learns there, before round 1 and after each mean, and psi at the clients, who
+leave sigma as they received it.
+
 The weights of these losses belong to the learning rate 1e-3 without momentum: at 0.1, psi - sigma is
 multiplied by 1 - 2 * 10 * 0.1 = -1 in every step and swings for ever. Hence a learning rate of its own.
 
@@ -20,7 +24,9 @@ to sigma, and only the sigma step's pass moves the statistics (the original netw
 divided by all images instead of the confident ones; predictions are on weak instead of clean views; the
 learning rate is constant (the original divides it by 3 on a plateau); batches and epochs are the shared
 protocol's; clients embed their own models. Tensors travel densely here, holding what the sparse ones
-would give; ``counts`` in the metrics says how many entries those have.
+would give; ``counts`` in the metrics says how many entries those have. With labels at the server the original
+trains sigma before the clients of each round and measures after the mean; here a round ends with sigma's
+training and is measured then.
 """
 
 from __future__ import annotations
@@ -38,11 +44,12 @@ from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.settings import setting
 from proxyfl.core.spans import FORWARD, span
-from proxyfl.core.state import Tensors, Update, namespace, within
+from proxyfl.core.state import Tensors, Update, detached, namespace, within
 from proxyfl.data.stream import Batch
 from proxyfl.data.vectors import sample_shape
 from proxyfl.methods.base import Addon, Method
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo, ServerContext, descend
+from proxyfl.methods.halves import compose, decompose, decomposition_penalty, halves, joined, sparse_delta
 from proxyfl.methods.losses import masked_mean
 from proxyfl.methods.optimisers import SGD
 from proxyfl.methods.registry import Recipe, Shown, register
@@ -74,7 +81,17 @@ class FedMatch(Method):
     name = "fedmatch"
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
-    undefined: ClassVar[Mapping[str, str]] = {"server": "its sigma learns from labelled images of clients"}
+    undefined: ClassVar[Mapping[str, str]] = {}
+    protocol: ClassVar[Mapping[str, object]] = {
+        "partition.clients": 100,
+        "federation.per_round": 5,
+        "federation.rounds": 200,
+        "train.epochs": 1,
+        "train.batch": 10,
+        "train.mu": 10,
+        "train.epoch": "pass",
+        "train.pool": "unlabelled",
+    }
     sends: ClassVar[str] = "psi beside sigma; an embedding up (C numbers), at times psi of H clients down"
     keeps = "the sigma and psi it last sent"
     own_optimiser = "SGD with method.lr and method.momentum"
@@ -84,16 +101,16 @@ class FedMatch(Method):
         return "two halves of the weights are trained and averaged apart, so no single loss or classifier"
 
     def initial(self, weights: Tensors) -> Tensors:
-        return _joined(*decompose(weights, self.parameters.share))
+        return joined(*decompose(weights, self.parameters.share))
 
     def model(self, weights: Mapping[str, Tensor]) -> Tensors:
-        return compose(*_halves(weights), self.parameters.zero)
+        return compose(*halves(weights), self.parameters.zero)
 
     # On the client
 
     def begin(self, ctx: ClientContext) -> None:
         """The network's own parameters become sigma; psi and the helpers stand beside it."""
-        sigma, psi = _halves(ctx.task.weights)
+        sigma, psi = halves(ctx.task.weights)
         ctx.model.load_state_dict(sigma)
         parameters = dict(ctx.model.named_parameters())
         if extra := psi.keys() - parameters.keys():
@@ -107,7 +124,7 @@ class FedMatch(Method):
         lent = namespace(ctx.task.personal, self.name)
         count = len({name.split("/")[0] for name in lent})
         ctx.memory["helpers"] = [
-            fold_batchnorm(ctx.model_from(_joined(sigma, namespace(lent, str(k))))) for k in range(count)
+            fold_batchnorm(ctx.model_from(joined(sigma, namespace(lent, str(k))))) for k in range(count)
         ]
         ctx.count("down_helpers", sum(int((x.abs() >= self.parameters.zero).sum()) for x in lent.values()))
 
@@ -133,7 +150,7 @@ class FedMatch(Method):
     def finish(self, ctx: ClientContext) -> Tensors:
         """What to send: moved entries only. The embedding is that of the model as sent."""
         received, last = ctx.task.weights, ctx.state
-        trained = _joined(ctx.model.state_dict(), ctx.memory["psi"])
+        trained = joined(ctx.model.state_dict(), ctx.memory["psi"])
         sent: Tensors = {}
         for name, value in trained.items():
             half, old = name.split(".")[0], received[name]
@@ -175,6 +192,18 @@ class FedMatch(Method):
 
     # On the server
 
+    def prepare(self, ctx: ServerContext) -> None:
+        ctx.train_own()
+
+    def learn(self, batch: Batch, ctx: ClientContext) -> None:
+        """A step of sigma: to FedMatch the server is a client without unlabelled images."""
+        if not ctx.steps:
+            self.begin(ctx)
+        self.step(batch, ctx)
+
+    def learned(self, ctx: ClientContext) -> Tensors:
+        return detached(joined(ctx.model.state_dict(), ctx.memory["psi"]))
+
     def start(self, ctx: ServerContext) -> Tensors:
         return {"_clients": torch.zeros(0, dtype=torch.int64), "_embeddings": torch.zeros(0, ctx.classes)}
 
@@ -192,7 +221,7 @@ class FedMatch(Method):
         return {"embedding": (ctx.classes,)}
 
     def receive(self, update: Update) -> Tensors:
-        return within("psi", _halves(update.weights)[1]) | {"embedding": update.extras["fedmatch/embedding"]}
+        return within("psi", halves(update.weights)[1]) | {"embedding": update.extras["fedmatch/embedding"]}
 
     def weight_of(self, update: Update, rule: float) -> float:
         return 1.0 if self.parameters.uniform else rule
@@ -206,18 +235,6 @@ class FedMatch(Method):
                 ctx.store.save(client, ctx.round, namespace(tensors, "psi"))
         clients = sorted(table)
         return {"_clients": torch.tensor(clients), "_embeddings": torch.stack([table[k] for k in clients])}
-
-
-def decompose(weights: Mapping[str, Tensor], share: float = 0.2) -> tuple[Tensors, Tensors]:
-    """(sigma, psi): all tensors, and ``share`` of those that are weights of convolutions or linear maps."""
-    split = {name: value for name, value in weights.items() if value.is_floating_point() and value.ndim >= 2}
-    return dict(weights), {name: share * value for name, value in split.items()}
-
-
-def compose(sigma: Mapping[str, Tensor], psi: Mapping[str, Tensor], threshold: float = 5e-6) -> Tensors:
-    """sigma + psi, with entries of psi below the threshold as zero."""
-    kept = {name: torch.where(value.abs() < threshold, 0.0, value) for name, value in psi.items()}
-    return {name: value + kept[name] if name in kept else value for name, value in sigma.items()}
 
 
 def majority_vote(local: Tensor, helpers: Sequence[Tensor]) -> Tensor:
@@ -238,18 +255,6 @@ def agreement_loss(
     return masked_mean(losses, mask)
 
 
-def decomposition_penalty(sigma: Sequence[Tensor], psi: Sequence[Tensor], l2: float, l1: float) -> Tensor:
-    """l2 ||sigma - psi||^2 + l1 ||psi||_1, summed over the tensors."""
-    pairs = zip(sigma, psi, strict=True)
-    return torch.stack([l2 * (s - p).square().sum() + l1 * p.abs().sum() for s, p in pairs]).sum()
-
-
-def sparse_delta(new: Tensor, old: Tensor, threshold: float) -> tuple[Tensor, int]:
-    """What the receiver of the changes beyond the threshold ends up with, and how many those are."""
-    moved = (new - old).abs() > threshold
-    return torch.where(moved, new, old), int(moved.sum())
-
-
 def nearest_clients(clients: Tensor, embeddings: Tensor, client: int, count: int) -> list[int]:
     """The other clients with the nearest embeddings, nearest first; none for a client without one."""
     ids = clients.tolist()
@@ -266,20 +271,6 @@ def embedding_image(shape: Sequence[int], seed: int) -> Tensor:
     draws = torch.rand(1, *shape, dtype=torch.float64, generator=rng(seed, 0, SERVER, "fedmatch embedding"))
     noise: Tensor = 125 + 125 * torch.special.ndtri(low + (high - low) * draws)
     return (noise / 255).float()
-
-
-def _halves(weights: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-    """(sigma, psi) of what travels, by the network's names."""
-    halves: dict[str, Tensors] = {"sigma": {}, "psi": {}}
-    for name, value in weights.items():
-        half, _, rest = name.partition(".")
-        halves[half][rest] = value
-    return halves["sigma"], halves["psi"]
-
-
-def _joined(sigma: Mapping[str, Tensor], psi: Mapping[str, Tensor]) -> Tensors:
-    named = {f"sigma.{name}": value for name, value in sigma.items()}
-    return named | {f"psi.{name}": value for name, value in psi.items()}
 
 
 def _logits(theta: Tensors, images: Tensor, ctx: ClientContext) -> Tensor:

@@ -62,20 +62,22 @@ class FixMatch(Method):
     name = "fixmatch"
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
+    takes_masks: ClassVar[bool] = True
     undefined: ClassVar[Mapping[str, str]] = {}  # without labels a client trains on pseudo-labels alone
     Parameters: ClassVar[type[Any]] = FixMatchParameters
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         rule, teacher = self.parameters.mask, self.parameters.teacher
         local = self._local(outputs, ctx)
-        label = (outputs.global_weak if teacher == "global" else local).argmax(1)
+        scores = outputs.global_weak if teacher == "global" else local
+        label = scores.argmax(1)
         if rule == "all":
             mask = torch.ones_like(label, dtype=torch.bool)
         elif rule == "either":
             mask = self.confident(local) | self.confident(outputs.global_weak)
         else:
             mask = self.confident(outputs.global_weak if rule == "global" else local)
-        return Pseudo(label, mask)
+        return Pseudo(label, mask, scores=scores)
 
     def losses(self, outputs: Outputs, ctx: ClientContext) -> dict[str, Tensor]:
         if outputs.pseudo is None:
@@ -84,7 +86,7 @@ class FixMatch(Method):
         return {"unlabelled": self.parameters.weight * loss}
 
     def unlabelled_loss(self, strong: Tensor, pseudo: Pseudo) -> Tensor:
-        return masked_cross_entropy(strong, pseudo.label, pseudo.mask, self.parameters.over)
+        return masked_cross_entropy(strong, pseudo.label, pseudo.trust, self.parameters.over)
 
     def _local(self, outputs: Outputs, ctx: ClientContext) -> Tensor:
         if self.parameters.teacher_mode == "train":
@@ -141,4 +143,12 @@ register(
         defaults=_GLOBAL | {"proto": {"assign": "labelled"}},
     ),
     Shown("prototypes", 42, "purple", "dashed", "d", page="proto"),
+)
+register(
+    Recipe("freematch", "FixMatch with thresholds that learning sets", FixMatch, ("freematch",)),
+    Shown("FixMatch", 27, "sky", "long-dash", "d"),
+)
+register(
+    Recipe("softmatch", "FixMatch that trusts images by degrees", FixMatch, ("softmatch",)),
+    Shown("FixMatch", 28, "blue", "dash-dot-dot", "^"),
 )

@@ -60,7 +60,7 @@ class FlexMatch(FixMatch):
         mask = confidence >= thresholds[label]
         index = outputs.batch.u_index
         last[index] = torch.where(self.confident(probabilities), label, last[index])
-        return Pseudo(label, mask)
+        return Pseudo(label, mask, scores=probabilities)
 
     def finish(self, ctx: ClientContext) -> Tensors:
         ctx.state["last"] = ctx.memory["last"].cpu()

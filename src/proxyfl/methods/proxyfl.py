@@ -61,7 +61,7 @@ class ProxyFL(FixMatch):
 
     def unlabelled_loss(self, strong: Tensor, pseudo: Pseudo) -> Tensor:
         target = F.one_hot(pseudo.label, strong.shape[1]).to(strong.dtype)
-        return masked_divergence(strong, target, pseudo.mask, self.parameters.over)
+        return masked_divergence(strong, target, pseudo.trust, self.parameters.over)
 
 
 register(

@@ -55,12 +55,14 @@ class SAGE(FixMatch):
         if self.parameters.mixing:
             share = torch.full_like(share, self.parameters.mixing)
         sure = self.confident(local)
-        target = mixed_target(local, teacher, share * sure)
-        return Pseudo(target.argmax(1), sure | self.confident(teacher), target)
+        share = share * sure
+        target = mixed_target(local, teacher, share)
+        scores = torch.lerp(teacher, local, share[:, None])
+        return Pseudo(target.argmax(1), sure | self.confident(teacher), target, scores=scores)
 
     def unlabelled_loss(self, strong: Tensor, pseudo: Pseudo) -> Tensor:
         assert pseudo.target is not None
-        return masked_divergence(strong, pseudo.target, pseudo.mask, self.parameters.over)
+        return masked_divergence(strong, pseudo.target, pseudo.trust, self.parameters.over)
 
 
 def local_share(local: Tensor, teacher: Tensor, kappa: float) -> Tensor:

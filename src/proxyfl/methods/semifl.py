@@ -12,12 +12,11 @@ label, sure or not. A client without a confident image sits out. One lambda is d
 
 After each mean the server trains on its labelled images: cross entropy of weak views.
 
-Deviations: by default the shared protocol instead of its own: uniform weights, a server momentum of 0.5,
-static batch norm, lr 0.03 with Nesterov momentum, a cosine schedule, gradients clipped to norm 1, batches of
-10. Batches have ``train.mu`` times ``train.batch`` images, an epoch is one pass over the fix set without its
-incomplete last batch, and momentum ends with the round, at clients and at the server. Statistics of static
-batch norm come from sums that the round's clients send; the release brings all images together for them. With
-add-ons that look at weak views, these go through the network together with the strong ones.
+Deviations: by default the shared protocol instead of its own (``--protocol own``). Batches have ``train.mu``
+times ``train.batch`` images, an epoch is one pass over the fix set without its incomplete last batch, and
+momentum ends with the round, at clients and at the server. Statistics of static batch norm come from sums
+that the round's clients send; the release brings all images together for them. With add-ons that look at weak
+views, these go through the network together with the strong ones.
 """
 
 from __future__ import annotations
@@ -54,6 +53,27 @@ class SemiFL(Method):
     name = "semifl"
     wants = frozenset({"u_weak", "u_strong"})
     undefined: ClassVar[Mapping[str, str]] = NOT_AT_SERVER
+    protocol: ClassVar[Mapping[str, object]] = {
+        "labels.where": "server",
+        "partition.clients": 100,
+        "federation.per_round": 10,
+        "federation.rounds": 800,
+        "federation.weighting": "uniform",
+        "aggregation.optimiser": "fedavgm",
+        "aggregation.momentum": 0.5,
+        "model.name": "wrn-28-2",
+        "model.norm": "static",
+        "train.epochs": 5,
+        "train.batch": 10,
+        "train.mu": 1,
+        "train.lr": 0.03,
+        "train.momentum": 0.9,
+        "train.nesterov": True,
+        "train.weight_decay": 5e-4,
+        "train.schedule": "cosine",
+        "train.max_grad_norm": 1.0,
+        "method.server_batch": 250,
+    }
     needs_labels = False
     shows_steps = False
     sends: ClassVar[str] = "the size of the fix set up (1 number)"
@@ -61,8 +81,7 @@ class SemiFL(Method):
 
     def begin(self, ctx: ClientContext) -> None:
         size = ctx.settings.batch * ctx.settings.mu
-        found = [ctx.teacher(views) for _, views in ctx.stream.walk_pool(size)]
-        probabilities = torch.cat(found) if found else torch.zeros(0, ctx.classes, device=ctx.device)
+        probabilities = ctx.pool_predictions
         ctx.memory["label"], ctx.memory["sure"] = probabilities.argmax(1), self.confident(probabilities)
         fix = ctx.memory["sure"].nonzero()[:, 0]
         ctx.stream.restrict(fix)

@@ -51,6 +51,32 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Encoding:
+    """What a frozen encoder costs before the first round. ``phases`` are those of a training sample; there
+    are ``samples`` to train on, each in so many ``views``, the sample itself among them.
+    """
+
+    phases: tuple[Phase, ...]
+    samples: int
+    views: int
+    called: str
+
+    @property
+    def ms(self) -> float:
+        return sum(phase.ms for phase in self.phases)
+
+    @property
+    def per_second(self) -> float:
+        """Features."""
+        return 1000 * self.views / self.ms
+
+    @property
+    def seconds(self) -> float:
+        """All training samples, projected."""
+        return self.samples * self.ms / 1000
+
+
+@dataclass(frozen=True)
 class Profile:
     """What was measured. ``step`` are the phases of a mean step and add up to it; ``client`` and ``server``
     happen once a round. Convolution shares are parts of a step's time; ``peak`` is what a plain matrix
@@ -77,6 +103,7 @@ class Profile:
     peak: float
     memory: int
     cores: float
+    encoding: Encoding | None = None
 
     @property
     def step_ms(self) -> float:
@@ -101,7 +128,11 @@ class Profile:
     def from_tree(cls, tree: dict[str, Any]) -> Profile:
         """The inverse of ``dataclasses.asdict``."""
         rows = {name: tuple(Phase(**row) for row in tree[name]) for name in ("step", "client", "server")}
-        return cls(**{**tree, **rows, "test_images": tuple(tree["test_images"])})
+        made = tree.get("encoding")
+        encoding = (
+            Encoding(**{**made, "phases": tuple(Phase(**row) for row in made["phases"])}) if made else None
+        )
+        return cls(**{**tree, **rows, "test_images": tuple(tree["test_images"]), "encoding": encoding})
 
 
 def step_phases(spent: Mapping[str, float], losses: Iterable[str]) -> dict[str, float]:

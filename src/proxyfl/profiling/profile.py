@@ -23,6 +23,7 @@ from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.evaluate import eval_batch
 from proxyfl.federation.loop import Server, play_round
 from proxyfl.methods.base import Method, overrides
+from proxyfl.profiling.encoding import measure_encoding
 from proxyfl.profiling.hardware import clock, matrix_peak, peak_memory
 from proxyfl.profiling.instrumentation import Recording, SomeSteps, counted_operations
 from proxyfl.profiling.phases import ON_CLIENT, Phase, Profile, step_phases
@@ -57,7 +58,11 @@ def profile(
     ``simulation``.
     """
     tell("data", 0.0)
-    simulation = simulation or prepare(config, Path(data_root) if data_root else None)
+    root, encoding = Path(data_root) if data_root else None, None
+    if config.model.encoder:
+        tell("encoder", 0.0)
+        encoding = measure_encoding(config, root)
+    simulation = simulation or prepare(config, root)
     population = simulation.population
     if client is not None and not 0 <= client < len(population.sizes):
         raise ConfigError(f"client {client} does not exist; there are 0 to {len(population.sizes) - 1}")
@@ -81,7 +86,7 @@ def profile(
     if EVALUATE in spent:
         spent[EVALUATE] *= measured[1] / measured[0]
     server = tuple(Phase(name, 1000 * seconds) for name, seconds in spent.items())
-    return dataclasses.replace(engine.found, server=server, test_images=measured)
+    return dataclasses.replace(engine.found, server=server, test_images=measured, encoding=encoding)
 
 
 class _OneClient:

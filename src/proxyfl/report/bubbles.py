@@ -11,6 +11,7 @@ import numpy as np
 from proxyfl.core.errors import RunError
 from proxyfl.data.labels import Indices
 from proxyfl.data.partition import Partition
+from proxyfl.data.scenarios import who_has_labels
 from proxyfl.report import plot_style
 from proxyfl.runs.run import Run
 
@@ -49,7 +50,7 @@ def partition_bubbles(
     server = partition.server_counts(labels, len(classes))
     if not any(counts.any() for counts in parts.values()):
         raise RunError(f"the partition holds no {what} to draw")
-    told = _at_server(server, classes, what) if server.any() else []
+    told = _told(partition, server, classes, what)
     figure = _draw(parts, classes, title or "Who holds what", what, told)
     rows: list[tuple[object, ...]] = [
         ("server", label, name, int(server[label]), 0) for label, name in enumerate(classes) if server.any()
@@ -70,11 +71,12 @@ def _describe(run: Run) -> str:
     return f"Who holds what: {run.config.data.name}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
 
 
-def _at_server(server: Indices, classes: Sequence[str], what: str) -> list[str]:
-    """What the server holds, in a line."""
+def _told(partition: Partition, server: Indices, classes: Sequence[str], what: str) -> list[str]:
+    """Who has labels, in a line."""
+    said = who_has_labels(partition.where, partition.server, partition.labelled, what)
     counts = [f"{_short_name(name)} {count:,}" for name, count in zip(classes, server.tolist(), strict=True)]
-    by_class = f": {', '.join(counts)}" if len(classes) <= MANY_CLASSES else ""
-    return [f"The server holds {server.sum():,} labelled {what}{by_class}."]
+    by_class = f": {', '.join(counts)}" if server.any() and len(classes) <= MANY_CLASSES else ""
+    return [f"{said[0].upper()}{said[1:]}{by_class}."] if said else []
 
 
 def _draw(

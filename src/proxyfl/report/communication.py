@@ -16,7 +16,8 @@ from proxyfl.core.errors import MethodError
 from proxyfl.core.network import ModelSettings
 from proxyfl.core.settings import read_section
 from proxyfl.encoders.named import shape_for
-from proxyfl.methods.fedmatch import FedMatchParameters, decompose
+from proxyfl.methods.fedmatch import FedMatchParameters
+from proxyfl.methods.halves import decompose
 from proxyfl.models import Network, part_of
 
 BYTES = 4

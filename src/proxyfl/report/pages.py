@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 from proxyfl.aggregation.coverage import own_weights, uncovered
 from proxyfl.core.settings import describe
 from proxyfl.methods import registry
+from proxyfl.report import scenario_tables
+from proxyfl.report.scenario_tables import OTHERS, spread
 
-BLOCK = re.compile(r"<!-- (parameters|results|csv|coverage) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (parameters|results|csv|coverage|scenarios) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
 MEASURED = ("mean_last", "last", "best")
 
 
@@ -32,6 +33,11 @@ def refreshed(text: str, measured: Path) -> str:
             return block(kind, names, csv_table(measured.with_name(names)))
         if kind == "coverage":
             return block(kind, names, coverage(names))
+        if kind == "scenarios":
+            table = (
+                scenario_tables.methods() if names == "methods" else scenario_tables.measured(names, measured)
+            )
+            return block(kind, names, table)
         return block(kind, names, parameters(names) if kind == "parameters" else results(names, measured))
 
     return BLOCK.sub(fill, text)
@@ -94,21 +100,34 @@ def results(names: str, measured: Path) -> str:
 
     ``names`` are parted by blanks; one may have settings behind it, in parentheses.
     """
-    found: dict[str, list[dict[str, float]]] = defaultdict(list)
-    if measured.exists():
-        with measured.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                found[row["method"]].append({key: float(row[key]) for key in MEASURED})
+    found = _by_method(measured.with_name(OTHERS)) | _by_method(measured)
     lines = ["| method | accuracy, mean of last rounds | last | best | seeds |", "|---|---|---|---|---|"]
     for name in re.findall(r"[^\s()]+(?: \([^)]*\))?", names):
         method, _, settings = name.partition(" ")
         shown, rows = f"`{method}` {settings}".strip(), found.get(name)
         if rows:
-            cells = [_spread([row[key] for row in rows]) for key in MEASURED]
+            cells = [spread([row[key] for row in rows]) for key in MEASURED]
             lines.append(f"| {shown} | {' | '.join(cells)} | {len(rows)} |")
         else:
             lines.append(f"| {shown} | not measured yet | | | |")
     return "\n".join(["Preset `digits`, as `python benchmarks/learning.py` measures it:", "", *lines])
+
+
+def _by_method(file: Path) -> dict[str, list[dict[str, float]]]:
+    """The rows of each method: below its name alone those of the first scenario it was measured in, with a
+    scenario behind it in parentheses those of that one.
+    """
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    first: dict[str, str] = {}
+    if file.exists():
+        with file.open(newline="", encoding="utf-8") as opened:
+            for row in csv.DictReader(opened):
+                method, where = row["method"], row.get("scenario", "")
+                numbers = {key: float(row[key]) for key in MEASURED}
+                found[f"{method} ({where})"].append(numbers)
+                if first.setdefault(method, where) == where:
+                    found[method].append(numbers)
+    return found
 
 
 def _rows(section: type[Any], chosen: dict[str, Any], prefix: str) -> list[str]:
@@ -116,8 +135,3 @@ def _rows(section: type[Any], chosen: dict[str, Any], prefix: str) -> list[str]:
         parameter_row(f"{prefix}{key}", chosen[key], span, meaning)
         for key, _, span, meaning in describe(section)
     ]
-
-
-def _spread(values: list[float]) -> str:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * statistics.mean(values):.1f} ± {100 * spread:.1f} %"

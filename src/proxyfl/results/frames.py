@@ -28,7 +28,7 @@ NAMED = {
 }
 """Settings that every frame has, by the name of their column. Others that vary are called by their key."""
 
-GROUPS = {"validation": "validation", "losses": "loss", "pseudo": "pseudo"}
+GROUPS = {"validation": "validation", "losses": "loss", "server": "server", "pseudo": "pseudo"}
 """Tables of numbers in a round's metrics, and what the names of their columns begin with."""
 
 

@@ -10,7 +10,7 @@ from proxyfl.data.partition import Partition
 from proxyfl.methods import registry
 from proxyfl.models import Network
 from proxyfl.runs.federation import Federation
-from proxyfl.runs.fit import require_fit
+from proxyfl.runs.fit import require_fit, require_numbers
 from proxyfl.runs.simulation import Simulation, prepare
 
 
@@ -31,6 +31,7 @@ def assemble(
 ) -> Federation:
     """The same over data that is dealt already."""
     dataset = simulation.dataset
+    require_numbers(dataset)
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     network = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
     federation = Federation.assembled(config, simulation, network, method, start, workers=workers)

@@ -8,19 +8,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from proxyfl.core.config import Config
+from proxyfl.core.config import Config, MethodSettings
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.data import sources
 from proxyfl.federation.loop import Observer
 from proxyfl.runs import checkpoint, own, repair
 from proxyfl.runs.build import assemble
 from proxyfl.runs.checkpoint import Checkpoint
-from proxyfl.runs.config_file import load_toml
+from proxyfl.runs.config_file import load_preset, load_toml
 from proxyfl.runs.describe import require_names
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.extend import extend, lengthened
 from proxyfl.runs.federation import Federation
 from proxyfl.runs.loggers import checked, find_all
+from proxyfl.runs.protocols import SHARED, named_method, protocol_layer
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, resolve
@@ -34,6 +35,7 @@ class Experiment:
     ``preset`` is a data set's protocol (default: digits), your own data (``folder:PATH``, ``npz:FILE``,
     ``table:FILE``: settings are chosen from it) or a TOML file. Further settings by short name
     (``rounds``, ``alpha``, ``seed`` …) or in full with double underscores (``method__tau=0.9``).
+    ``protocol="own"`` puts the settings of the method's own paper over those of the preset.
 
     >>> import proxyfl
     >>> experiment = proxyfl.Experiment("fixmatch-gpl", "digits", rounds=5, method__tau=0.9)
@@ -49,13 +51,15 @@ class Experiment:
         *,
         data_root: str | Path | None = None,
         config: Config | None = None,
+        protocol: str = SHARED,
         **settings: Any,
     ) -> None:
-        if config is not None and (method is not None or preset is not None or settings):
+        described = method is not None or preset is not None or settings or protocol != SHARED
+        if config is not None and described:
             raise ConfigError("give either a config or a method, a preset and settings, not both")
         self.data_root = Path(data_root) if data_root else None
         if config is None:
-            config = load_config(preset or "digits", from_short(settings), method, self.data_root)
+            config = load_config(preset or "digits", from_short(settings), method, self.data_root, protocol)
         config = settle_start(config)
         name = sources.absolute(config.data.name, self.data_root)
         self.config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=name))
@@ -165,21 +169,29 @@ def _restored(run: RunDirectory, saved: Checkpoint, root: Path | None, workers: 
 
 
 def load_config(
-    preset: str | Path, overrides: dict[str, Any], method: str | None = None, root: Path | None = None
+    preset: str | Path,
+    overrides: dict[str, Any],
+    method: str | None = None,
+    root: Path | None = None,
+    protocol: str = SHARED,
 ) -> Config:
     """A config from a preset's name, a person's own data or a TOML file, overrides, and a method's name.
 
-    ``root`` is the data folder, below which own data may lie.
+    ``root`` is the data folder, below which own data may lie. The ``protocol`` goes over preset or file, and
+    what is asked for over that.
     """
-    return settle_start(_load_config(preset, overrides, method, root))
+    name, below = _below(preset, overrides, method, root)
+    asked = [overrides, {"method": {"name": method}} if method else {}]
+    wanted = named_method(load_preset(name) if name else {}, below, *asked) or MethodSettings().name
+    return settle_start(resolve(name, below, protocol_layer(protocol, wanted), *asked))
 
 
-def _load_config(
+def _below(
     preset: str | Path, overrides: dict[str, Any], method: str | None, root: Path | None
-) -> Config:
-    layers = [overrides, {"method": {"name": method}} if method else {}]
+) -> tuple[str, dict[str, Any]]:
+    """The preset, and the settings that own data or a file put over it."""
     if isinstance(preset, str) and sources.is_own(preset):
-        return resolve(own.PRESET, own.chosen(preset, overrides, root), *layers)
+        return own.PRESET, own.chosen(preset, overrides, root)
     if isinstance(preset, Path) or str(preset).endswith(".toml"):
         table = load_toml(Path(preset))
         require_names(table, str(preset))
@@ -192,5 +204,5 @@ def _load_config(
         named = table.get("method", {}).get("name") if isinstance(table.get("method"), dict) else None
         if method and named and method != named:
             table = {**table, "method": {}}
-        return resolve("", table, *layers)
-    return resolve(str(preset), *layers)
+        return "", table
+    return str(preset), {}

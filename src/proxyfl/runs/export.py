@@ -19,14 +19,16 @@ from proxyfl.core.errors import DataError, RunError
 from proxyfl.core.settings import OBJECT
 from proxyfl.core.state import Tensors
 from proxyfl.data.dataset import Encoded, Split, resize
-from proxyfl.data.own import pixels, vectors
+from proxyfl.data.own import pixels, texts, vectors
+from proxyfl.data.texts import NUMBERS, is_texts
 from proxyfl.data.vectors import prepared
-from proxyfl.encoders import Encoder, load_encoder
+from proxyfl.encoders import Frozen, load_encoder
+from proxyfl.encoders.encoding import encoder_of, in_batches
 from proxyfl.methods.base import Method
 from proxyfl.models import NORMS, Network
 
 BATCH = 64
-"""Images that are encoded at once."""
+"""Samples that are encoded at once."""
 MAX_SIZE = 4096
 """Pixels along the side of the images that a model may ask for."""
 
@@ -60,13 +62,19 @@ class ModelCard:
     """The frozen encoder whose features the network takes; its weights are not part of the model."""
     encoder_hash: str = ""
     encodes: tuple[int, ...] = ()
-    """Channels and size of the images that the encoder was given."""
+    """Channels and size of the images that the encoder was given; both are 0 for texts."""
 
     @property
     def given(self) -> tuple[int, int]:
-        """Channels and size of the samples that people have; a size of 0 means vectors."""
+        """Channels and size of the samples that people have; a size of 0 means vectors, of both 0 texts."""
         channels, size = self.encodes or (self.channels, self.image_size)
         return channels, size
+
+    @property
+    def called(self) -> str:
+        """What these samples are, in words."""
+        channels, size = self.given
+        return "images" if size else "vectors" if channels else "texts"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,13 +92,13 @@ class ModelCard:
 class TrainedModel:
     """A network with its card. Call it with images for probabilities: a tensor or a numpy array, uint8 or
     between 0 and 1, channels first or last. Images of another size are resized, with a warning. A model of
-    vectors takes numbers of shape (N, d), as its data has them. A model on a frozen encoder takes
-    images, which are encoded first, or features; an encoder without a name must be given.
+    vectors takes numbers of shape (N, d), as its data has them. A model on a frozen encoder takes images or
+    a list of texts, which are encoded first, or features; an encoder without a name must be given.
     """
 
     network: nn.Module
     card: ModelCard
-    encoder: Encoder | None = None
+    encoder: Frozen | None = None
 
     def __repr__(self) -> str:
         card = self.card
@@ -102,7 +110,7 @@ class TrainedModel:
         device = next(self.network.parameters()).device
         if not self.card.encoder:
             fitting = self._fitting(images)
-        elif len(getattr(images, "shape", ())) == 2:
+        elif len(getattr(images, "shape", ())) == 2 and not is_texts(images):
             fitting = fitting_vectors(images, self.card.channels)
         else:
             fitting = self.features(images)
@@ -111,7 +119,7 @@ class TrainedModel:
         return probabilities
 
     def features(self, images: Any) -> Tensor:
-        """What the frozen encoder makes of images."""
+        """What the frozen encoder makes of images or texts."""
         card = self.card
         if self.encoder is None and card.encoder.startswith(OBJECT):
             name = card.encoder.removeprefix(OBJECT)
@@ -122,11 +130,14 @@ class TrainedModel:
         encoder = self.encoder or load_encoder(card.encoder)
         if encoder.hash != card.encoder_hash:
             raise RunError(f"the encoder {encoder.called} is not the one that the model was trained with")
-        return torch.cat([encoder(part) for part in torch.split(self._fitting(images).cpu(), BATCH)])
+        return in_batches(encoder, self._fitting(images).cpu(), BATCH)
 
     def _fitting(self, images: Any) -> Tensor:
-        """uint8 (N, channels, size, size), or float32 (N, features)."""
+        """uint8 (N, channels, size, size), texts as data sets hold them, or float32 (N, features)."""
         channels, size = self.card.given
+        if self.card.called == "texts":
+            packed = isinstance(images, Tensor) and is_texts(images)
+            return images if packed else texts([images] if isinstance(images, str) else images)
         if not size:
             return fitting_vectors(images, channels)
         if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4:
@@ -207,7 +218,8 @@ def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> Non
         raise ValueError(
             f"its card speaks of {card.channels} channels and images of {card.image_size} pixels"
         )
-    if card.encodes and not (len(card.encodes) == 2 and card.encoder and 0 < card.encodes[1] <= MAX_SIZE):
+    fits = len(card.encodes) == 2 and card.encoder and 0 < card.encodes[1] <= MAX_SIZE
+    if card.encodes and card.encodes != NUMBERS and not fits:
         raise ValueError(f"its card speaks of an encoder of images of shape {card.encodes}")
     if card.norm not in NORMS:
         raise ValueError("its card names a normalisation that does not exist")
@@ -222,7 +234,7 @@ def load_model(
     device: str = "cpu",
     *,
     network: Any = None,
-    encoder: Encoder | nn.Module | None = None,
+    encoder: Frozen | nn.Module | None = None,
 ) -> TrainedModel:
     """A model file back as a network in eval mode. One that was trained from an ``nn.Module`` of your own
     needs it again as ``network``; likewise a frozen encoder of your own, as ``encoder``.
@@ -255,5 +267,5 @@ def load_model(
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, RunError) as error:
         why = str(error).removeprefix(f"{path} is damaged: ")
         raise RunError(f"{path} is not a model of proxyfl or is damaged: {why}") from error
-    seen = Encoder(encoder) if isinstance(encoder, nn.Module) else encoder
+    seen = None if encoder is None else encoder_of(encoder, of_texts=card.called == "texts")
     return TrainedModel(trained.to(device).eval(), card, seen)

@@ -37,7 +37,7 @@ from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import LoRA, Network
 from proxyfl.runs.describe import describe
 from proxyfl.runs.directory import RunDirectory, json_lines
-from proxyfl.runs.fit import require_fit, require_kinds, weights_of
+from proxyfl.runs.fit import require_fit, require_kinds, require_numbers, weights_of
 from proxyfl.runs.loggers import Logger, checked, find_all
 from proxyfl.runs.progress import LiveProgress
 from proxyfl.runs.recording import Recording
@@ -100,6 +100,7 @@ class Federation:
             raise DataError(
                 f"data is a {type(data).__name__}; make a data set with Dataset.of(images, labels)"
             )
+        require_numbers(data)
         simulation = simulate(data, partition, vectors)
         parts = registry.create(method) if isinstance(method, str) else method
         chosen = network or _usual_network(data)

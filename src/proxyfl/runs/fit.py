@@ -12,6 +12,7 @@ from proxyfl.aggregation import Aggregator
 from proxyfl.core.config import KeepSettings, TrainSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import Tensors
+from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.methods.base import Method
@@ -37,6 +38,15 @@ def require_kinds(partition: Any, method: Any, train: Any, aggregator: Any, keep
         if not isinstance(value, kinds):
             given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
             raise ConfigError(f"{name} is {given}; {cure}")
+
+
+def require_numbers(dataset: Dataset) -> None:
+    """Refuse texts that no encoder has read."""
+    if dataset.is_texts:
+        raise ConfigError(
+            f"'{dataset.name}' holds texts, which a frozen encoder has to read first; choose one with "
+            "model.name = frozen:hf:FOLDER, or in Python with proxyfl.encode(data, encoder)"
+        )
 
 
 def require_fit(trainer: ClientTrainer) -> None:

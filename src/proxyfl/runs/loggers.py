@@ -213,7 +213,7 @@ def scalars(report: RoundReport) -> dict[str, float]:
     """A round in numbers: what was measured, losses, quality of pseudo-labels, megabytes, seconds."""
     metrics = report.metrics
     values = {"accuracy": float(metrics["accuracy"])} if "accuracy" in metrics else {}
-    for part in ("measures", "validation", "losses", "pseudo", "counts"):
+    for part in ("measures", "validation", "losses", "server", "pseudo", "counts"):
         for name, value in metrics.get(part, {}).items():
             if isinstance(value, (int, float)):
                 values[f"{part}/{name}"] = float(value)

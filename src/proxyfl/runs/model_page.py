@@ -12,6 +12,8 @@ from proxyfl.runs.export import ModelCard
 from proxyfl.runs.run import Run
 
 BLANK = "*to be filled in*"
+KINDS = {"images": "image", "vectors": "tabular", "texts": "text"}
+"""What model hubs call them."""
 
 
 def model_page(
@@ -25,7 +27,7 @@ def model_page(
     right = sum(images * (share or 0) for images, share in per_class)
     accuracy = right / total if total else card.accuracy
     parts = [
-        _front_matter(run, "image" if card.image_size else "tabular", accuracy),
+        _front_matter(run, KINDS[card.called], accuracy),
         f"# {run.path.name}",
         f"{card.network} for {len(card.classes)} classes, trained with {card.method} in a federation of "
         f"{dealt.clients} clients, {card.round} rounds.",
@@ -36,7 +38,7 @@ def model_page(
         "## Data",
         f"- Data set: {_data_name(config.data.name)}\n- Labels: {_labels(run, card)}\n"
         f"- Clients: {dealt.clients}, dealt by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
-        f"- Where the {_called(card)} come from, and who may use them: {BLANK}",
+        f"- Where the {card.called} come from, and who may use them: {BLANK}",
         "## Accuracy",
         _accuracies(card, per_class, accuracy),
         "## Settings",
@@ -44,10 +46,6 @@ def model_page(
         f"Made with proxyfl, commit {run.directory.hints().get('commit') or 'unknown'}.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _called(card: ModelCard) -> str:
-    return "images" if card.image_size else "vectors"
 
 
 def _taken(card: ModelCard) -> str:
@@ -58,7 +56,7 @@ def _taken(card: ModelCard) -> str:
             "255, and gives probabilities (N, classes). Normalisation and softmax are inside; bring images "
             "to this size first."
         )
-    names = f" in the order {', '.join(card.features)}" if card.features else ""
+    names = f" in the order {', '.join(card.features)}" if card.features and not card.encoder else ""
     whose = "the features as the data has them"
     if card.encoder:
         seal = f"hash {card.encoder_hash[:16]}; not in this file"
@@ -103,8 +101,8 @@ def _front_matter(run: Run, kind: str, accuracy: float | None) -> str:
 def _labels(run: Run, card: ModelCard) -> str:
     labels = run.config.labels
     if labels.where == PARTIAL:
-        return f"all {_called(card)} of {labels.clients} clients, none of the others"
-    share = f"{100 * labels.ratio:g} % of the {_called(card)}"
+        return f"all {card.called} of {labels.clients} clients, none of the others"
+    share = f"{100 * labels.ratio:g} % of the {card.called}"
     at_server = ", at the server" if labels.where == SERVER else ""
     return f"{f'{labels.per_class} per class' if labels.per_class else share}{at_server}"
 
@@ -114,9 +112,9 @@ def _accuracies(
 ) -> str:
     if not per_class:
         known = "not measured" if accuracy is None else f"{accuracy:.2%}, as the run recorded it"
-        what = f"test {_called(card)}"
+        what = f"test {card.called}"
         return f"On {what}: {known}. Per class: not measured, since the {what} were not at hand."
-    rows = [f"| class | test {_called(card)} | accuracy |", "|---|---:|---:|"]
+    rows = [f"| class | test {card.called} | accuracy |", "|---|---:|---:|"]
     for name, (images, share) in zip(card.classes, per_class, strict=True):
         shown = name.replace("|", "\\|")
         rows.append(f"| {shown} | {images:,} | {'–' if share is None else f'{share:.2%}'} |")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.config import Config
+from proxyfl.core.network import ModelSettings
 from proxyfl.core.trees import Tree
 from proxyfl.data.look import Look, look
 from proxyfl.data.partition import NATURAL
@@ -36,7 +37,7 @@ def choose(name: str, found: Look, asked_clients: int = 0) -> Tree:
     - Labels: all there are, where some images are unlabelled; else a tenth of every class.
     - Image size: that of the images, where all have the same up to 64 pixels; else the largest of 8, 16, 24,
       32, 48 and 64 that the median image fills.
-    - Network: resnet8 for images, mlp for vectors.
+    - Network: resnet8 for images, mlp for vectors. For texts a frozen encoder has to be named.
     - Width 1 below 5,000 training images, 2 below 20,000, else 4.
     - Batch: 16 labelled images where a client has fewer than 64, 32 below 256, else 64.
     - Epochs: 5 where a client has fewer than 1,000 images, else 2. Rounds: 30 below 20,000 images, else 100.
@@ -47,7 +48,7 @@ def choose(name: str, found: Look, asked_clients: int = 0) -> Tree:
     ratio = 1.0 if found.unlabelled else 0.1
     share = found.labelled * ratio / clients
     tree: Tree = {
-        "data": {"name": name, "image_size": 0 if found.features else _size(found)},
+        "data": {"name": name, "image_size": _size(found) if found.called == "images" else 0},
         "labels": {"ratio": ratio, "rule": "stratified"},
         "partition": {"clients": clients},
         "model": {"width": _step(found.train, (5_000, 1), (20_000, 2), otherwise=4)},
@@ -84,7 +85,9 @@ def told(config: Config) -> str:
     partition, train, federation = config.partition, config.train, config.federation
     clients = f"{partition.clients} clients ({partition.scheme}), {federation.per_round} in a round"
     pixels, model = config.data.image_size, config.model
-    size = f"{f'images of {pixels} pixels' if pixels else f'network {model.name}'}, width {model.width}"
+    size = f"{f'images of {pixels} pixels' if pixels else f'network {model.trained}'}, width {model.width}"
+    if not pixels and model == ModelSettings(width=model.width):  # of texts, as long as nothing was set
+        size = "a frozen encoder has to be named (model.name = frozen:hf:FOLDER)"
     steps = f"batches of {train.batch}, {train.epochs} epochs, {federation.rounds} rounds"
     labels = f"{100 * config.labels.ratio:g} % of the labels"
     return f"chosen from the data: {size}, {clients}, {steps}, {labels}; change any of it with --set"

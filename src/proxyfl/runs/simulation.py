@@ -22,6 +22,7 @@ from proxyfl.data.labels import stratified
 from proxyfl.data.partition import Partition, make_partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.release import release_views
+from proxyfl.data.scenarios import who_has_labels
 from proxyfl.data.stream import ViewSettings
 from proxyfl.data.validation import hold_out
 from proxyfl.encoders import encode, load_encoder
@@ -56,10 +57,11 @@ class Simulation:
         """Labelled images that nobody trains on, each once: those kept back of the training images, or the
         data set's own.
         """
-        held = self.partition.validation
-        if held is None:
+        held, at_server = self.partition.validation, self.partition.server_validation
+        if held is None and not len(at_server):
             return self.dataset.validation
-        return self.dataset.train.take(torch.from_numpy(np.unique(held.flat()[1])))
+        images = at_server if held is None else np.unique(held.flat()[1])
+        return self.dataset.train.take(torch.from_numpy(images))
 
     @property
     def holdings(self) -> Holdings:
@@ -90,18 +92,19 @@ def at_holders(holders: Ragged, right: Tensor) -> Own:
 def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | None = None) -> Simulation:
     """With the data set's own views. Every index must name an image, every labelled one have a label."""
     held = partition.validation
-    parts = {"labelled": partition.told, "unlabelled": partition.unlabelled.values}
+    parts = {"labelled": np.concatenate([partition.told, partition.server_validation])}
+    parts["unlabelled"] = partition.unlabelled.values
     for name, values in (parts | ({"validation": held.values} if held else {})).items():
         if len(values) and int(values.max()) >= len(dataset.train):
             raise DataError(
                 f"the partition names {name} image {int(values.max())}, but '{dataset.name}' has "
                 f"{len(dataset.train)} training images; make it from the same data"
             )
-    told = [partition.told, *([held.values] if held is not None else [])]
+    told = [parts["labelled"], *([held.values] if held is not None else [])]
     if any(bool((dataset.train.labels[values] < 0).any()) for values in told):
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
-        raise DataError(f"'{dataset.name}' has no training images to share out")
+        raise DataError(f"'{dataset.name}' has no training {dataset.train.called} to share out")
     drawn = vectors or VectorSettings()
     views = ViewSettings(dataset.flip, dataset.mean, dataset.std, drawn, weak_views(dataset))
     return Simulation(dataset, partition, 0, views, views)
@@ -113,13 +116,18 @@ def weak_views(dataset: Dataset) -> int:
 
 
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
-    """The data set at the size and with the images the settings ask for."""
+    """The data set as a network is given it: where the settings name a frozen encoder, its features."""
+    dataset = load_samples(config, root)
+    return _encoded(config, dataset, root) if config.model.encoder else dataset
+
+
+def load_samples(config: Config, root: Path | None = None) -> Dataset:
+    """The data set at the size and with the images the settings ask for, before any encoder."""
     size = config.data.image_size or None
     dataset = sources.load(config.data.name, root, image_size=size, keys=config.data.keys)
     kept = config.data.subset
     count = round(kept * len(dataset.train)) if kept <= 1 else int(kept)
-    dataset = dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
-    return _encoded(config, dataset, root) if config.model.encoder else dataset
+    return dataset.subset(count, rng(config.labels.seed, 0, SERVER, "subset"))
 
 
 def _encoded(config: Config, dataset: Dataset, root: Path | None) -> Dataset:
@@ -127,7 +135,7 @@ def _encoded(config: Config, dataset: Dataset, root: Path | None) -> Dataset:
     encoder = load_encoder(config.model.encoder, config.model.encoder_hash)
     cache, views = data_root(root) / FOLDER, config.encoder
     seen = replace(dataset, flip=_flips(config, dataset))
-    return encode(seen, encoder, weak=views.weak, strong=views.strong, cache=cache)
+    return encode(seen, encoder, weak=views.weak, strong=views.strong, texts=config.texts, cache=cache)
 
 
 def _flips(config: Config, dataset: Dataset) -> bool:
@@ -169,7 +177,7 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
         if config.data.validation:
             partition = hold_out(partition, dataset, config.data.validation, config.labels.seed)
     if not partition.sizes.any():
-        raise DataError(f"'{config.data.name}' has no training images to share out")
+        raise DataError(f"'{config.data.name}' has no training {dataset.train.called} to share out")
     train, test = _views(config, dataset)
     return Simulation(dataset, partition, per_class if isinstance(per_class, int) else 0, train, test)
 
@@ -187,7 +195,15 @@ def remarks(config: Config, simulation: Simulation) -> list[str]:
         lines.append(
             f"note: labelled {dataset.train.called}: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}"
         )
+    if told := labels_told(simulation):
+        lines.append(f"note: {told}")
     return lines + [f"warning: {line}" for line in doubts(dataset, partition)]
+
+
+def labels_told(simulation: Simulation) -> str:
+    """Who has labels, where not every client has some, in a sentence."""
+    dealt, what = simulation.partition, simulation.dataset.train.called
+    return who_has_labels(dealt.where, dealt.server, dealt.labelled, what)
 
 
 def doubts(dataset: Dataset, partition: Partition) -> list[str]:

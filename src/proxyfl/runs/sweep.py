@@ -16,6 +16,7 @@ from proxyfl.methods.base import MethodParameters
 from proxyfl.runs.batch import Job
 from proxyfl.runs.config_file import load_toml
 from proxyfl.runs.experiment import load_config
+from proxyfl.runs.protocols import SHARED
 from proxyfl.runs.settings import COMMON, default_name
 
 KEYS = ("data", "methods", "seeds", "vary", "set")
@@ -41,6 +42,7 @@ class Grid:
     seeds: tuple[int, ...] = (1,)
     vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     common: Tree = field(default_factory=dict)
+    protocol: str = SHARED
 
     def __len__(self) -> int:
         combinations = [len(values) for values in self.vary.values()]
@@ -98,7 +100,7 @@ def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job
         for foreign in others_only.get(method, ()):
             varied.pop(foreign, None)
         overrides = merge(grid.common, nested(varied), {"seed": seed})
-        config = load_config(data, overrides, method, data_root)
+        config = load_config(data, overrides, method, data_root, grid.protocol)
         words = [method, data if len(grid.data) > 1 else ""]
         told = [
             (name, value)

@@ -1,7 +1,8 @@
 """Tables whose rows are vectors: the numeric columns are the features, but for label, client and split.
 
 A column is numeric where most of its cells are numbers; a cell in it that is none is a fault. Other columns
-are left out. ``data.keys`` may choose: ``features=age+dose+lab_*`` or ``without=id``.
+are left out. ``data.keys`` may choose: ``features=age+dose+lab_*`` or ``without=id``. Where no column is
+numeric, or ``data.keys`` says so (``text=note``), rows are texts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from proxyfl.data.images import SUFFIXES
 from proxyfl.data.numbers import numbers
 from proxyfl.data.reader.arrays import Array, Arrays
 from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, all_told, in_order
-from proxyfl.data.reader.tables import ROLES, Table, entries
+from proxyfl.data.reader.tables import KNOWN, Table, entries
+from proxyfl.data.texts import packed
 
 NAMED = 8
 """Columns named in a sentence."""
@@ -27,7 +29,9 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Rows:
-    """Vectors (N, d) as float32, the names of their features, and what is known of each."""
+    """Vectors (N, d) as float32, the names of their features, and what is known of each. Texts are as
+    ``data/texts.py`` packs them, and have the name of their column.
+    """
 
     vectors: Array
     features: tuple[str, ...]
@@ -35,9 +39,43 @@ class Rows:
     notes: tuple[str, ...] = ()
 
 
-def holds_vectors(table: Table) -> bool:
-    """Whether a table is about vectors: it names no image files, or its features were chosen."""
-    return bool(table.features) or table.texts("file") is None
+def holds_rows(table: Table) -> bool:
+    """Whether a table is about vectors or texts: it names no image files, or other columns were chosen."""
+    return bool(table.features) or "text" in table.named or table.texts("file") is None
+
+
+def holds_texts(table: Table) -> bool:
+    """Whether a table is about texts: ``data.keys`` names their column, or there is one called ``text`` and
+    nothing else that could be meant.
+    """
+    if "text" in table.named:
+        return True
+    cells = table.columns.get(table.roles["text"])
+    if cells is None or table.features or table.texts("file") is not None:
+        return False
+    names = set(table.columns) - {table.roles[role] for role in KNOWN}
+    return not any(_is_numeric(table.columns[name]) for name in names)
+
+
+def read_texts(table: Table, classes: Sequence[str] | None = None, column: str = "") -> Rows:
+    """All rows of a table of texts; ``column`` is where they are, if that is known."""
+    name = column or table.roles["text"]
+    if name not in table.columns:
+        known = ", ".join(table.columns)[:300]
+        raise DataError(
+            f"{table.file} has no column '{name}' of texts; its columns are {known}; name it with data.keys, "
+            "as in data.keys=text=note"
+        )
+    cells = ["" if cell is None else str(cell).strip() for cell in table.columns[name]]
+    faults = [
+        f"{table.where(place)}: there is no text in column '{name}'; fill it in or leave out the row"
+        for place, cell in enumerate(cells)
+        if not cell
+    ]
+    found = tuple(entry for _, _, entry in entries(table, classes, faults))
+    if faults:
+        raise all_told(faults)
+    return Rows(packed(cells), (name,), found)
 
 
 def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequence[str] = ()) -> Rows:
@@ -51,13 +89,15 @@ def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequ
     found = tuple(entry for _, _, entry in entries(table, classes, faults))
     if faults:
         raise all_told(faults)
-    notes = [f"columns that are no numbers are left out: {', '.join(left_out)[:300]}"] if left_out else []
+    hint = "; if texts are meant: data.keys=text=text" if table.roles["text"] in left_out else ""
+    shown = f"columns that are no numbers are left out: {', '.join(left_out)[:300]}{hint}"
+    notes = [shown] if left_out else []
     return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found, tuple(notes))
 
 
 def arrays_of(table: Table) -> Arrays:
     """The rows by split, with their classes and clients."""
-    rows = read_rows(table)
+    rows = read_texts(table) if holds_texts(table) else read_rows(table)
     classes = in_order(entry.label for entry in rows.entries if entry.label is not None)
     if not classes:
         cure = "name its column with data.keys, as in data.keys=label=diagnosis"
@@ -88,7 +128,7 @@ def _known(table: Table, features: Sequence[str]) -> Sequence[str]:
 
 def _found(table: Table) -> tuple[list[str], list[str]]:
     """The columns that are features, and those that are left out because they are no numbers."""
-    taken = {table.roles[role] for role in ROLES}
+    taken = {table.roles[role] for role in ("file", *KNOWN)}
     if table.features:
         return _matching(table, table.features, "features"), []
     left_out = taken.union(_matching(table, table.without, "without") if table.without else ())
@@ -104,8 +144,8 @@ def _found(table: Table) -> tuple[list[str], list[str]]:
     if not found:
         columns = ", ".join(table.columns)[:300] or "nothing"
         raise DataError(
-            f"table: {table.file} has no column 'file' with the paths of images, and no column of numbers, "
-            f"but {columns}; name them with data.keys, as in data.keys=file=image_path"
+            f"table: {table.file} has no column 'file' with the paths of images, no column 'text', and no "
+            f"column of numbers, but {columns}; name them with data.keys, as in data.keys=file=image_path"
         )
     return found, others
 

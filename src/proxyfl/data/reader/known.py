@@ -27,18 +27,20 @@ from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, read_arrays, read_headers
-from proxyfl.data.reader.columns import read_rows
+from proxyfl.data.reader.columns import Rows, read_rows, read_texts
 from proxyfl.data.reader.folders import list_images
 from proxyfl.data.reader.listing import NO_LABEL, Listing, all_told, class_number, in_order
-from proxyfl.data.reader.tables import CHOICES, LABELS_FILE, list_beside, read_table
+from proxyfl.data.reader.tables import CHOICES, LABELS_FILE, Table, list_beside, read_table
+from proxyfl.data.texts import NUMBERS
 
 CACHE_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Form:
-    """What images have to be. A ``size`` of 0 means vectors of ``channels`` features, which may have names.
-    ``keys`` names arrays or columns that are called otherwise.
+    """What images have to be. A ``size`` of 0 means vectors of ``channels`` features, which may have names;
+    where both are 0, texts, whose column may have a name. ``keys`` names arrays or columns that are called
+    otherwise.
     """
 
     classes: tuple[str, ...]
@@ -46,6 +48,10 @@ class Form:
     size: int
     features: tuple[str, ...] = ()
     keys: str = ""
+
+    @property
+    def of_texts(self) -> bool:
+        return (self.channels, self.size) == NUMBERS
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
     its classes in an order of its own.
     """
     found = find_form(place)
+    if found == "npz" and form.of_texts:
+        raise DataError(f"{place} is an npz file, and texts are wanted; give a table with a column of them")
     if found == "npz":
         return read_npz(place, form, by_name=by_name)
     if not form.size:
@@ -124,23 +132,29 @@ def fitting_keys(place: Path, keys: str) -> str:
 
 
 def _read_table(place: Path, form: Form) -> Known:
-    """The vectors in a table's rows."""
+    """The vectors or texts in a table's rows."""
     if place.is_dir():
-        raise DataError(
-            f"{place} is a folder, and vectors of {form.channels} features are wanted; give an npz file or a "
-            "table of numbers"
-        )
+        wanted = f"vectors of {form.channels} features are wanted; give an npz file or a table of numbers"
+        if form.of_texts:
+            wanted = "texts are wanted; give a table with a column of them"
+        raise DataError(f"{place} is a folder, and {wanted}")
     table = read_table(place, form.keys)
-    rows = read_rows(table, form.classes, form.features)
+    rows = _rows(table, form)
     unnamed = f"there is no column '{table.roles['label']}', so no row has a label; keys names another"
     notes = (*rows.notes, unnamed) if table.texts("label") is None else rows.notes
     clients = in_order(entry.client for entry in rows.entries if entry.client is not None)
-    if rows.vectors.shape[1] != form.channels:
+    if not form.of_texts and rows.vectors.shape[1] != form.channels:
         raise DataError(_other_features(place, rows.vectors.shape[1], form))
     labels = [NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in rows.entries]
     split = Split(torch.from_numpy(rows.vectors), torch.tensor(labels, dtype=torch.int64))
     splits = tuple(entry.split or "" for entry in rows.entries)
     return Known(split, splits, place.suffix.lower()[1:], clients, notes=notes)
+
+
+def _rows(table: Table, form: Form) -> Rows:
+    if form.of_texts:
+        return read_texts(table, form.classes, form.features[0] if form.features else "")
+    return read_rows(table, form.classes, form.features)
 
 
 def _other_features(file: Path, found: int, form: Form) -> str:

@@ -1,4 +1,5 @@
-"""Tables that say which image or vector has which label: ``labels.csv`` beside images, and ``table:FILE``.
+"""Tables that say which image, vector or text has which label: ``labels.csv`` beside images, and
+``table:FILE``.
 
 Nothing is trusted: no path leads out of the table's folder.
 """
@@ -20,7 +21,8 @@ from proxyfl.data.images import SUFFIXES, every_image
 from proxyfl.data.reader.listing import Entry, Listing, all_told, class_number, parse_keys, split_named
 
 LABELS_FILE = "labels.csv"
-ROLES = ("file", "label", "client", "split")
+KNOWN = ("label", "client", "split")
+ROLES = ("file", "text", *KNOWN)
 """The columns that mean something; ``data.keys`` says which are called otherwise."""
 CHOICES = ("features", "without")
 """In ``data.keys``: columns of vectors to take, or to leave out, joined by +."""
@@ -39,6 +41,8 @@ class Table:
     features: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     """Names or patterns of columns that ``data.keys`` chooses."""
+    named: frozenset[str] = frozenset()
+    """The roles whose columns ``data.keys`` names."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -70,7 +74,8 @@ def read_table(file: Path, keys: str = "") -> Table:
         if name not in columns:
             known = ", ".join(columns)[:300]
             raise DataError(f"{file} has no column '{name}' ({role} in data.keys); its columns are {known}")
-    return Table(file, columns, lines, {role: given.get(role, role) for role in ROLES}, **chosen)
+    roles = {role: given.get(role, role) for role in ROLES}
+    return Table(file, columns, lines, roles, **chosen, named=frozenset(given))
 
 
 def _csv(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
@@ -185,7 +190,7 @@ def entries(
 ) -> Iterator[tuple[int, str, Entry]]:
     """(row, file's name, what is known of it) of every row. Labels of no class are noted as ``faults``."""
     empty = [""] * len(table)
-    files, labels, clients, splits = (table.texts(role) or empty for role in ROLES)
+    files, labels, clients, splits = (table.texts(role) or empty for role in ("file", *KNOWN))
     for place, name in enumerate(files):
         label, where = labels[place], table.where(place)
         try:

@@ -133,6 +133,6 @@ def load(
     height, width = dataset.train.images.shape[-2:]
     if image_size is not None:
         dataset = dataset.resized(image_size)
-    elif not dataset.is_vectors and height != width:
+    elif dataset.train.called == "images" and height != width:
         raise DataError(f"{name}: images are {height}×{width}; set data.image_size to make them square")
     return dataset if flip is None else replace(dataset, flip=flip)

@@ -12,6 +12,7 @@ from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Arrays
 from proxyfl.data.sources.base import Array, Source, count_classes, hold_out
 from proxyfl.data.sources.listed import held_counts, holders
+from proxyfl.data.texts import is_texts
 
 if TYPE_CHECKING:
     from proxyfl.data.dataset import Dataset
@@ -22,7 +23,7 @@ def dress(source: Source, file: Path, arrays: Arrays) -> Dataset:
     if "train" not in arrays.parts:
         raise DataError(f"{source.name}: {file} has no training images; add x_train or train_images")
     train, owners = arrays.parts["train"], arrays.clients
-    what = "vectors" if is_vectors(train[0]) else "images"
+    what = _called(train[0])
     classes = arrays.classes or count_classes(source.name, *(labels for _, labels in arrays.parts.values()))
     notes = list(arrays.notes)
     parts = {split: _labelled(what, part, notes) for split, part in arrays.parts.items() if split != "train"}
@@ -40,6 +41,12 @@ def dress(source: Source, file: Path, arrays: Arrays) -> Dataset:
         features=arrays.features,
         notes=notes,
     )
+
+
+def _called(samples: Array) -> str:
+    if is_texts(samples):
+        return "texts"
+    return "vectors" if is_vectors(samples) else "images"
 
 
 def _held(where: str, what: str, labels: Array, classes: int) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.files import Checksum, RemoteFile
 from proxyfl.data.numbers import is_vectors, statistics
+from proxyfl.data.texts import is_texts
 
 if TYPE_CHECKING:
     from proxyfl.data.dataset import Dataset, Split
@@ -159,7 +160,7 @@ class Source(ABC):
             classes=names,
             mean=mean,
             std=std,
-            flip=self.flip and not is_vectors(train[0]),
+            flip=self.flip and splits[0].called == "images",
             full_size=self.full_size or len(splits[0]),
             partial=self.shortfall(len(splits[0]), len(splits[1]), note),
             validation=splits[2] if len(splits) > 2 else None,
@@ -187,7 +188,7 @@ def _split(
 
     from proxyfl.data.dataset import Split
 
-    fits = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3)
+    fits = is_texts(images) or (images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3))
     if not fits and not (images.dtype == np.float32 and is_vectors(images)):
         facts = f"{images.dtype} of shape {images.shape}"
         raise DataError(f"{name}: {word} images are {facts}, expected uint8 (N, 1 or 3, H, W)")
@@ -214,7 +215,9 @@ def count_classes(name: str, *labels: Array) -> tuple[str, ...]:
 
 
 def sample_statistics(samples: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of images, or of each feature of vectors."""
+    """Mean and standard deviation of each channel of images or feature of vectors; texts have none."""
+    if is_texts(samples):
+        return (), ()
     return statistics(samples) if is_vectors(samples) else channel_statistics(samples)
 
 

@@ -23,6 +23,9 @@ from proxyfl.core.errors import ConfigError, DataError, MethodError, ProxyFLErro
 from proxyfl.core.state import STATISTICS, Failure
 from proxyfl.data.dataset import Split
 from proxyfl.data.stream import ClientData, ViewSettings
+from proxyfl.encoders import load_encoder
+from proxyfl.encoders.encoding import FOLDER, Part, encode_parts
+from proxyfl.encoders.views import views_of
 from proxyfl.engines.flower.codec import (
     LEFT_OUT,
     OWN,
@@ -46,8 +49,10 @@ from proxyfl.models import Network
 
 CURE = "put it back from a copy of this site's state; without it the site cannot go on in this run"
 RUN_NAME = re.compile(r"[0-9a-f]{16}")
-FORM = ("classes", "channels", "image_size", "mean", "std", "flip")
+FORM = ("classes", "channels", "image_size", "encoded", "mean", "std", "flip", "scenario")
 """What server and site must agree on, by name, in the site's settings and in a message's header."""
+LATER = {"encoded": 0}
+"""What came later, and what it means where it is not said."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,16 @@ class SiteImages:
 
 @dataclass(frozen=True)
 class SiteSide:
-    """Answers messages. ``form`` is what the site was told when it was set up, ``state`` is on its disk."""
+    """Answers messages. ``form`` is what the site was told when it was set up, ``state`` is on its disk.
+    ``encoder`` is where the frozen encoder lies at this site, if that is not where the experiment says.
+    """
 
     name: str
     form: Header
     images: Callable[[], SiteImages]
     state: Path
     device: str = ""
+    encoder: str = ""
 
     def enrol(self, records: RecordDict) -> RecordDict:
         """Names and numbers of images, after the data was checked against the class list."""
@@ -81,7 +89,7 @@ class SiteSide:
 
     def _enrol(self, header: Header) -> RecordDict:
         self._require_agreement(header)
-        images = self.images()
+        images = self._seen(self._config(header)) if self.encoded else self.images()
         counts = {
             "labelled": len(images.client.labelled),
             "unlabelled": len(images.client.unlabelled),
@@ -101,7 +109,7 @@ class SiteSide:
         trainer = self._trainer(header, records)
         if trainer.method.oracle:
             raise MethodError(f"{trainer.method.name} needs the true labels of unlabelled images")
-        data = self.images().client
+        data = self._seen(self._config(header)).client
         with numerics(trainer.compute):
             answer = answer_records(trainer.train(task, data))
         seconds = time.monotonic() - began
@@ -110,7 +118,7 @@ class SiteSide:
 
     def _evaluate(self, records: RecordDict) -> RecordDict:
         task, header = read_task(records)
-        trainer, images = self._trainer(header, records), self.images()
+        trainer, images = self._trainer(header, records), self._seen(self._config(header))
         weights, strict = trainer.method.model(task.weights), not trainer.method.all_private
         trainer.network.load_state_dict(weights, strict=strict)
         compute, views = trainer.compute, trainer.views
@@ -120,7 +128,7 @@ class SiteSide:
                 images.heldout,
                 views.mean,
                 views.std,
-                batch=eval_batch(compute.eval_batch, whole(header, "image_size"), trainer.device),
+                batch=eval_batch(compute.eval_batch, trainer.factory.image_size, trainer.device),
                 autocast=lambda: autocast(compute, trainer.device),
             )
         return content({"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion})})
@@ -136,17 +144,38 @@ class SiteSide:
         trainer = trainer_of(
             config,
             method,
-            Network.configured(
-                config.model, len(self.form["classes"]), self.form["channels"], self.form["image_size"]
-            ),
+            Network.configured(config.model, len(self.form["classes"]), *self._taken),
             ViewSettings(
-                self.form["flip"], tuple(self.form["mean"]), tuple(self.form["std"]), config.vectors
+                self.form["flip"],
+                tuple(self.form["mean"]),
+                tuple(self.form["std"]),
+                config.vectors,
+                config.encoder.weak if self.encoded else 0,
             ),
             ClientStore(kept, versions, CURE),
         )
         if trainer.factory.is_partial:
             settle_frozen(trainer, header, records, kept / "frozen.safetensors")
         return trainer
+
+    @property
+    def encoded(self) -> int:
+        """Features of the frozen encoder; 0 where there is none."""
+        return int(self.form.get("encoded", 0))
+
+    @property
+    def _taken(self) -> tuple[int, int]:
+        """Channels and size of what the network takes."""
+        return (self.encoded, 0) if self.encoded else (self.form["channels"], self.form["image_size"])
+
+    def _seen(self, config: Config) -> SiteImages:
+        """What the network is given: the site's images, or what the frozen encoder makes of them here."""
+        if bool(config.model.encoder) != bool(self.encoded):
+            raise ConfigError("the experiment and 'encoded' of federation.toml disagree about an encoder")
+        images = self.images()
+        if not self.encoded:
+            return images
+        return encoded_images(images, config, self.encoder, self.form, self.state / FOLDER)
 
     def _config(self, header: Header) -> Config:
         tree = header.get("config")
@@ -159,7 +188,8 @@ class SiteSide:
 
     def _require_agreement(self, header: Header) -> None:
         for name in FORM:
-            if header.get(name) != self.form[name]:
+            usual = LATER.get(name)
+            if header.get(name, usual) != self.form.get(name, usual):
                 raise ConfigError(
                     f"server and site disagree on '{name}'; hand the site its folder again, "
                     "or put federation.toml back"
@@ -181,6 +211,25 @@ class SiteSide:
             self._say(words.rstrip())
             round, client = header.get("round", 0), header.get("client", 0)
             return answer_records(Failure(round, client, _discreet(error)))
+
+
+def encoded_images(images: SiteImages, config: Config, place: str, form: Header, folder: Path) -> SiteImages:
+    """Features of a site's images or texts, made once and kept in a folder. ``place`` is where the encoder
+    lies here; its hash must be the one that the federation began with.
+    """
+    try:
+        encoder = load_encoder(place or config.model.encoder, config.model.encoder_hash)
+    except ConfigError as error:  # whose words name this machine's files
+        raise DataError(str(error)) from error
+    client, counts = images.client, config.encoder
+    views = views_of(client.images, counts.weak, counts.strong, flip=form["flip"], drawing=config.texts)
+    parts = {"training": Part(client.images, views), "test": Part(images.heldout.images, views.none())}
+    features = encode_parts(encoder, parts, folder)
+    if features["training"].shape[2] != form["encoded"]:
+        count = features["training"].shape[2]
+        raise DataError(f"the encoder makes {count} features, not the {form['encoded']} of federation.toml")
+    trained = dataclasses.replace(client, images=features["training"])
+    return SiteImages(trained, Split(features["test"][:, 0], images.heldout.labels))
 
 
 def _size(records: RecordDict) -> str:

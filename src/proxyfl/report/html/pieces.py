@@ -17,6 +17,7 @@ from torch import Tensor
 
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import Tensors
+from proxyfl.data.scenarios import who_has_labels
 from proxyfl.report.html.records import numbers
 from proxyfl.results.clients import MEASURES, ranked
 from proxyfl.runs.run import Run
@@ -142,9 +143,8 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str], called: st
         if shares is None:
             unknown = f"{int((true < 0).sum()):,} unlabelled {called}"
             notes["partition"] = f"the classes of {unknown} are unknown; those are not drawn"
-    if len(held.server):
-        at_server = f"the server holds {len(held.server):,} labelled {called}, which no client has"
-        notes["partition"] = "; ".join(filter(None, [notes.get("partition", ""), at_server]))
+    if told := who_has_labels(held.where, held.server, held.labelled):
+        notes["partition"] = "; ".join(filter(None, [notes.get("partition", ""), told]))
     first = [part[:MOST_CLIENTS, :MOST_CLASSES] for part in counts]
     return {
         "classes": classes[:MOST_CLASSES],

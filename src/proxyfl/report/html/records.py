@@ -25,7 +25,7 @@ LARGEST = 1e300
 
 KEPT = (
     "round", "accuracy", "per_class", "precision", "measures", "validation", "failed", "losses", "pseudo",
-    "prior", "traffic", "evaluation",
+    "prior", "traffic", "server", "evaluation",
 )  # fmt: skip
 PHASES = ("train", "serve", "evaluate", "record")
 TIME_LEFT_FROM = 10
@@ -100,6 +100,8 @@ def curves(records: Records) -> dict[str, Numbers]:
         row = {"round": line["round"], "accuracy": number(line.get("accuracy"))}
         for group in ("measures", "validation", "losses", "pseudo"):
             row |= {f"{group}.{name}": number(value) for name, value in _table(line, group).items()}
+        if "loss" in (own := _table(line, "server")):
+            row["losses.server"] = number(own["loss"])
         row |= {f"seconds.{name}": number(value, 4) for name, value in seconds.get(line["round"], {}).items()}
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)

@@ -1,0 +1,58 @@
+"""Labelled images at the server, for federations whose sites have no labels: read as a site's are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from proxyfl.core.errors import ConfigError, DataError, RunError
+from proxyfl.core.state import content_hash
+from proxyfl.data.stream import ClientData
+from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.site_data import SiteData, open_site
+from proxyfl.runs.checkpoint import Checkpoint
+
+SEAL = "server data"
+"""Under this name a checkpoint has the hash of the images."""
+
+
+def open_server_data(deployment: Deployment, path: str | None = None) -> SiteData:
+    """The server's images; ``path`` stands for the place that the deployment names. Those without a label
+    are left out.
+    """
+    place = path or deployment.server_data_path
+    if place is None:
+        raise ConfigError(f"{deployment.file} names no server_data; only labels.where = 'server' has some")
+    form = (deployment.classes, deployment.channels, deployment.image_size, deployment.holdout)
+    found = open_site(place, *form, deployment.config.seed, features=deployment.features)
+    if not len(found.labelled):
+        raise DataError(f"{place}: no image has a label; the server trains on labelled images alone")
+    return found
+
+
+def own_images(found: SiteData) -> ClientData:
+    """What the server trains on."""
+    return replace(found.data, unlabelled=found.unlabelled[:0])
+
+
+def notes(found: SiteData) -> list[str]:
+    """What the operator should know about the server's images."""
+    notes = [note for note in found.notes if note != "no unlabelled images"]
+    if len(found.unlabelled):
+        notes.append(f"{len(found.unlabelled):,} images without a label are not used")
+    return notes
+
+
+def seal(found: SiteData) -> dict[str, str]:
+    """By which it is noticed that the images changed while a run was under way."""
+    index = torch.cat([found.labelled, found.held])
+    return {SEAL: content_hash({"images": found.images[index], "labels": found.labels[index]})}
+
+
+def require_same(saved: Checkpoint, found: SiteData, deployment: Deployment) -> None:
+    if saved.run_files.get(SEAL) != seal(found)[SEAL]:
+        raise RunError(
+            f"{deployment.server_data} is not what the run began with; put it back, or move "
+            f"{deployment.run} away to begin anew"
+        )

@@ -1,0 +1,122 @@
+"""SoftMatch (Chen et al., ICLR 2023) as a mask for FixMatch and its kin: images are trusted by degrees.
+
+No image is thrown away. One whose confidence is above the average counts fully, one below it the less, the
+further below. Confidences are of predictions that were divided by the average prediction first, so that no
+class is favoured; p is the prediction on the weak view that named the label yhat::
+
+    ptilde <- ema ptilde + (1 - ema) mean_i p_i             (starts as the first batch's mean)
+    q_i     = p_i / ptilde, normalised
+    mu     <- ema mu + (1 - ema) mean_i max q_i             sigma^2 <- the same of the unbiased variance
+    w_i     = exp(-min(max q_i - mu, 0)^2 / (2 sigma^2 / sigmas^2))
+    Lu      = mean_i w_i H(yhat_i, p(strong u_i))           mu starts at 1 / C, sigma^2 at 1
+
+The label is that of p, not of q, and all averages move before they weigh. With other parents than FixMatch
+the weight multiplies their loss of each image. Add-ons and metrics ask which images are sure: those of weight
+1, or with ``sure = "parent"`` those that the parent would have trusted.
+
+A client takes few steps in a round, in which an average of 0.999 hardly moves. Hence ``statistics =
+"pool"``: the averages are computed at the start of each round, from the global model's predictions on the
+client's whole pool, and stay for the round. ``"client"`` follows the steps as above and keeps the averages at
+the client between its rounds.
+
+Deviations: the federated setting. The variance of a single image counts as zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxyfl.core.settings import setting
+from proxyfl.core.state import Tensors, namespace, within
+from proxyfl.methods.base import Addon
+from proxyfl.methods.context import ClientContext, Outputs, Pseudo
+from proxyfl.methods.registry import register_addon
+
+SMALLEST = 1e-12
+
+
+@dataclass(frozen=True)
+class SoftMatchParameters:
+    """Parameters of SoftMatch."""
+
+    ema: float = setting(0.999, "share of the averages that stays each step", low=0, high=1)
+    statistics: str = setting(
+        "pool",
+        "pool: averages of its whole pool, anew each round; client: over its steps, kept between rounds",
+        choices=("pool", "client"),
+    )
+    sigmas: float = setting(
+        2.0, "how steeply weights fall below the mean (n_sigma); 0: every image counts fully", low=0
+    )
+    align: bool = setting(True, "divide predictions by the average one before they are weighed")
+    sure: str = setting(
+        "full",
+        "images that add-ons and metrics call sure: those of weight 1, or those that the parent trusts",
+        choices=("full", "parent"),
+    )
+
+
+@register_addon
+class SoftMatch(Addon):
+    name = "softmatch"
+    wants = frozenset({"u_weak"})
+    Parameters = SoftMatchParameters
+
+    def __init__(self, parameters: SoftMatchParameters | None = None, **values: Any) -> None:
+        super().__init__(parameters, **values)
+        kept = self.parameters.statistics == "client"
+        self.keeps = "its average prediction, and mean and variance of its confidence" if kept else ""
+
+    def begin(self, ctx: ClientContext) -> None:
+        held = {"average": torch.zeros(ctx.classes), "moments": torch.tensor([1 / ctx.classes, 1.0])}
+        if self.keeps:
+            held |= namespace(ctx.state, self.name)
+        held = {name: value.to(ctx.device) for name, value in held.items()}
+        if not self.keeps and len(rows := ctx.pool_predictions):
+            held["average"] = rows.mean(0)
+            held["moments"] = moments(self._lifted(rows, held["average"]).amax(1))
+        ctx.memory[self.name] = held
+
+    def weigh(self, pseudo: Pseudo, outputs: Outputs, ctx: ClientContext) -> Pseudo:
+        scores, ema = pseudo.named_by(outputs), self.parameters.ema
+        held: Tensors = ctx.memory[self.name]
+        if self.keeps:
+            seen, old = scores.mean(0), held["average"]
+            held["average"] = torch.where(old.sum() > 0, seen.lerp(old, ema), seen)
+        confidence = self._lifted(scores, held["average"]).amax(1)
+        if self.keeps:
+            held["moments"] = moments(confidence).lerp(held["moments"], ema)
+        mean, variance = held["moments"].unbind()
+        weight = soft_weight(confidence, mean, variance, self.parameters.sigmas)
+        mask = weight == 1 if self.parameters.sure == "full" else pseudo.mask
+        return replace(pseudo, mask=mask, weight=weight)
+
+    def finish(self, ctx: ClientContext) -> Tensors:
+        if self.keeps:
+            ctx.state |= within(self.name, {key: value.cpu() for key, value in ctx.memory[self.name].items()})
+        return {}
+
+    def _lifted(self, rows: Tensor, average: Tensor) -> Tensor:
+        return aligned(rows, average) if self.parameters.align else rows
+
+
+def aligned(rows: Tensor, average: Tensor) -> Tensor:
+    """q: predictions over the average prediction, each row's sum made one."""
+    lifted = rows / average.clamp(min=SMALLEST)
+    return lifted / lifted.sum(1, keepdim=True)
+
+
+def moments(confidence: Tensor) -> Tensor:
+    """Mean and unbiased variance; that of a single value is zero."""
+    spread = confidence.var() if len(confidence) > 1 else torch.zeros_like(confidence[0])
+    return torch.stack([confidence.mean(), spread])
+
+
+def soft_weight(confidence: Tensor, mean: Tensor, variance: Tensor, sigmas: float) -> Tensor:
+    """w: 1 from the mean on, below it half a Gaussian of the variance over sigmas squared."""
+    below = (confidence - mean).clamp(max=0)
+    return torch.exp(-(sigmas**2) * below.square() / (2 * variance).clamp(min=SMALLEST))
