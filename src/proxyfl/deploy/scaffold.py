@@ -87,8 +87,8 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     """Write a new deployment. It appears complete or not at all, and nothing is overwritten."""
     path = Path(folder).expanduser().resolve()
     _require_free(path)
-    form, overrides = described(plan.form, plan.like, plan.test, plan.overrides)
-    plan = dataclasses.replace(plan, form=form, overrides=overrides)
+    asked, overrides = described(plan.form, plan.like, plan.test, plan.overrides)
+    plan = dataclasses.replace(plan, form=asked, overrides=overrides)
     config = settle_encoder(_experiment(plan))
     simulation = prepare(config, plan.data_root) if plan.sample else None
     deployment = _deployment(path, plan, config, simulation)
