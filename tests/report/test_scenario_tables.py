@@ -15,6 +15,7 @@ server,server-only,3,15,0.70,0.7,0.7,0,a
 server,semifl,1,15,0.95,0.9,0.9,75,a
 server,semifl,2,15,0.85,0.9,0.9,75,a
 server,semifl,3,15,0.75,0.9,0.9,75,a
+server,sage,1,15,0.10,0.1,0.1,75,a
 partial,semifl,1,15,0.10,0.1,0.1,75,a
 """
 
@@ -33,8 +34,9 @@ def test_results_stand_beside_the_lower_bound_of_their_scenario(tmp_path: Path) 
         "| `semifl` | 85.0 ± 10.0 % | 3 | +5.0 [+5.0, +5.0]: better, few seeds | 75 |",
         "| `server-only` | 80.0 ± 10.0 % | 3 | the bound | 0 |",
     ]
-    assert lines[-1].startswith("3 pairs are few")
-    assert "| `semifl` | 10.0 ± 0.0 % | 1 | no common seed | 75 |" in measured("partial", tmp_path / "d.csv")
+    assert "| -80.0 (too few seeds) |" in lines[4]
+    assert lines[-1].startswith("3 pairs are few"), "one method with a single seed does not hide it"
+    assert "| `semifl` | 10.0 % | 1 | no common seed | 75 |" in measured("partial", tmp_path / "d.csv")
     assert measured("clients", tmp_path / "digits.csv") == "Not measured yet."
 
 

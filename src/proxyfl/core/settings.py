@@ -54,10 +54,12 @@ def setting(
     return field(default=default, metadata={**meta, "later": later})
 
 
-@functools.cache
-def _types(cls: type[Any]) -> dict[str, Any]:
-    """The type of each field; finding it out takes as long as all checks of a section."""
-    return typing.get_type_hints(cls)
+def _types(cls: Any) -> dict[str, Any]:
+    """The type of each field; finding it out takes as long as all checks, so it is done once."""
+    return _looked_up(cls)
+
+
+_looked_up = functools.cache(typing.get_type_hints)
 
 
 def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: str = "") -> T:

@@ -20,6 +20,7 @@ from proxyfl.core.spans import STRONG, WEAK, span
 from proxyfl.core.views import VectorSettings
 from proxyfl.data import vectors
 from proxyfl.data.augment import normalise, strong, weak
+from proxyfl.data.numbers import is_vectors
 
 VIEWS = frozenset({"x", "x_strong", "u_weak", "u_strong"})
 """The views a method may want: labelled weak and strong, unlabelled weak and strong."""
@@ -184,7 +185,7 @@ class Stream:
             images = images.to(self.device, non_blocking=True)
             if vectors.is_encoded(self.data.images):
                 return vectors.standardise(images, self.views.mean, self.views.std)
-            if vectors.is_vectors(images):
+            if is_vectors(images):
                 drawn = vectors.weak if view is weak else vectors.strong
                 samples = vectors.standardise(images, self.views.mean, self.views.std)
                 return drawn(samples, self.generator, self.views.vectors)

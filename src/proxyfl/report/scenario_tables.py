@@ -58,14 +58,15 @@ def measured(where: str, results: Path) -> str:
     others = [name for name in sorted(means, key=lambda name: -means[name]) if name != bound]
     pairs = {name: paired_difference(accuracy[name], accuracy.get(bound, {})) for name in others}
     known = {name: one for name, one in pairs.items() if one is not None}
-    corrected = dict(zip(known, holm(list(known.values())), strict=True))
+    tested = {name: one for name, one in known.items() if one.low is not None}
+    corrected = known | dict(zip(tested, holm(list(tested.values())), strict=True))
     lines = [f"| method | accuracy | seeds | against `{bound}` | MB sent |", "|---|---:|---:|---|---:|"]
     for name in sorted(means, key=lambda name: -means[name]):
         sent = statistics.fmean(row["megabytes"] for row in found[name].values())
         values = list(accuracy[name].values())
         against = "the bound" if name == bound else _against(corrected.get(name))
         lines.append(f"| {_shown(name)} | {spread(values)} | {len(values)} | {against} | {sent:.0f} |")
-    fewest = min((one.pairs for one in corrected.values()), default=0)
+    fewest = min((one.pairs for one in tested.values()), default=0)
     note = warning(fewest)
     return "\n".join([*lines, *(["", f"{note[0].upper()}{note[1:]}."] if note else [])])
 

@@ -241,21 +241,22 @@ def identity(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@cache
-def _usual(section: type[Any]) -> Any:
-    """A section with every setting at its default."""
-    return section()
-
-
 def _drop_later(settings: Any, tree: Tree) -> None:
     """Take out what came later and is at its default."""
-    usual = _usual(type(settings))
+    section: Any = type(settings)
+    usual = _usual(section)
     for spec in dataclasses.fields(settings):
         value = getattr(settings, spec.name)
         if spec.metadata.get("later") and value == getattr(usual, spec.name):
             tree.pop(spec.name, None)
         elif dataclasses.is_dataclass(value) and spec.name in tree:
             _drop_later(value, tree[spec.name])
+
+
+@cache
+def _usual(section: Any) -> Any:
+    """A section with every setting at its default."""
+    return section()
 
 
 def default_name(config: Config) -> str:
