@@ -113,6 +113,16 @@ def test_predict_tells_which_file_is_missing_or_damaged(call, tiny, digit):
     assert result.stdout == ""
 
 
+def test_predict_leaves_out_a_damaged_image_among_others_and_names_it(call, tiny, digit):
+    Path("some").mkdir()
+    Path("some/a.png").write_bytes(digit.read_bytes())
+    Path("some/b.png").write_bytes(digit.read_bytes()[:60])
+    result = call("predict", tiny, "some", "--csv")
+    assert result.exit_code == 0
+    assert [row.split(",")[0] for row in result.stdout.splitlines()[1:]] == ["some/a.png"]
+    assert "1 of 2 images cannot be read and are left out: some/b.png" in result.stderr
+
+
 def test_predict_refuses_an_image_that_claims_to_be_huge(call, tiny):
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

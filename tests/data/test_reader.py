@@ -11,6 +11,7 @@ import torch
 from source_formats import pixels, save_image
 
 from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.data.reader.tables import read_table
 from proxyfl.data.sources import load
 
 
@@ -190,3 +191,23 @@ def test_npz_with_names_of_its_own(tmp_path):
             load(f"npz:{tmp_path / 'm.npz'}", keys=keys)
     with pytest.raises(ConfigError, match="'digits' has neither"):
         load("digits", keys="images=scans")
+
+
+def test_tables_as_spreadsheets_and_pandas_write_them(tmp_path: Path) -> None:
+    """Semicolons with commas in numbers, tabs, nan for a label that is missing."""
+    (tmp_path / "a.csv").write_text("dose;label;name\n1,5;well;x,y\n-2,25;;z\n3;nan;z\n", encoding="utf-8")
+    table = read_table(tmp_path / "a.csv")
+    assert table.columns["dose"] == ["1.5", "-2.25", "3"]
+    assert table.texts("label") == ["well", "", ""]
+    assert table.columns["name"][0] == "x,y"
+    (tmp_path / "b.csv").write_text("file\tlabel\na.png\tv1.0\n", encoding="utf-8")
+    table = read_table(tmp_path / "b.csv")
+    assert (table.texts("file"), table.texts("label")) == (["a.png"], ["v1.0"])
+
+
+def test_minus_one_in_a_table_is_a_class_and_that_is_said(tmp_path: Path) -> None:
+    rows = "".join(f"{row},{row % 3 - 1}\n" for row in range(30))
+    (tmp_path / "a.csv").write_text(f"dose,label\n{rows}", encoding="utf-8")
+    found = load("table:a.csv", tmp_path)
+    assert found.classes == ("-1", "0", "1")
+    assert any("'-1' is read as a class" in note for note in found.notes)

@@ -139,7 +139,7 @@ def test_other_sizes_and_corrupt_files_are_named(tmp_path):
 
 def test_missing_and_empty(tmp_path):
     with pytest.raises(
-        DataError, match=r"train/CLASS and test/CLASS not found; looked in .*proxyfl data fetch cinic10"
+        DataError, match=r"train/CLASS and test/CLASS was not found; looked in .*proxyfl data fetch cinic10"
     ):
         load("cinic10", tmp_path)
     (tmp_path / "CINIC-10.tar.gz").write_bytes(b"x")

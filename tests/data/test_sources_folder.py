@@ -172,7 +172,7 @@ def test_an_empty_class_is_an_error(tmp_path):
 
 def test_no_folder_there(tmp_path):
     with pytest.raises(
-        DataError, match=r"the folder not found; looked in .*gone; give the path as folder:PATH"
+        DataError, match=r"the folder was not found; looked in .*gone; give the path as folder:PATH"
     ):
         load("folder:gone", tmp_path)
 

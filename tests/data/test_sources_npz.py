@@ -58,7 +58,7 @@ def test_medmnists_names_and_colour_and_column_labels(tmp_path):
         ({"x_train": pixels(5, 0)}, "x_train has shape"),
         ({"x_train": pixels(0, 8, 8)}, "x_train has shape"),
         ({"y_train": np.zeros((5, 3), int)}, "y_train has 3 labels for each image"),
-        ({"y_train": np.zeros(5)}, "y_train is float64, expected whole numbers"),
+        ({"y_train": np.full(5, 0.5)}, "y_train holds 0.5; give whole numbers"),
         ({"y_train": np.array(3)}, "y_train has shape"),
         ({"y_train": np.array(["a"] * 5, object)}, "pickled"),
         ({"extra": np.array([None])}, "pickled"),
@@ -93,7 +93,7 @@ def test_missing_arrays_and_files(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=pixels(2, 8, 8))
     with pytest.raises(DataError, match="too few images with a label"):
         load("npz:a.npz", tmp_path)
-    with pytest.raises(DataError, match=r"npz file not found; looked in .*b\.npz"):
+    with pytest.raises(DataError, match=r"npz file was not found; looked in .*b\.npz"):
         load("npz:b.npz", tmp_path)
 
 
@@ -137,3 +137,43 @@ def test_flipped_bytes_are_noticed(tmp_path):
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.npz is damaged: .*CRC"):
         load("npz:a.npz", tmp_path)
+
+
+def test_labels_as_people_have_them(tmp_path):
+    """Whole numbers as floats with nan for none, and names, empty for none."""
+    np.savez(tmp_path / "a.npz", **arrays(y_train=np.array([0, 1, np.nan, 2, 0]), y_test=np.array([1.0, 0])))
+    dataset = load("npz:a.npz", tmp_path)
+    assert dataset.train.labels.tolist() == [0, 1, -1, 2, 0]
+    assert dataset.classes == ("0", "1", "2")
+    named = arrays(y_train=np.array(["ill", "well", "", "ill", "well"]), y_test=np.array(["well", "ill"]))
+    np.savez(tmp_path / "b.npz", **named)
+    dataset = load("npz:b.npz", tmp_path)
+    assert dataset.classes == ("ill", "well")
+    assert dataset.train.labels.tolist() == [0, 1, -1, 0, 1]
+    assert dataset.test.labels.tolist() == [1, 0]
+    np.savez(tmp_path / "c.npz", **named, classes=np.array(["well", "sick"]))
+    with pytest.raises(DataError, match="y_train: 'ill' is none of the names in the array of classes"):
+        load("npz:c.npz", tmp_path)
+
+
+def test_images_with_channels_first_and_of_sixteen_bits(tmp_path, caplog):
+    colour = pixels(5, 3, 8, 8)
+    np.savez(tmp_path / "a.npz", **arrays(x_train=colour, x_test=colour[:2]))
+    assert torch.equal(load("npz:a.npz", tmp_path).train.images, torch.from_numpy(colour))
+    deep = np.full((5, 8, 8), 1600, np.uint16)
+    deep[0, 0, 0] = 4095
+    np.savez(tmp_path / "b.npz", **arrays(x_train=deep, x_test=deep[1:3]))
+    dataset = load("npz:b.npz", tmp_path)
+    assert dataset.train.images[0, 0, 0, :2].tolist() == [255, 100]
+    assert dataset.test.images[0, 0, 0, 0] == 100
+    assert caplog.messages == ["npz: 16-bit images with grey levels up to 4,095 are read as 12 bits"]
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays(x_train=pixels(5, 8, 8) / 255, y_test=np.eye(2)))
+    with pytest.raises(DataError) as caught:
+        load("npz:a.npz", tmp_path)
+    told = str(caught.value)
+    assert "2 problems: (1)" in told
+    assert "x_train is float64, expected uint8 from 0 to 255; multiply numbers from 0 to 1" in told
+    assert "y_test has 2 labels for each image" in told

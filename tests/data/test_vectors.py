@@ -219,7 +219,7 @@ def test_a_site_reads_vectors_as_a_simulation_does(table, tmp_path):
             open_site(tmp_path / "site.npz", form.classes, channels, size)
     with pytest.raises(DataError, match="is a folder, and vectors of 4 features are wanted"):
         open_site(tmp_path, form.classes, 4, 0)
-    with pytest.raises(DataError, match="class 'ill' is not in the federation's class list"):
+    with pytest.raises(DataError, match="class 'ill' is not in the class list"):
         read_known(table, Form(("sick", "well"), 4, 0, keys=KEYS))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import stat
@@ -136,6 +137,28 @@ def test_a_federation_of_vectors(tmp_path: Path) -> None:
     assert told.counts.unlabelled == 1
     _, update = explain.rehearse(made)
     assert update.weights["trunk.hidden1.weight"].shape == (64, 2)
+
+
+def test_vectors_are_like_those_in_a_file(tmp_path: Path) -> None:
+    rows = "id,age,dose,what\n1,10,1,ill\n2,30,1,well\n3,20,1,\n"
+    (tmp_path / "some.csv").write_text(rows, encoding="utf-8")
+    keys = {"data": {"keys": "label=what,without=id"}}
+    asked = scaffold.Plan(("a", "b"), like=str(tmp_path / "some.csv"), overrides=keys)
+    made = scaffold.create(tmp_path / "fed", asked)
+    assert (made.classes, made.channels, made.image_size) == (("ill", "well"), 2, 0)
+    assert (made.features, made.mean) == (("age", "dose"), (20.0, 1.0))
+    assert made.std == (pytest.approx(200**0.5 / 3**0.5), 1.0)
+    assert (made.config.model.name, made.config.data.keys) == ("mlp", "")
+    _, update = explain.rehearse(made)
+    assert update.weights["trunk.hidden1.weight"].shape == (64, 2)
+    told = explain.explain(made)
+    assert not [line for line in (*told.enrols, *told.remarks, told.measured, told.noted) if "image" in line]
+    with pytest.raises(ConfigError, match=r"--channels 5, but the vectors in .* have 2 features"):
+        scaffold.create(tmp_path / "no", dataclasses.replace(asked, form={"channels": 5}))
+    np.savez(tmp_path / "test.npz", X=np.array([[1.0], [3.0]]), y=np.array([0, 1]))
+    form = {"classes": ("ill", "well"), "image_size": 0}
+    made = scaffold.create(tmp_path / "t", scaffold.Plan(("a",), form=form, test=str(tmp_path / "test.npz")))
+    assert (made.channels, made.mean, made.std) == (1, (2.0,), (1.0,))
 
 
 def test_a_presets_data_set_brings_its_form(tmp_path: Path) -> None:

@@ -100,11 +100,31 @@ def test_eval_matches_classes_by_name(federation: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "nameless.npz", **arrays)
     for data, fault in (
         (f"npz:{tmp_path / 'nameless.npz'}", "has no array 'classes', so nobody knows which class a number"),
-        (f"folder:{tmp_path / 'sites'}", "is not in the federation's class list"),
+        (f"folder:{tmp_path / 'sites'}", "is not in the class list"),
         ("sites", "--data sites: write folder:PATH for class folders, npz:FILE or table:FILE"),
     ):
         done = invoke("eval", federation / "run", "--data", data)
         assert (done.exit_code, fault in done.stderr) == (2, True), done.stderr
+
+
+def test_eval_leaves_out_what_has_no_label_and_takes_any_names_and_clients(
+    federation: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named(federation / "run")
+    images, labels = server_images(federation)
+    expected = recorded(federation)
+    pixels = np.concatenate([images, images[:3]])
+    arrays = {
+        "pixels": pixels,
+        "what": np.concatenate([np.array(NAMES)[labels], ["", "", ""]]),
+        "clients": np.arange(len(pixels)) % 2,
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    new = ("--data", f"npz:{tmp_path / 'a.npz'}")
+    assert accuracy(federation / "run", *new, "--keys", "images=pixels,labels=what") == expected
+    assert f"3 of {len(pixels)} images have no label and are left out" in caplog.text
+    done = invoke("eval", federation / "run", "--keys", "images=pixels")
+    assert (done.exit_code, "--keys names the arrays or columns of --data" in done.stderr) == (2, True)
 
 
 def test_eval_says_where_the_images_are(federation: Path, tmp_path: Path) -> None:

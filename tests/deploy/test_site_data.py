@@ -64,7 +64,7 @@ def test_class_folders_are_read_in_the_order_of_classes_and_names(folders: Path)
     assert found.data.labels.tolist() == [1, 2, 2]
     assert found.counts == site_data.Counts((0, 1, 2), (0, 0, 0), 2)
     assert (found.form, len(found.data), found.data.truth) == ("folder", 5, None)
-    assert found.notes == ["no labelled image of: cat"]
+    assert found.notes == ["no labelled images of: cat"]
 
 
 def test_labels_are_used_as_the_scenario_says(folders: Path) -> None:
@@ -93,10 +93,7 @@ def test_images_of_any_size_and_colour_take_the_federations_form(folders: Path) 
 
 def test_an_unknown_class_folder_is_named(folders: Path) -> None:
     picture(folders / "dgo" / "y.png")
-    assert (
-        f"{folders / 'dgo'}: class 'dgo' is not in the federation's class list; did you mean 'dog'?"
-        in refusal(folders)
-    )
+    assert f"{folders / 'dgo'}: class 'dgo' is not in the class list; did you mean 'dog'?" in refusal(folders)
 
 
 def test_all_problems_are_told_at_once(folders: Path, tabled: Path) -> None:
@@ -183,7 +180,7 @@ def test_a_table_gives_labels_in_its_order_and_the_rest_has_none(tabled: Path, g
         ("file,label\n.,cat\n", "must be a path below"),
         ("file,label\n,cat\n", "must be a path below"),
         ("file,label\nz.png,cat\n", "line 2: there is no image 'z.png'"),
-        ("file,label\na.png,cow\n", "file 'a.png': class 'cow' is not in the federation's class list"),
+        ("file,label\na.png,cow\n", "file 'a.png': class 'cow' is not in the class list"),
         ("file,label\na.png,cat\n./a.png,dog\n", "line 3: './a.png' is named twice"),
         ("a.png,cat\n", "must begin with the line 'file,label'"),
         ("", "must begin with the line 'file,label'"),
@@ -255,7 +252,7 @@ def test_an_npz_file_is_read_in_its_order(tmp_path: Path) -> None:
     assert levels(found, found.unlabelled) == [1, 3]
     alone = opened(arrays(tmp_path / "e.npz", images=images))
     assert len(alone.unlabelled) == 5
-    assert "no labelled image to train on" in alone.notes[0]
+    assert "no labelled images to train on" in alone.notes[0]
 
 
 GREY = np.zeros((3, 8, 8), np.uint8)
@@ -267,13 +264,13 @@ GREY = np.zeros((3, 8, 8), np.uint8)
         ({"images": GREY, "labels": np.array([0, 1, 3])}, "image 2 has class 3; use 0 to 2, or -1 for none"),
         ({"images": GREY, "labels": np.array([0, -2, 1])}, "image 1 has class -2"),
         ({"images": GREY, "labels": np.array([0, 1])}, "3 images in images but 2 labels"),
-        ({"images": GREY, "labels": np.array([0.0, 1, 2])}, "labels is float64, expected whole numbers"),
+        ({"images": GREY, "labels": np.array([0.5, 1, 2])}, "labels holds 0.5; give whole numbers"),
         (
             {"images": GREY, "labels": np.array([2**64 - 1, 0, 0], np.uint64)},
             "a label is 1844674407",
         ),
         ({"images": GREY.astype(np.float32)}, "images is float32, expected uint8"),
-        ({"images": np.zeros((3, 8, 8, 3), np.uint8)}, "images have 3 channel(s), the federation's 1"),
+        ({"images": np.zeros((3, 8, 8, 3), np.uint8)}, "images have 3 channel(s), 1 are wanted"),
         ({"images": np.zeros((3, 8), np.uint8)}, "holds vectors, but images are wanted"),
         ({"x": GREY}, "it holds x, expected images and labels"),
         ({"images": GREY, "classes": np.array(["dog", "cat", "eel"])}, "are not the federation's"),
@@ -373,6 +370,33 @@ def test_a_site_is_one_client(tmp_path: Path) -> None:
     picture(tmp_path / "client=north" / "cat" / "a.png")
     assert "holds the images of 1 clients; a site is one client" in refusal(tmp_path)
     assert len(opened(tmp_path / "client=north").data) == 1
+
+
+def test_everything_wrong_with_an_npz_file_is_told_at_once(tmp_path: Path) -> None:
+    told = refusal(
+        arrays(
+            tmp_path / "d.npz",
+            images=np.zeros((3, 8, 8, 3), np.uint8),
+            labels=np.array([0, 7, 9]),
+            classes=np.array(["cow", "dog", "eel"]),
+        )
+    )
+    assert "3 problems: (1)" in told
+    for part in ("are not the federation's", "3 channel(s), 1 are wanted", "1 has class 7 (2 such labels"):
+        assert part in told
+
+
+def test_arrays_and_columns_may_be_called_otherwise_and_labels_be_names(tmp_path: Path) -> None:
+    labels = np.array(["eel", "", "cat"])
+    file = arrays(tmp_path / "d.npz", pixels=GREY, diagnosis=labels)
+    found = opened(file, keys="images=pixels,labels=diagnosis")
+    assert found.labels.tolist() == [2, -1, 0]
+    assert "class 'cow' is not in the class list" in refusal(arrays(file, images=GREY, labels=["cow"] * 3))
+    assert "a site is one client" in refusal(arrays(file, images=GREY, clients=np.array(["a", "b", "a"])))
+    picture(tmp_path / "a.png")
+    (tmp_path / "mine.csv").write_text("path;what\na.png;dog\n", encoding="utf-8")
+    found = opened(tmp_path / "mine.csv", keys="file=path,label=what")
+    assert (found.form, found.labels.tolist()) == ("csv", [1])
 
 
 def test_held_out_images_are_not_trained_on(folders: Path) -> None:

@@ -22,6 +22,7 @@ from proxyfl.deploy import measure, server_run
 from proxyfl.deploy.live import LIVE_FILE
 from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
+from proxyfl.report.html.gather import gather
 from proxyfl.runs import checkpoint
 from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.recorder import client_lines
@@ -185,8 +186,12 @@ def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, sm
     }
     told = [text for text in texts(deployed) if text.startswith("round 1: accuracy ")]
     shown = invoke("show", deployed.run).stdout
-    assert "accuracy on images held out at the sites, rounds 1 to 3" in shown
+    assert "accuracy on data held out at the sites, rounds 1 to 3" in shown
     assert "test accuracy" not in shown
+    assert gather([run])["runs"][0]["accuracy_called"] == "accuracy on data held out at the sites"
+    drawn = run.plot(tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert "accuracy on data held out at the sites" in drawn.lower()
+    assert "test accuracy" not in drawn.lower()
     assert "% (on 90 images of site-01, site-03, site-04 alone), answered: " in told[0]
     test = prepare(small).dataset.test
     predicted = run.model()(test.images[:30]).argmax(1)

@@ -469,3 +469,21 @@ def test_a_request_has_so_long_to_arrive_in_all(server, monkeypatch):
     finally:
         drips.close()
         stream.close()
+
+
+def test_runs_of_methods_and_networks_that_nobody_here_knows_are_shown(folder, server):
+    """Their class is in a plug-in of whoever trained them."""
+    config = folder / "second" / "config.toml"
+    text = config.read_text(encoding="utf-8")
+    text = text.replace('name = "fedavg"', 'name = "theirs"\nsharpness = 3').replace(
+        '"resnet8"', '"their-net"'
+    )
+    config.write_text(text, encoding="utf-8")
+    assert '"their-net"' in text
+    runs = {run["name"]: run for run in json.loads(ask(server, "/api/runs")[1])["runs"]}
+    assert (runs["second"]["method"], runs["second"]["state"]) == ("theirs", runs["first"]["state"])
+    status, answer, _ = ask(server, "/api/run?name=second")
+    shown = json.loads(answer)
+    assert status == 200
+    assert "theirs" in json.dumps(shown)
+    assert ask(server, "/run?name=second")[0] == 200

@@ -48,3 +48,28 @@ def test_no_accuracy_of_pseudo_labels(tmp_path):
     page = gather([Run(tmp_path / "run")])["runs"][0]
     assert "pseudo.selected_share" in page["curves"]
     assert "pseudo.accuracy" not in page["curves"]
+
+
+def test_vectors_are_called_vectors_and_counted_where_nobody_knows_their_class(tmp_path):
+    import torch
+
+    import proxyfl
+
+    vectors, labels = torch.rand(60, 5), torch.arange(60) % 3
+    labels[30:] = -1
+    mine = proxyfl.Dataset.of(vectors, labels, test=(vectors[:30], labels[:30]))
+    split = proxyfl.partition(mine, clients=2, per_class=5, scheme="iid")
+    federation = proxyfl.Federation(
+        mine, split, network="mlp", method="fixmatch-lpl", rounds=1, per_round=2, workers=0,
+        train=proxyfl.Train(epochs=1, batch=16),
+    )  # fmt: skip
+    federation.record(tmp_path / "run").run()
+
+    class Known(Labels):
+        def of(self, run: Run) -> tuple[np.ndarray, tuple[str, ...]]:
+            return labels.numpy(), mine.classes
+
+    page = gather([Run(tmp_path / "run")], labels=Known())["runs"][0]
+    assert page["called"] == "vectors"
+    assert page["notes"]["partition"].startswith("the classes of 30 unlabelled vectors are unknown")
+    assert page["partition"]["totals"] == [15, 45]

@@ -96,11 +96,13 @@ def test_a_lone_run_gets_the_cores_as_workers(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(batch, "usable_cores", lambda: 2)
     monkeypatch.setattr("proxyfl.engines.pool.usable_cores", lambda: 2)
     given: list[int] = []
+    told: list[bool] = []
     monkeypatch.setattr(batch, "make_run", lambda *_: None)
     real = multiprocessing.get_context("spawn").Process
 
-    def note(target: object, args: tuple[Job, int, list[str], object], daemon: bool) -> object:
+    def note(target: object, args: tuple[Job, int, list[str], object, bool], daemon: bool) -> object:
         given.append(args[1])
+        told.append(args[4])
         return real(target=print, daemon=daemon)
 
     monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", note)
@@ -108,6 +110,7 @@ def test_a_lone_run_gets_the_cores_as_workers(tmp_path: Path, monkeypatch: pytes
     assert train_all([job]) == {}
     assert train_all(jobs(tmp_path / "two")) == {}
     assert given == [2, 0, 0]
+    assert told == [False, False, True], "the first run on data notes how it was read"
     assert batch._room([job]) == 2
 
 

@@ -154,6 +154,14 @@ def test_runs_that_cannot_mean_anything_are_warned_about():
     )
 
 
+def test_a_class_that_nobody_labelled_is_named():
+    images = torch.zeros(12, 1, 8, 8, dtype=torch.uint8)
+    labels = torch.arange(12) % 2 + 1
+    gap = Dataset.of(images, labels, test=(images, labels))
+    told = doubts(gap, make_partition(gap, clients=1, per_class=1, scheme="iid"))
+    assert told == ["no labelled training images of class '0': it is never learnt"]
+
+
 def test_presets_say_nothing_new():
     config = resolve("digits")
     assert remarks(config, prepare(config)) == []

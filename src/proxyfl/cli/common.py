@@ -230,7 +230,7 @@ def load_settings(
     from proxyfl.runs.experiment import load_config
 
     asked = overrides(method, flags, assignments or ())
-    if preset.endswith(".toml"):
+    if method and preset.endswith(".toml"):
         _note_other_method(Path(preset), method)
     config = load_config(preset, asked, method, root, protocol)
     if config.preset == own.PRESET and not preset.endswith(".toml"):
@@ -262,14 +262,14 @@ def overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequenc
     return merge(*layers)
 
 
-def _note_other_method(path: Path, method: str | None) -> None:
+def _note_other_method(path: Path, method: str) -> None:
     """Say so when a file's method table does not apply to the method that is asked for."""
     from proxyfl.runs.config_file import load_toml
 
     table = load_toml(path)
     section = table.get("method")
     named = section.get("name") if isinstance(section, dict) else None
-    if method and named and named != method and len(section or {}) > 1:
+    if named and named != method and len(section or {}) > 1:
         text = f"note: [method] of {path} is for {named}; {method} starts from its own defaults"
         typer.echo(one_line(text), err=True)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 INIT_EXAMPLES = examples(
     "proxyfl deploy init hospital --sites 4 --host fl.example.org --classes healthy,ill --image-size 64",
     "proxyfl deploy init trial --sites 3 --sample",
+    "proxyfl deploy init wards --sites 3 --like patients.csv --set data.keys=label=diagnosis,without=id",
     "proxyfl deploy init clinic --method semifl --scenario server --server-data images/ --classes ill,well",
     "proxyfl deploy init hospital --add-site lyon",
     "proxyfl deploy init hospital --renew --host 10.0.0.5",
@@ -110,6 +111,16 @@ def init(
             rich_help_panel=IMAGES,
         ),
     ] = None,
+    like: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="For vectors: a table or npz file of some. Features, mean and standard deviation are taken "
+            "from it, and the classes where they are not given; the file stays here.",
+            show_default="as --test",
+            rich_help_panel=IMAGES,
+        ),
+    ] = "",
     test: Annotated[
         str,
         typer.Option(
@@ -207,6 +218,7 @@ def init(
         overrides=asked,
         name=name,
         form={key: value for key, value in form.items() if value is not None},
+        like=like,
         test=test,
         server_data=server_data,
         holdout=holdout,
@@ -284,6 +296,12 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     say(f"wrote {path}: server at {deployment.address}, {len(deployment.sites)} site(s)", markup=False)
     say(labels_are(deployment), markup=False)
     say(f"accuracy comes from {measured_on(deployment)}", markup=False)
+    if deployment.called == "vectors" and set(deployment.mean) == {0.0} and set(deployment.std) == {1.0}:
+        say(
+            "warning: sites have to bring features with mean 0 and standard deviation 1; where they do not, "
+            "begin again with --like FILE, a file of vectors like theirs",
+            soft_wrap=True,
+        )
     first = deployment.sites[0]
     data = path / "sample" / f"{first}.npz" if plan.sample else "DATA"
     say("\nnext", style="bold")

@@ -25,6 +25,7 @@ from proxyfl.core.text import percent
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from proxyfl.core.config import DataSettings
     from proxyfl.data.dataset import Split
     from proxyfl.federation.evaluate import Evaluation
     from proxyfl.runs.export import ModelCard
@@ -54,6 +55,14 @@ Data = Annotated[
         show_default=False,
     ),
 ]
+Keys = Annotated[
+    str | None,
+    typer.Option(
+        "--keys",
+        help="With --data: names of arrays or columns, as in images=pixels,labels=diagnosis.",
+        show_default="as the run's own",
+    ),
+]
 Model = Annotated[Which, typer.Option("--model", help="The model of the last round, or of the best one.")]
 
 
@@ -73,6 +82,7 @@ def evaluate(
     run: RunName,
     model: Model = Which.last,
     data: Data = None,
+    keys: Keys = None,
     data_root: DataRoot = None,
     clients: Clients = False,
     personalised: Personalised = False,
@@ -97,7 +107,9 @@ def evaluate(
         print_accuracies(found, model, personalised, data_root, out())
         return
     trained = found.model(model, config.compute.device)
-    images = _images(found, trained.card, data, data_root)
+    if keys is not None and data is None:
+        raise ConfigError("--keys names the arrays or columns of --data; give that, too")
+    images = _images(found, trained.card, data, keys, data_root)
     if trained.card.encoder and images.called != "vectors":
         images = Split(trained.features(images.images), images.labels)
     result = evaluate_model(trained, config, images, scores=True)
@@ -120,13 +132,13 @@ def evaluate(
         console.print("[yellow]the best round was chosen on these test images, so this is optimistic[/]")
 
 
-def _images(run: Run, card: ModelCard, data: str | None, data_root: Path | None) -> Split:
+def _images(run: Run, card: ModelCard, data: str | None, keys: str | None, data_root: Path | None) -> Split:
     """The images to test on, their labels in the order of the model's classes."""
     from proxyfl.runs.simulation import prepare
 
     noted = run.directory.hints()
     if data is not None:
-        return _given(data, card, run.config.data.keys)
+        return _given(data, card, keys, run.config.data)
     if run.at_sites:
         return _of_the_server(run, card)
     simulation = prepare(run.config, data_root or run.directory.data_root())
@@ -140,11 +152,11 @@ def _images(run: Run, card: ModelCard, data: str | None, data_root: Path | None)
     return simulation.dataset.test
 
 
-def _given(data: str, card: ModelCard, keys: str) -> Split:
-    """The images that were named; of a folder with a test folder in it, those in that. A table's columns are
-    called as those of the run's own.
+def _given(data: str, card: ModelCard, keys: str | None, own: DataSettings) -> Split:
+    """The images that were named; of a folder with a test folder in it, those in that. Where nobody says
+    otherwise, arrays and columns are called as those of the run's own data.
     """
-    from proxyfl.data.reader.known import Form
+    from proxyfl.data.reader.known import Form, fitting_keys
     from proxyfl.deploy.site_data import read_test
 
     kind, _, path = data.partition(":")
@@ -153,10 +165,19 @@ def _given(data: str, card: ModelCard, keys: str) -> Split:
     place = Path(path).expanduser()
     if kind == "folder" and (place / "test").is_dir() and "test" not in card.classes:
         place = place / "test"
-    columns = keys if kind == "table" else ""
+    if keys is None:
+        same = own.name.partition(":")[0] == kind
+        keys = fitting_keys(place, own.keys) if same else ""
     channels, side = card.given
-    form = Form(card.classes, channels, side, card.features, columns)
+    form = Form(card.classes, channels, side, card.features, keys)
     split = read_test(place, form, by_name=True)
+    if place.resolve() == Path(own.name.partition(":")[2]).expanduser().resolve():
+        err().print(
+            f"warning: the run was trained on {split.called} in {place}, so this is no test; without --data "
+            "it is tested on those that it never saw",
+            markup=False,
+            soft_wrap=True,
+        )
     if not side:
         return split
     size = f"{side} × {side}"

@@ -208,6 +208,8 @@ def _print_clients(run: Run, console: Console) -> None:
 
 
 def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:
+    from proxyfl.runs.directory import accuracy_called
+
     if len(lines) < 2:
         return
     accuracy = [line["accuracy"] for line in lines]
@@ -215,9 +217,9 @@ def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:
     labels = [percent(max(accuracy)), *[""] * (len(rows) - 2), percent(min(accuracy))]
     for label, row in zip(labels, rows, strict=True):
         console.print(f"[dim]{label:>8}[/] [green]{row.rstrip()}[/]")
-    where = lines[-1].get("evaluation", {}).get("where")
-    what = "accuracy on images held out at the sites" if where == "sites" else "test accuracy"
-    console.print(f"[dim]{'':8} {what}, rounds {lines[0]['round']} to {lines[-1]['round']}[/]\n")
+    console.print(
+        f"[dim]{'':8} {accuracy_called([lines])}, rounds {lines[0]['round']} to {lines[-1]['round']}[/]\n"
+    )
 
 
 def _last_rounds(lines: list[dict[str, Any]]) -> Table:

@@ -56,14 +56,15 @@ def predict(
     """
     import torch
 
-    from proxyfl.data.given import read_given
+    from proxyfl.data.given import images_key, read_given
     from proxyfl.runs.run import Run
 
     if as_csv and as_json:
         raise ConfigError("--csv and --json are two forms of the same; choose one")
-    trained = Run(find_run(run)).model(model)
+    found = Run(find_run(run))
+    trained = found.model(model)
     card = trained.card
-    given = read_given(images, *card.given, card.features)
+    given = read_given(images, *card.given, card.features, images_key(found.config.data.keys))
     for note in given.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
     probabilities = torch.cat([trained(part).cpu() for part in torch.split(given.images, BATCH)])

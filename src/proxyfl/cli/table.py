@@ -212,13 +212,10 @@ def find_runs(places: Sequence[str]) -> list[Run]:
     paths: list[Path] = []
     for place in places:
         path = Path(place).expanduser()
-        if path.is_dir() and not is_run(path):
-            inside = list(runs_below(path))
-            if not inside:
-                raise RunError(f"no runs in {path}, nor in the folders in it; name a folder with runs")
-            paths += inside
-        else:
-            paths.append(find_run(place))
+        inside = list(runs_below(path)) if path.is_dir() and not is_run(path) else []
+        if not inside and path.is_dir() and not any(map(is_run, (path, runs_folder() / place))):
+            raise RunError(f"no runs in {path}, nor in the folders in it; name a folder with runs")
+        paths += inside or [find_run(place)]
     return open_runs(paths)
 
 

@@ -89,6 +89,8 @@ class Dataset:
     """The names of a vector's features, where the data has some; of texts, that of their column."""
     encoded: Encoded | None = None
     """Where the samples come from, if a frozen encoder made them."""
+    notes: tuple[str, ...] = ()
+    """What there is to tell about how people's own data was read."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.train):,} to train, {len(self.test):,} to test"

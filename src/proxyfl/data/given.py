@@ -20,7 +20,7 @@ from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.numbers import is_vectors
-from proxyfl.data.reader.arrays import Array, check_images, read_headers, samples_of
+from proxyfl.data.reader.arrays import Array, check_images, grey_bits, read_headers, samples_of
 from proxyfl.data.reader.columns import read_rows, read_texts
 from proxyfl.data.reader.tables import read_table
 from proxyfl.data.texts import NUMBERS, pack, unpack
@@ -40,14 +40,23 @@ class Given:
     notes: tuple[str, ...] = ()
 
 
-def read_given(places: Sequence[str], channels: int, size: int, features: Sequence[str] = ()) -> Given:
+def images_key(keys: str) -> str:
+    """What ``data.keys`` calls the array of images; empty where it does not name one."""
+    roles = (part.partition("=") for part in keys.split(","))
+    return next((name.strip() for role, _, name in roles if role.strip() == "images"), "")
+
+
+def read_given(
+    places: Sequence[str], channels: int, size: int, features: Sequence[str] = (), key: str = ""
+) -> Given:
     """The images at some places, in the order given, at ``size`` × ``size``; where that is 0, the vectors of
-    ``channels`` features, which in tables are found by their names; where both are 0, the texts.
+    ``channels`` features, which in tables are found by their names; where both are 0, the texts. ``key`` is
+    the array of an npz file that is looked for before the usual ones.
     """
     if (channels, size) == NUMBERS:
         names, found = zip(*(pair for place in places for pair in _texts(place, features)), strict=True)
         return Given(names, pack(found))
-    parts = [_read(place, channels, size, features) for place in places]
+    parts = [_read(place, channels, size, features, key) for place in places]
     return Given(
         tuple(name for part in parts for name in part.names),
         torch.cat([part.images for part in parts]),
@@ -55,10 +64,10 @@ def read_given(places: Sequence[str], channels: int, size: int, features: Sequen
     )
 
 
-def _read(place: str, channels: int, size: int, features: Sequence[str]) -> Given:
+def _read(place: str, channels: int, size: int, features: Sequence[str], key: str) -> Given:
     suffix = Path(place).suffix.lower()
     if suffix == ".npz":
-        return _npz(Path(place), channels, size)
+        return _npz(Path(place), channels, size, (*filter(None, [key]), *KEYS))
     if size:
         return _files(place, channels, size)
     if suffix not in TABLES:
@@ -98,7 +107,7 @@ def _table(file: Path, channels: int, features: Sequence[str]) -> Given:
     table = read_table(file)
     rows = read_rows(table, features=features)
     _require_features(file, rows.vectors, channels)
-    return Given(tuple(map(table.where, range(len(table)))), torch.from_numpy(rows.vectors))
+    return Given(tuple(map(table.where, range(len(table)))), torch.from_numpy(rows.vectors), rows.notes)
 
 
 def _require_features(file: Path, vectors: Array, channels: int) -> None:
@@ -111,9 +120,14 @@ def _require_features(file: Path, vectors: Array, channels: int) -> None:
 def _files(place: str, channels: int, size: int) -> Given:
     files = _found(place, SUFFIXES)
     seen = survey(files)
-    images, note = decode_all(seen, channels, size, "reading")
-    other = sum(shape != (size, size) for shape in seen.sizes.values())
-    return Given(tuple(map(str, files)), torch.from_numpy(images), _notes(other, len(files), size, note))
+    images, note = decode_all(seen, channels, size, "reading", strict=False)
+    sound = [at for at, file in enumerate(files) if file not in seen.faults]
+    if not sound:
+        seen.require_sound()
+    damaged = f"{len(seen.faults):,} of {len(files):,} images cannot be read and are left out: {seen.named}"
+    other = sum(seen.sizes[files[at]] != (size, size) for at in sound)
+    notes = _notes(other, len(sound), size, note, damaged if seen.faults else "")
+    return Given(tuple(str(files[at]) for at in sound), torch.from_numpy(images[sound]), notes)
 
 
 def _notes(other: int, total: int, size: int, *more: str) -> tuple[str, ...]:
@@ -140,19 +154,21 @@ def _found(place: str, suffixes: Iterable[str]) -> list[Path]:
     raise DataError(f"{place} is not a file" if path.exists() else f"{place} does not exist")
 
 
-def _npz(file: Path, channels: int, size: int) -> Given:
+def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Given:
     try:
         headers = read_headers(file.expanduser())
-        key = next((name for name in KEYS if name in headers), None)
+        key = next((name for name in keys if name in headers), None)
         if key is None:
-            raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected {KEYS[0]}")
+            raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected {keys[0]}")
         shape, dtype = headers[key]
         check_images(file, key, shape, dtype)
         bytes_ = int(np.prod(shape, dtype=object)) * dtype.itemsize
         if bytes_ > memory_limit():
             raise ValueError(f"it holds {in_words(bytes_)}, too much for this machine's memory")
         with np.load(file.expanduser(), allow_pickle=False) as content:
-            array = samples_of(file, key, content[f"{key}.npy"])
+            read = content[f"{key}.npy"]
+        bits, note = grey_bits([read] if read.dtype == np.uint16 and not is_vectors(read) else [])
+        array = samples_of(file, key, read, bits)
     except FileNotFoundError:
         raise DataError(f"{file} does not exist") from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -174,4 +190,4 @@ def _npz(file: Path, channels: int, size: int) -> Given:
     fits = images.shape[-2:] == (size, size)
     if not fits:
         images = resize(Split(images, torch.zeros(len(images), dtype=torch.int64)), size).images
-    return Given(names, images, _notes(0 if fits else len(images), len(images), size))
+    return Given(names, images, _notes(0 if fits else len(images), len(images), size, note))

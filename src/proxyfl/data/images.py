@@ -173,7 +173,7 @@ def decode_all(
     for file in deep:
         with found.trying(file), _opened(file) as image:
             highest = max(highest, int(_levels(image).max()))
-    bits = next(bits for bits in BITS if highest < 1 << bits)
+    bits = bits_for(highest)
     images = np.zeros((len(found.files), channels, size, size), np.uint8)
     with progress(title, len(found.files)) as advance:
         for place, file in enumerate(found.files):
@@ -185,6 +185,11 @@ def decode_all(
         found.require_sound()
     note = f"{len(deep):,} 16-bit images with grey levels up to {highest:,} are read as {bits} bits"
     return images, note if deep else ""
+
+
+def bits_for(highest: int) -> int:
+    """How many bits an instrument has whose largest grey level this is."""
+    return next(bits for bits in BITS if highest < 1 << bits)
 
 
 def decode(path: Path, channels: int, size: int | None = None, bits: int = 16) -> np.ndarray[Any, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxyfl.aggregation.coverage import uncovered
 from proxyfl.core.config import Config, PrivacySettings
@@ -93,16 +92,16 @@ def explain(deployment: Deployment) -> Explanation:
         labels=labels_are(deployment),
         enrols=(
             "the site's name",
-            "how many images it has: labelled, unlabelled, kept back",
+            f"how many {deployment.called} it has: labelled, unlabelled, kept back",
             "its versions of proxyfl and torch",
         ),
-        up=(*up, *static_up, Item("number of images, seconds", 2, 16)),
+        up=(*up, *static_up, Item(f"number of {deployment.called}, seconds", 2, 16)),
         metrics=tuple(sorted(update.metrics)),
         down=(*_parts(task.weights), *_extras(task.extras), *_extras(task.personal), *static_down),
         declared=tuple(f"{part.name}: {part.sends}" for part in method.parts if part.sends),
         measured=_measured(deployment, classes),
         noted=_noted(deployment),
-        stays=_stays(method),
+        stays=_stays(deployment, method),
         remarks=_remarks(deployment, method, update, classes),
         privacy=_privacy(deployment.config),
     )
@@ -194,8 +193,9 @@ def _measured(deployment: Deployment, classes: int) -> str:
     if not deployment.sites_measure:
         return f"on {measured_on(deployment)}: sites send nothing for it"
     return (
-        f"on the {deployment.holdout:.0%} of its labelled images that each site keeps back: a site sends a "
-        f"table of {classes} × {classes} counts, true class against predicted, and the server adds them up"
+        f"on the {deployment.holdout:.0%} of its labelled {deployment.called} that each site keeps back: it "
+        f"sends a table of {classes} × {classes} counts, true class against predicted, and the server adds "
+        "them up"
     )
 
 
@@ -207,26 +207,27 @@ def _noted(deployment: Deployment) -> str:
     if not config.keep.watches(config.federation.per_round):
         return "nothing of single sites: keep.clients of the experiment says so"
     own = ", accuracy on what it keeps back" if deployment.sites_measure else ""
+    what = deployment.called
     return (
-        "of every site and round (clients.jsonl): images, labelled share, losses, share of images trusted, "
+        f"of every site and round (clients.jsonl): {what}, labelled share, losses, share of {what} trusted, "
         f"seconds, length of its update and its cosine to the mean{own}; nothing more is sent for it, and "
         'clients = "none" in [experiment.keep] switches it off'
     )
 
 
-def _stays(method: Method) -> tuple[str, ...]:
+def _stays(deployment: Deployment, method: Method) -> tuple[str, ...]:
     kept = [f"{part.name}: {part.keeps}" for part in method.parts if part.keeps]
     private = [f"{part.name}: weights of {', '.join(part.private)}" for part in method.parts if part.private]
-    return ("images, labels and file names", *kept, *private)
+    return (f"{deployment.called}, labels and file names", *kept, *private)
 
 
 def _remarks(deployment: Deployment, method: Method, update: Update, classes: int) -> tuple[str, ...]:
     """What can be learned from what is sent."""
-    remarks = _frozen_remarks(deployment)
+    remarks, what = _frozen_remarks(deployment), deployment.called
     if deployment.config.model.norm == "static":
         remarks.append(
             "sums for static batch norm tell the server, layer by layer, the mean and the spread of what the "
-            "network sees in a site's images"
+            f"network sees in a site's {what}"
         )
     if by_part(update.weights)["classifier"]:
         remarks.append(
@@ -235,16 +236,17 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         )
     for name, value in sorted(update.extras.items()):
         if value.dim() and value.shape[0] == classes:
-            remarks.append(f"{name} has an entry for every class: it reveals label shares{_rows(value)}")
+            rows = f", and what a class's {what} have in common" if value.dim() > 1 else ""
+            remarks.append(f"{name} has an entry for every class: it reveals label shares{rows}")
     if deployment.sites_measure:
-        remarks.append("the table of counts tells the server the label shares of the images kept back")
+        remarks.append(f"the table of counts tells the server the label shares of the {what} kept back")
     labelled = "" if deployment.scenario == SERVER else ", and how much of it is labelled"
-    remarks.append(f"numbers of images tell the server how large a site is{labelled}")
+    remarks.append(f"numbers of {what} tell the server how large a site is{labelled}")
     if readers := validation.reads_single_sites(method):
         remarks.append(f"the server needs the updates of single sites: {', '.join(readers)}")
     remarks.append(
-        "encryption protects the way to the server, not against it: trained weights can give away whether an "
-        "image was trained on, and at worst what images look like"
+        "encryption protects the way to the server, not against it: trained weights can give away which "
+        f"{what} were trained on, and at worst what they look like"
     )
     remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
@@ -268,10 +270,6 @@ def _frozen_remarks(deployment: Deployment) -> list[str]:
     return [f"{size} of the network are not trained and do not travel with a round: {how}"]
 
 
-def _rows(value: Tensor) -> str:
-    return ", and what a class's images have in common" if value.dim() > 1 else ""
-
-
 def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
     config = deployment.config
     if not config.privacy.clip:
@@ -289,7 +287,8 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
             f"differential privacy is for the sum of a round: each update carries only {share} of the noise, "
             "so who reads single updates, as the server can, sees more than epsilon says"
         )
-    bare = "numbers of images" + (" and the table of counts" if deployment.sites_measure else "")
+    counts = " and the table of counts" if deployment.sites_measure else ""
+    bare = f"numbers of {deployment.called}{counts}"
     return [covered, f"differential privacy does not cover {bare}: they are sent as they are"]
 
 

@@ -19,6 +19,7 @@ from proxyfl.data import sources
 from proxyfl.deploy import expiry, pki, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
+from proxyfl.deploy.like import described
 from proxyfl.deploy.names import check_sites
 from proxyfl.deploy.server_data import open_server_data
 from proxyfl.deploy.settings import UNSAFE, Deployment, Site
@@ -38,6 +39,8 @@ OWN_MEAN, OWN_STD = 0.5, 0.25
 """Normalisation of a federation's own images where nobody says another."""
 NATIVE_SIZE = {"digits": 8, "mnist": 28, "fashion-mnist": 28}
 SIZE = 32
+VECTOR_NETWORK = "mlp"
+"""What is trained on vectors where nobody names a network."""
 OWN_DATA = "folder:sites"
 """What a run's settings call data that lie at the sites."""
 
@@ -55,6 +58,7 @@ class Plan:
     overrides: Tree = dataclasses.field(default_factory=dict)
     name: str = ""
     form: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    like: str = ""
     test: str = ""
     server_data: str = ""
     holdout: float | None = None
@@ -83,6 +87,8 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     """Write a new deployment. It appears complete or not at all, and nothing is overwritten."""
     path = Path(folder).expanduser().resolve()
     _require_free(path)
+    asked, overrides = described(plan.form, plan.like, plan.test, plan.overrides)
+    plan = dataclasses.replace(plan, form=asked, overrides=overrides)
     config = settle_encoder(_experiment(plan))
     simulation = prepare(config, plan.data_root) if plan.sample else None
     deployment = _deployment(path, plan, config, simulation)
@@ -225,6 +231,8 @@ def _experiment(plan: Plan) -> Config:
         ours["compute"] = {"dtype": "fp32"}  # what all machines have, whatever this one has
     if not plan.sample and _own_images(plan):
         ours["data"] = {"name": OWN_DATA}
+    if plan.form.get("image_size") == 0 and not str(preset).endswith(".toml"):
+        ours["model"] = {"name": VECTOR_NETWORK}
     asked = plan.overrides.get("partition", {}).get("clients", count)
     if asked != count:
         raise ConfigError(f"partition.clients = {asked}, but there are {count} sites")
@@ -297,9 +305,7 @@ def _form(plan: Plan, config: Config) -> dict[str, Any]:
     known = tuple(classes) == source.classes
     channels = given.pop("channels", len(source.mean) if known and source.mean else 3)
     same = known and source.mean is not None and source.std is not None and len(source.mean) == channels
-    if (
-        given.get("image_size") == 0 and not config.model.encoder
-    ):  # vectors: the operator fills in what the sites' features are like
+    if given.get("image_size") == 0 and not config.model.encoder:
         return {
             "classes": tuple(classes),
             "channels": channels,

@@ -272,6 +272,7 @@ class SiteSettings(ImageForm):
     encoder: str = setting(
         "", "where the frozen encoder lies at this site, as hf:FOLDER or onnx:FILE; empty: as the server says"
     )
+    keys: str = setting("", "names of arrays or columns of its data, as in images=pixels,labels=diagnosis")
 
     def check(self) -> None:
         super().check()

@@ -19,7 +19,7 @@ from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.dataset import Split
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.known import Form, Known, read_known
-from proxyfl.data.reader.listing import NO_LABEL
+from proxyfl.data.reader.listing import CLIENT, NO_LABEL
 from proxyfl.data.stream import ClientData
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class SiteData:
     held: Tensor
     form: str
     ignored: int = 0
-    depth: str = ""
-    """What there is to tell about images of 16 bits."""
+    remarks: tuple[str, ...] = ()
+    """What there is to tell about how they were read."""
     scenario: str = CLIENTS
     """Who has labels in the federation."""
     unused: int = 0
@@ -85,7 +85,7 @@ class SiteData:
     @property
     def notes(self) -> list[str]:
         """What the site's people should know before they take part."""
-        notes = [self.depth] if self.depth else []
+        notes, what = list(self.remarks), Split(self.images, self.labels).called
         if self.ignored:
             notes.append(f"{self.ignored:,} entries ignored: no images, or folders below class folders")
         if self.scenario == SERVER:
@@ -94,14 +94,14 @@ class SiteData:
         if self.scenario == PARTIAL:
             return [*notes, f"this site takes part {'with' if len(self.labelled) else 'without'} labels"]
         if not len(self.labelled):
-            notes.append("no labelled image to train on: methods that need labels pass this site over")
+            notes.append(f"no labelled {what} to train on: methods that need labels pass this site over")
         if not len(self.unlabelled):
-            notes.append("no unlabelled images")
+            notes.append(f"no unlabelled {what}")
         missing = [
             name for name, number in zip(self.classes, self.counts.labelled, strict=True) if not number
         ]
         if missing and len(missing) < len(self.classes):
-            notes.append(f"no labelled image of: {', '.join(missing)}")
+            notes.append(f"no labelled {what} of: {', '.join(missing)}")
         return notes
 
 
@@ -115,9 +115,11 @@ def open_site(
     cache: Path | None = None,
     features: Sequence[str] = (),
     scenario: str = CLIENTS,
+    keys: str = "",
 ) -> SiteData:
     """Read a site's data: class folders, a CSV of labels beside images, or an npz file. An ``image_size`` of
-    0 means vectors of ``channels`` features in an npz file or a table.
+    0 means vectors of ``channels`` features in an npz file or a table. ``keys`` names arrays or columns that
+    are called otherwise.
 
     ``holdout`` is the share of labelled images kept back, drawn by class, the same for the same ``seed``;
     where the data has a test or validation split of its own, that is kept back instead.
@@ -127,8 +129,9 @@ def open_site(
     """
     if not 0 <= holdout < 1:
         raise ConfigError(f"holdout = {holdout} must be a share from 0 to below 1")
-    form = Form(tuple(classes), channels, image_size, tuple(features))
+    form = Form(tuple(classes), channels, image_size, tuple(features), keys)
     found = read_known(Path(path).expanduser(), form, cache)
+    _require_one(found, path)
     set_apart = found.of("val", "test")
     labels = found.data.labels
     if bool((set_apart & (labels == NO_LABEL)).any()):
@@ -152,7 +155,7 @@ def open_site(
         held.nonzero()[:, 0],
         found.form,
         found.ignored,
-        found.depth,
+        found.notes,
         scenario,
         unused,
     )
@@ -161,7 +164,20 @@ def open_site(
 def open_data(site: Site, path: str | Path, cache: Path | None = None) -> SiteData:
     """The same as a site's folder says."""
     form = (site.classes, site.channels, site.image_size, site.holdout, site.seed)
-    return open_site(path, *form, cache=cache, features=site.features, scenario=site.scenario)
+    return open_site(path, *form, cache=cache, features=site.features, scenario=site.scenario, keys=site.keys)
+
+
+def _require_one(found: Known, path: str | Path) -> None:
+    """Refuse the data of several clients."""
+    if not found.clients:
+        return
+    if found.form == "folder":
+        cure = f"give the folder of one, as in {Path(path) / (CLIENT + found.clients[0])}"
+    else:
+        cure = f"give its {found.data.called} alone, without a column or array of clients"
+    raise DataError(
+        f"{path} holds the {found.data.called} of {len(found.clients)} clients; a site is one client: {cure}"
+    )
 
 
 def _require_all_or_none(path: str | Path, data: Split, labelled: int) -> None:
@@ -182,8 +198,9 @@ def open_test(
     by_name: bool = False,
     features: Sequence[str] = (),
 ) -> Split:
-    """Test images in any form that a site may use. Every one needs its label. ``by_name``, an npz file may
-    number its classes in an order of its own.
+    """Test images in any form that a site may use. Every one needs its label. ``by_name``, as for data that
+    was not made for this, an npz file may number its classes in an order of its own, and images without a
+    label are left out.
     """
     form = Form(tuple(classes), channels, image_size, tuple(features))
     return read_test(Path(path).expanduser(), form, by_name=by_name)
@@ -196,12 +213,17 @@ def read_test(place: Path, form: Form, *, by_name: bool = False) -> Split:
     without = int((split.labels == NO_LABEL).sum())
     if not len(split):
         raise DataError(f"there are no images in {place}")
-    if without:
+    if without and (not by_name or without == len(split)):
         raise DataError(
             f"{place}: {without:,} of {len(split):,} test {split.called} have no label; take them out"
         )
-    if found.depth:
-        log.warning("%s: %s", place, found.depth)
+    if without:
+        log.warning(
+            "%s: %d of %d %s have no label and are left out", place, without, len(split), split.called
+        )
+        split = split.take((split.labels != NO_LABEL).nonzero()[:, 0])
+    for note in found.notes:
+        log.warning("%s: %s", place, note)
     return split
 
 

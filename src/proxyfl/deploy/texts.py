@@ -52,10 +52,10 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
 def measured_on(deployment: Deployment) -> str:
     """The images that accuracy is measured on."""
     if deployment.test:
-        return f"the server's test images ({deployment.test})"
+        return f"the server's test {deployment.called} ({deployment.test})"
     if deployment.sites_measure:
-        return f"the {deployment.holdout:.0%} of labelled images that every site keeps back"
-    return f"the {deployment.holdout:.0%} of its labelled images that the server keeps back"
+        return f"the {deployment.holdout:.0%} of labelled {deployment.called} that every site keeps back"
+    return f"the {deployment.holdout:.0%} of its labelled {deployment.called} that the server keeps back"
 
 
 def labels_are(deployment: Deployment) -> str:
@@ -101,7 +101,7 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
 
 IMAGE_DATA = """- a folder with one folder per class, and a folder `unlabelled` for images without a label;
 - a folder of images with a file `labels.csv` in it: a line `file,label`, then a line for each labelled image;
-- an npz file with `images` (N×H×W or N×H×W×3, uint8) and `labels` (numbers, -1 for none)."""
+- an npz file with `images` (N×H×W or N×H×W×3, of 8 or 16 bits) and `labels` (names, or numbers, -1: none)."""
 VECTOR_DATA = """- an npz file with `vectors` (N×d) and `labels` (numbers, -1 for none);
 - a table, `.csv` or `.parquet`, with a column for each feature and a column `label`, empty for none."""
 

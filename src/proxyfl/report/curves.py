@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.report import plot_style
 from proxyfl.results.cells import span
-from proxyfl.runs.directory import measured
+from proxyfl.runs.directory import accuracy_called, measured
 from proxyfl.runs.run import Run
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def accuracy_curves(
         every,
         legend,
         looks,
+        y=f"{accuracy_called(run.metrics for each in runs.values() for run in each)} (%)",
     )
     return [
         *plot_style.save(figure, path),

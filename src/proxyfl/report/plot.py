@@ -16,6 +16,7 @@ from proxyfl.report import plot_style
 from proxyfl.report.curves import draw_curves
 from proxyfl.results.frames import round_rows
 from proxyfl.results.settings import BESIDE, METHOD, plain, settings_of, short_names
+from proxyfl.runs.directory import accuracy_called
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import COMMON
 
@@ -41,12 +42,12 @@ def plot(
     curves = {name: _values(name, each, metric) for name, each in groups.items()}
     data = ", ".join(dict.fromkeys(run.config.data.name for run in runs))
     share = metric == "accuracy"
-    words = metric.replace("_", " ")
+    words = accuracy_called(run.metrics for run in runs) if share else metric.replace("_", " ")
     figure = draw_curves(
         curves,
-        title or (f"Test accuracy on {data}" if share else f"{words[:1].upper()}{words[1:]} on {data}"),
+        title or f"{words[:1].upper()}{words[1:]}{'' if words.endswith('sites') else f' on {data}'}",
         legend=", ".join(by),
-        y="test accuracy (%)" if share else words,
+        y=f"{words} (%)" if share else words,
     )
     content = io.BytesIO()
     with plot_style.repeatable():

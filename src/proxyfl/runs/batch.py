@@ -6,6 +6,7 @@ and gives the same bits as one run after the other.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -21,9 +22,10 @@ from pathlib import Path
 import torch
 
 from proxyfl.core import plugins
-from proxyfl.core.config import Config
+from proxyfl.core.config import Config, DataSettings
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.machine import usable_cores
+from proxyfl.data import sources
 from proxyfl.engines.pool import TUNABLES, default_workers, tuned_environment
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.experiment import Experiment, resume
@@ -77,11 +79,14 @@ def train_all(
     waiting = deque(jobs)
     together = min(side_by_side or _room(jobs), len(jobs))
     running: list[_Child] = []
+    told: set[DataSettings] = set()  # how data was read is noted by the first run on it
     failed: dict[Path, str] = {}
     try:
         while waiting or running:
             while waiting and len(running) < together:
-                running.append(_Child(waiting.popleft(), together))
+                job = waiting.popleft()
+                running.append(_Child(job, together, told=job.config.data in told))
+                told.add(job.config.data)
             wait([child.process.sentinel for child in running], timeout=PAUSE)
             for child in [child for child in running if not child.process.is_alive()]:
                 running.remove(child)
@@ -104,13 +109,13 @@ def _room(jobs: Sequence[Job]) -> int:
 class _Child:
     """A process that makes one run, one of ``together``. With a core to spare, it has workers."""
 
-    def __init__(self, job: Job, together: int) -> None:
+    def __init__(self, job: Job, together: int, told: bool) -> None:
         share = default_workers(job.config) // together
         workers = share if share > 1 or torch.device(job.config.compute.device).type != "cpu" else 0
         context = multiprocessing.get_context("spawn")
         self.job = job
         self.answer, theirs = context.Pipe(duplex=False)
-        arguments = (job, workers, list(plugins.loaded), theirs)
+        arguments = (job, workers, list(plugins.loaded), theirs, told)
         self.process: BaseProcess = context.Process(target=make_run, args=arguments, daemon=True)
         before = os.environ.get(TUNABLES)
         os.environ[TUNABLES] = tuned_environment()[TUNABLES]  # read by the allocator when a program starts
@@ -138,8 +143,12 @@ class _Child:
             self.process.join()
 
 
-def make_run(job: Job, workers: int, modules: list[str], answer: Connection) -> None:
-    """What a child does: the run from its start, or from where it was stopped."""
+def make_run(job: Job, workers: int, modules: list[str], answer: Connection, told: bool = False) -> None:
+    """What a child does: the run from its start, or from where it was stopped. Where another has ``told`` how
+    the data was read, it does not.
+    """
+    if told:
+        logging.getLogger(sources.__name__).setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

@@ -289,6 +289,15 @@ def measured(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for line in lines if "accuracy" in line]
 
 
+def accuracy_called(runs: Iterable[Iterable[dict[str, Any]]]) -> str:
+    """What the accuracy in the records of some runs is measured on, in words."""
+    newest = [lines[-1].get("evaluation") for lines in map(measured, runs) if lines]
+    at_sites = [isinstance(each, dict) and each.get("where") == "sites" for each in newest]
+    if any(at_sites):
+        return "accuracy on data held out at the sites" if all(at_sites) else "accuracy"
+    return "test accuracy"
+
+
 @contextlib.contextmanager
 def readable_errors(path: Path, kept: str, cure: str) -> Iterator[None]:
     try:

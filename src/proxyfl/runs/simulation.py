@@ -211,6 +211,12 @@ def doubts(dataset: Dataset, partition: Partition) -> list[str]:
     lines, what = [], dataset.train.called
     if len(dataset.classes) == 1:
         lines.append(f"there is only one class, '{dataset.classes[0]}': every accuracy is 100 %")
+    found = torch.bincount(dataset.train.labels.clamp(min=-1) + 1, minlength=len(dataset.classes) + 1)[1:]
+    without = [name for name, images in zip(dataset.classes, found.tolist(), strict=True) if not images]
+    if without:
+        more = f" and {len(without) - MOST_NAMED:,} more" if len(without) > MOST_NAMED else ""
+        named = ", ".join(f"'{name}'" for name in without[:MOST_NAMED])
+        lines.append(f"no labelled training {what} of class {named}{more}: it is never learnt")
     count = len(dataset.train)
     if count < partition.clients:
         lines.append(f"{count:,} training {what} are fewer than {partition.clients:,} clients")

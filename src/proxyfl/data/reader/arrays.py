@@ -1,15 +1,16 @@
-"""Arrays in one .npz file: images (uint8) or vectors, labels, and where there are some names of classes and
-clients.
+"""Arrays in one .npz file: images (of 8 or 16 bits) or vectors, labels, and where there are some names of
+classes and clients.
 
 Nothing is trusted: pickled members are refused, and sizes are read from the headers before any memory is
-given. A label of -1 means that an image has none; where an array of labels is missing, no image has one.
+given. A label of -1, nan or no letters means that an image has none; where an array of labels is missing, no
+image has one.
 """
 
 from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,8 +21,9 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.arrays import read_header
 from proxyfl.data.files import memory_limit
+from proxyfl.data.images import bits_for
 from proxyfl.data.numbers import KINDS, is_vectors, numbers
-from proxyfl.data.reader.listing import NO_LABEL, SPLITS, parse_keys
+from proxyfl.data.reader.listing import NO_LABEL, SPLITS, all_told, in_order, parse_keys
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Headers: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -52,6 +54,9 @@ class Arrays:
     """The client of each training image, as text."""
     features: tuple[str, ...] = ()
     """The names of a vector's features, where the file has some."""
+    named: bool = False
+    """Whether labels are names: then the order of the classes says nothing."""
+    notes: tuple[str, ...] = ()
 
 
 def read_headers(file: Path) -> Headers:
@@ -93,7 +98,10 @@ def naming(file: Path, headers: Mapping[str, Any], keys: str = "") -> dict[str, 
             {},
         )
     if not found:
-        wanted = "images and labels, x_train and y_train, or train_images and train_labels"
+        wanted = (
+            "images and labels, x_train and y_train, or train_images and train_labels (of vectors also "
+            "vectors and labels, or X and y)"
+        )
         raise DataError(f"{file}: {_holds(headers)}, expected {wanted}")
     return found
 
@@ -112,50 +120,101 @@ def read_arrays(file: Path, keys: str = "") -> Arrays:
     size = sum(math.prod(headers[name][0]) * headers[name][1].itemsize for name in wanted)
     if size > memory_limit():
         raise DataError(f"{file} holds {in_words(size)}, too much for this machine's memory")
-    for images, labels in found.values():
-        check_images(file, images, *headers[images])
-        if labels in headers:
-            check_labels(file, labels, *headers[labels])
-    if extra["classes"] in headers and headers[extra["classes"]][1].kind != "U":
-        raise DataError(f"{file}: {extra['classes']} is {headers[extra['classes']][1]}, expected names")
-    if extra["clients"] in headers and headers[extra["clients"]][1].kind not in "Uui":
-        kind = headers[extra["clients"]][1]
-        raise DataError(f"{file}: {extra['clients']} is {kind}, expected names or whole numbers")
+    if faults := _faults(file, headers, found, extra):
+        raise all_told(faults)
     with np.load(file, allow_pickle=False) as content:
         # by their full names: a member without ".npy" would be preferred, and its header was not looked at
         loaded = {name: content[f"{name}.npy"] for name in wanted}
-    parts = {split: _part(file, loaded, *names) for split, names in found.items()}
-    names, clients = loaded.get(extra["classes"]), loaded.get(extra["clients"])
+    given_names, clients = loaded.get(extra["classes"]), loaded.get(extra["clients"])
+    classes = None if given_names is None else tuple(map(str, given_names.reshape(-1).tolist()))
+    labels = [loaded[name] for _, name in found.values() if name in loaded]
+    named = any(array.dtype.kind == "U" for array in labels)
+    if named and classes is None:
+        classes = in_order(str(label).strip() for array in labels for label in array.reshape(-1).tolist())
+        classes = tuple(name for name in classes if name)
+    deep = [loaded[name] for name, _ in found.values() if loaded[name].dtype == np.uint16]
+    bits, note = grey_bits([array for array in deep if not is_vectors(array)])
+    parts = {split: _part(file, loaded, names, classes, bits) for split, names in found.items()}
     if clients is not None and len(clients.reshape(-1)) != len(parts.get("train", ([],))[0]):
         raise DataError(f"{file}: {extra['clients']} needs one entry for each training image")
-    return Arrays(
-        parts,
-        None if names is None else tuple(map(str, names.reshape(-1).tolist())),
-        None if clients is None else clients.reshape(-1).astype(str),
-    )
+    owners = None if clients is None else clients.reshape(-1).astype(str)
+    return Arrays(parts, classes, owners, named=named, notes=(note,) if note else ())
 
 
-def _part(file: Path, loaded: Mapping[str, Array], image_key: str, label_key: str) -> tuple[Array, Array]:
-    images = samples_of(file, image_key, loaded[image_key])
-    labels = loaded.get(label_key)
-    if labels is None:
+def _faults(
+    file: Path, headers: Headers, found: Mapping[str, tuple[str, str]], extra: Mapping[str, str]
+) -> list[str]:
+    """All that the headers show to be wrong."""
+    faults = []
+    for name, check in (
+        pair for images, labels in found.values() for pair in ((images, check_images), (labels, check_labels))
+    ):
+        try:
+            if name in headers:
+                check(file, name, *headers[name])
+        except DataError as fault:
+            faults.append(str(fault))
+    for role, kinds, wanted in (("classes", "U", "names"), ("clients", "Uui", "names or whole numbers")):
+        name = extra[role]
+        if name in headers and headers[name][1].kind not in kinds:
+            faults.append(f"{file}: {name} is {headers[name][1]}, expected {wanted}")
+    return faults
+
+
+def _part(
+    file: Path,
+    loaded: Mapping[str, Array],
+    keys: tuple[str, str],
+    classes: tuple[str, ...] | None,
+    bits: int,
+) -> tuple[Array, Array]:
+    images = samples_of(file, keys[0], loaded[keys[0]], bits)
+    if keys[1] not in loaded:
         return images, np.full(len(images), NO_LABEL)
-    labels = labels.reshape(-1)
-    # Through the widest signed type a huge unsigned label cannot turn into a valid one.
-    if labels.dtype.kind == "u" and labels.size and int(labels.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"{file}: a label is {int(labels.max())}")
+    labels = _numbered(f"{file}: {keys[1]}", loaded[keys[1]].reshape(-1), classes)
     if len(labels) != len(images):
-        raise DataError(f"{file}: {len(images)} images in {image_key} but {len(labels)} labels")
-    return images, labels.astype(np.int64)
+        raise DataError(f"{file}: {len(images)} images in {keys[0]} but {len(labels)} labels")
+    return images, labels
+
+
+def _numbered(where: str, labels: Array, classes: tuple[str, ...] | None) -> Array:
+    """Labels as numbers of classes, -1 where there is none: whole numbers, those with nan, or names."""
+    if labels.dtype.kind == "U":
+        place = {name: number for number, name in enumerate(classes or ())} | {"": NO_LABEL}
+        names = [str(label).strip() for label in labels.tolist()]
+        strange = next((name for name in names if name not in place), None)
+        if strange is not None:
+            raise DataError(f"{where}: '{strange}' is none of the names in the array of classes")
+        return np.array([place[name] for name in names], np.int64)
+    if labels.dtype.kind == "f":
+        labels = np.where(np.isnan(labels), NO_LABEL, labels)
+        broken = labels[~(np.isfinite(labels) & (labels == np.floor(labels)))]
+        if len(broken):
+            raise DataError(f"{where} holds {broken[0]:g}; give whole numbers, and -1 or nan for no label")
+    # Through the widest signed type a huge label cannot turn into a valid one.
+    if labels.size and labels.dtype.kind in "uf" and float(labels.max()) >= 2.0**63:
+        raise DataError(f"{where}: a label is {labels.max():.0f}")
+    return labels.astype(np.int64)
+
+
+def grey_bits(arrays: Sequence[Array]) -> tuple[int, str]:
+    """How many bits of grey sixteen-bit images hold, all together, and what there is to tell about it."""
+    if not arrays:
+        return 8, ""
+    highest = max(int(array.max()) for array in arrays)
+    bits = bits_for(highest)
+    return bits, f"16-bit images with grey levels up to {highest:,} are read as {bits} bits"
 
 
 def check_images(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Raise where an array can be neither images nor vectors."""
     if len(shape) == 2 and dtype.kind in KINDS and 0 not in shape:
         return
-    if dtype != np.uint8:
-        raise DataError(f"{file}: {name} is {dtype}, expected uint8 from 0 to 255")
-    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)) or 0 in shape:
+    if dtype not in (np.uint8, np.uint16):
+        cure = "; multiply numbers from 0 to 1 by 255 and round them" if dtype.kind == "f" else ""
+        raise DataError(f"{file}: {name} is {dtype}, expected uint8 from 0 to 255{cure}")
+    colours = {shape[1], shape[3]} & {1, 3} if len(shape) == 4 else {1}
+    if len(shape) not in (3, 4) or not colours or 0 in shape:
         raise DataError(
             f"{file}: {name} has shape {shape}, expected (N, H, W) or (N, H, W, 3), or (N, d) for vectors"
         )
@@ -163,8 +222,8 @@ def check_images(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[
 
 def check_labels(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Raise where an array cannot be one label for each image."""
-    if dtype.kind not in "ui":
-        raise DataError(f"{file}: {name} is {dtype}, expected whole numbers")
+    if dtype.kind not in "uifbU":
+        raise DataError(f"{file}: {name} is {dtype}, expected whole numbers or names")
     if len(shape) == 2 and shape[1] > 1:
         raise DataError(
             f"{file}: {name} has {shape[1]} labels for each image, expected one (several are not read)"
@@ -173,13 +232,17 @@ def check_labels(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[
         raise DataError(f"{file}: {name} has shape {shape}, expected (N,) or (N, 1)")
 
 
-def samples_of(file: Path, name: str, array: Array) -> Array:
-    """Images with their channels first, or vectors as float32."""
-    return numbers(array, f"{file}: {name}") if is_vectors(array) else channels_first(array)
+def samples_of(file: Path, name: str, array: Array, bits: int) -> Array:
+    """Images as uint8 with their channels first, or vectors as float32; deep images hold so many ``bits``."""
+    if is_vectors(array):
+        return numbers(array, f"{file}: {name}")
+    return channels_first(array if array.dtype == np.uint8 else (array >> (bits - 8)).astype(np.uint8))
 
 
 def channels_first(images: Array) -> Array:
     """Images as (N, channels, height, width)."""
     if images.ndim == 3:
         return np.ascontiguousarray(images[:, None])
+    if images.shape[3] not in (1, 3):
+        return np.ascontiguousarray(images)  # as torch has them
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))

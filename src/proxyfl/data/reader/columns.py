@@ -7,7 +7,6 @@ numeric, or ``data.keys`` says so (``text=note``), rows are texts.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,11 +19,10 @@ from proxyfl.core.errors import DataError
 from proxyfl.data.images import SUFFIXES
 from proxyfl.data.numbers import numbers
 from proxyfl.data.reader.arrays import Array, Arrays
-from proxyfl.data.reader.listing import NO_LABEL, Entry, all_told, in_order
+from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, all_told, in_order
 from proxyfl.data.reader.tables import KNOWN, Table, entries
 from proxyfl.data.texts import packed
 
-log = logging.getLogger(__name__)
 NAMED = 8
 """Columns named in a sentence."""
 
@@ -38,6 +36,7 @@ class Rows:
     vectors: Array
     features: tuple[str, ...]
     entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
 
 
 def holds_rows(table: Table) -> bool:
@@ -83,14 +82,17 @@ def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequ
     """All rows. ``features`` are the names that are wanted where they are known, as for a model; where the
     classes are given, as at a site, another one is refused.
     """
-    names = _known(table, features) if features else _found(table)
+    names, left_out = (_known(table, features), []) if features else _found(table)
     columns = [_numeric(table, name) for name in names]
     vectors = np.stack(columns, 1) if len(table) else np.zeros((0, len(names)))
     faults: list[str] = []
     found = tuple(entry for _, _, entry in entries(table, classes, faults))
     if faults:
         raise all_told(faults)
-    return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found)
+    hint = "; if texts are meant: data.keys=text=text" if table.roles["text"] in left_out else ""
+    shown = f"columns that are no numbers are left out: {', '.join(left_out)[:300]}{hint}"
+    notes = [shown] if left_out else []
+    return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found, tuple(notes))
 
 
 def arrays_of(table: Table) -> Arrays:
@@ -111,7 +113,9 @@ def arrays_of(table: Table) -> Arrays:
         if (splits == split).any()
     }
     clients = np.array([row.client or "" for row in rows.entries])[splits == "train"]
-    return Arrays(parts, classes, clients if clients.any() else None, rows.features)
+    owners = clients if clients.any() else None
+    notes = (*rows.notes, MINUS_ONE) if NONE_IN_ARRAYS in classes else rows.notes
+    return Arrays(parts, classes, owners, rows.features, notes=notes)
 
 
 def _known(table: Table, features: Sequence[str]) -> Sequence[str]:
@@ -122,11 +126,11 @@ def _known(table: Table, features: Sequence[str]) -> Sequence[str]:
     return features
 
 
-def _found(table: Table) -> list[str]:
-    """The columns that are features."""
+def _found(table: Table) -> tuple[list[str], list[str]]:
+    """The columns that are features, and those that are left out because they are no numbers."""
     taken = {table.roles[role] for role in ("file", *KNOWN)}
     if table.features:
-        return _matching(table, table.features, "features")
+        return _matching(table, table.features, "features"), []
     left_out = taken.union(_matching(table, table.without, "without") if table.without else ())
     names = [name for name in table.columns if name not in left_out]
     found = [name for name in names if _is_numeric(table.columns[name])]
@@ -143,10 +147,7 @@ def _found(table: Table) -> list[str]:
             f"table: {table.file} has no column 'file' with the paths of images, no column 'text', and no "
             f"column of numbers, but {columns}; name them with data.keys, as in data.keys=file=image_path"
         )
-    if others:
-        hint = "; if texts are meant: data.keys=text=text" if table.roles["text"] in others else ""
-        log.warning("table: columns that are no numbers are left out: %s%s", ", ".join(others)[:300], hint)
-    return found
+    return found, others
 
 
 def _matching(table: Table, patterns: Sequence[str], role: str) -> list[str]:

@@ -26,11 +26,11 @@ from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.numbers import is_vectors
-from proxyfl.data.reader.arrays import Array, read_arrays
+from proxyfl.data.reader.arrays import Array, read_arrays, read_headers
 from proxyfl.data.reader.columns import Rows, read_rows, read_texts
 from proxyfl.data.reader.folders import list_images
-from proxyfl.data.reader.listing import CLIENT, NO_LABEL, Listing, all_told, class_number, in_order
-from proxyfl.data.reader.tables import LABELS_FILE, list_beside, read_table
+from proxyfl.data.reader.listing import NO_LABEL, Listing, all_told, class_number, in_order
+from proxyfl.data.reader.tables import CHOICES, LABELS_FILE, Table, list_beside, read_table
 from proxyfl.data.texts import NUMBERS
 
 CACHE_FORMAT = 2
@@ -39,7 +39,8 @@ CACHE_FORMAT = 2
 @dataclass(frozen=True)
 class Form:
     """What images have to be. A ``size`` of 0 means vectors of ``channels`` features, which may have names;
-    where both are 0, texts, whose column may have a name. ``keys`` names a table's columns.
+    where both are 0, texts, whose column may have a name. ``keys`` names arrays or columns that are called
+    otherwise.
     """
 
     classes: tuple[str, ...]
@@ -56,14 +57,15 @@ class Form:
 @dataclass(frozen=True)
 class Known:
     """Images and labels (-1: none) in reading order, and the split that each one's folder or table names
-    (empty: none). ``depth`` is what there is to tell about images of 16 bits.
+    (empty: none). ``clients`` are those that the data names, ``notes`` what there is to tell about it.
     """
 
     data: Split
     splits: tuple[str, ...]
     form: str
+    clients: tuple[str, ...] = ()
     ignored: int = 0
-    depth: str = ""
+    notes: tuple[str, ...] = ()
 
     def of(self, *splits: str) -> Tensor:
         """True for the images of these splits."""
@@ -98,14 +100,10 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
         return read_npz(place, form, by_name=by_name)
     if not form.size:
         return _read_table(place, form)
-    if found == "parquet":
-        raise DataError(f"{place} is a table in parquet; give the paths of images as a CSV")
-    listing = list_beside(place, form.classes) if place.is_file() else list_images(place, form.classes)
-    if listing.clients:
-        raise DataError(
-            f"{place} holds the images of {len(listing.clients)} clients; a site is one client: give the "
-            f"folder of one, as in {place / (CLIENT + listing.clients[0])}"
-        )
+    if place.is_file():
+        listing = list_beside(place, form.classes, form.keys)
+    else:
+        listing = list_images(place, form.classes)
     try:
         split, depth = _read(listing, form, cache if not listing.faults else None)
     except DataError as fault:
@@ -113,7 +111,24 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
     if listing.faults:
         raise all_told(listing.faults)
     splits = tuple(entry.split or "" for entry in listing.entries)
-    return Known(split, splits, found, listing.ignored, depth)
+    return Known(split, splits, found, listing.clients, listing.ignored, (depth,) if depth else ())
+
+
+def fitting_keys(place: Path, keys: str) -> str:
+    """Those of another file's ``data.keys`` whose arrays or columns this one has, too."""
+    if not keys or not place.is_file():
+        return keys
+    try:
+        names = read_headers(place) if find_form(place) == "npz" else read_table(place).columns
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        return keys  # whoever reads it says what is wrong
+    given = (part.partition("=") for part in keys.split(","))
+    fits = [
+        f"{role.strip()}={name.strip()}"
+        for role, _, name in given
+        if name.strip() in names or role.strip() in CHOICES
+    ]
+    return ",".join(fits)
 
 
 def _read_table(place: Path, form: Form) -> Known:
@@ -123,23 +138,20 @@ def _read_table(place: Path, form: Form) -> Known:
         if form.of_texts:
             wanted = "texts are wanted; give a table with a column of them"
         raise DataError(f"{place} is a folder, and {wanted}")
-    rows = _rows(place, form)
+    table = read_table(place, form.keys)
+    rows = _rows(table, form)
+    unnamed = f"there is no column '{table.roles['label']}', so no row has a label; keys names another"
+    notes = (*rows.notes, unnamed) if table.texts("label") is None else rows.notes
     clients = in_order(entry.client for entry in rows.entries if entry.client is not None)
-    if clients:
-        what = "texts" if form.of_texts else "vectors"
-        raise DataError(
-            f"{place} holds the {what} of {len(clients)} clients; a site is one client: give a table of its "
-            "own rows, without the column 'client'"
-        )
     if not form.of_texts and rows.vectors.shape[1] != form.channels:
         raise DataError(_other_features(place, rows.vectors.shape[1], form))
     labels = [NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in rows.entries]
     split = Split(torch.from_numpy(rows.vectors), torch.tensor(labels, dtype=torch.int64))
-    return Known(split, tuple(entry.split or "" for entry in rows.entries), place.suffix.lower()[1:])
+    splits = tuple(entry.split or "" for entry in rows.entries)
+    return Known(split, splits, place.suffix.lower()[1:], clients, notes=notes)
 
 
-def _rows(place: Path, form: Form) -> Rows:
-    table = read_table(place, form.keys)
+def _rows(table: Table, form: Form) -> Rows:
     if form.of_texts:
         return read_texts(table, form.classes, form.features[0] if form.features else "")
     return read_rows(table, form.classes, form.features)
@@ -172,48 +184,67 @@ def _read(listing: Listing, form: Form, cache: Path | None) -> tuple[Split, str]
 
 def read_npz(file: Path, form: Form, *, by_name: bool = False) -> Known:
     """Images and labels of all splits. An array ``classes`` of names, where there is one, must be the
-    federation's list; ``by_name``, it may have another order.
+    federation's list; ``by_name``, and where labels are names, it may have another order. One error tells
+    all that is wrong.
     """
     try:
-        arrays = read_arrays(file)
+        arrays = read_arrays(file, form.keys)
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(f"{file} cannot be read ({error}); replace it") from None
     except ValueError as error:
         raise DataError(f"{file}: {error}") from None
+    by_name = by_name or arrays.named
+    faults: list[str] = []
     if arrays.classes is not None and not by_name and arrays.classes != form.classes:
-        raise DataError(
+        faults.append(
             f"{file}: its classes {list(arrays.classes)} are not the federation's {list(form.classes)}"
         )
-    parts = [_fitting(file, *part, arrays.classes, form, by_name) for part in arrays.parts.values()]
+    labels = {}
+    for split, (pixels, numbers) in arrays.parts.items():
+        faults += _misfits(file, pixels, form)
+        try:
+            labels[split] = _labels(file, torch.from_numpy(numbers), arrays.classes, form, by_name)
+        except DataError as fault:
+            faults.append(str(fault))
+    if faults:
+        raise all_told(list(dict.fromkeys(faults)))
+    parts = [_fitting(arrays.parts[split][0], labels[split], form) for split in arrays.parts]
     splits = [split for split, part in zip(arrays.parts, parts, strict=True) for _ in range(len(part))]
     whole = Split(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
-    return Known(whole, tuple(splits), "npz")
+    clients = () if arrays.clients is None else in_order(filter(None, arrays.clients.tolist()))
+    return Known(whole, tuple(splits), "npz", clients, notes=arrays.notes)
 
 
-def _fitting(
-    file: Path, pixels: Array, numbers: Array, names: tuple[str, ...] | None, form: Form, by_name: bool
-) -> Split:
-    """The images of one split, in the federation's form."""
-    images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
-    labels = torch.from_numpy(numbers)
+def _misfits(file: Path, samples: Array, form: Form) -> list[str]:
+    """Why these samples cannot be brought to the form that is wanted."""
+    if is_vectors(samples) != (not form.size):
+        theirs, ours = ("vectors", "images") if form.size else ("images", "vectors")
+        return [f"{file} holds {theirs}, but {ours} are wanted"]
+    if samples.shape[1] == form.channels:
+        return []
+    if not form.size:
+        return [_other_features(file, samples.shape[1], form)]
+    return [f"{file}: images have {samples.shape[1]} channel(s), {form.channels} are wanted"]
+
+
+def _labels(file: Path, labels: Tensor, names: Sequence[str] | None, form: Form, by_name: bool) -> Tensor:
+    """Labels as numbers in the order that is wanted."""
     if by_name:
         labels = _renumbered(file, labels, names, list(form.classes))
-    if is_vectors(images) != (not form.size):
-        theirs, ours = ("vectors", "images") if form.size else ("images", "vectors")
-        raise DataError(f"{file} holds {theirs}, but {ours} are wanted")
-    if not form.size and images.shape[1] != form.channels:
-        raise DataError(_other_features(file, images.shape[1], form))
-    if images.shape[1] != form.channels:
-        raise DataError(f"{file}: images have {images.shape[1]} channel(s), the federation's {form.channels}")
-    wrong = ((labels < NO_LABEL) | (labels >= len(form.classes))).nonzero()
-    if len(wrong):
-        place = int(wrong[0])
-        raise DataError(
-            f"{file}: image {place} has class {int(labels[place])}; "
-            f"use 0 to {len(form.classes) - 1}, or -1 for none"
-        )
-    split = Split(images, labels)
-    fits = not form.size or images.shape[-2:] == (form.size, form.size)
+    wrong = ((labels < NO_LABEL) | (labels >= len(form.classes))).nonzero()[:, 0].tolist()
+    if not wrong:
+        return labels
+    more = f" ({len(wrong):,} such labels in all)" if len(wrong) > 1 else ""
+    raise DataError(
+        f"{file}: {'image' if form.size else 'vector'} {wrong[0]} has class {int(labels[wrong[0]])}{more}; "
+        f"use 0 to {len(form.classes) - 1}, or -1 for none"
+    )
+
+
+def _fitting(samples: Array, labels: Tensor, form: Form) -> Split:
+    """The samples of one split; images are brought to their size."""
+    split = Split(torch.from_numpy(np.require(samples, requirements=["C", "W"])), labels)
+    fits = not form.size or split.images.shape[-2:] == (form.size, form.size)
     return split if fits else resize(split, form.size)
 
 

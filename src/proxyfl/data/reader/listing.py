@@ -14,6 +14,8 @@ SPLITS = ("train", "val", "test")
 CLIENT = "client="
 """What the name of a client's folder begins with."""
 NO_LABEL = -1
+NONE_IN_ARRAYS = str(NO_LABEL)
+MINUS_ONE = "'-1' is read as a class; in tables, leave the cell empty where there is no label"
 LONGEST_NUMBER = 18
 MOST_TOLD = 10
 """How many problems an error tells."""
@@ -75,7 +77,7 @@ def class_number(label: str, classes: Sequence[str], where: str) -> int:
     """The place of a label in a federation's list of classes."""
     if label not in classes:
         hint = nearest(label, classes)
-        raise DataError(f"{where}: class '{label}' is not in the federation's class list; {hint}")
+        raise DataError(f"{where}: class '{label}' is not in the class list; {hint}")
     return list(classes).index(label)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,7 @@ ROLES = ("file", "text", *KNOWN)
 CHOICES = ("features", "without")
 """In ``data.keys``: columns of vectors to take, or to leave out, joined by +."""
 MAX_CSV = 256 << 20
+COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ class Table:
 
 
 def _text(cell: Any) -> str:
-    """A cell as text; what is missing is empty, and a whole number has no point."""
+    """A cell as text; what is missing, nan too, is empty, and a whole number has no point."""
     if cell is None or cell != cell:
         return ""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+    text = str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+    return "" if text.lower() == "nan" else text
 
 
 def read_table(file: Path, keys: str = "") -> Table:
@@ -80,7 +83,8 @@ def _csv(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
         raise DataError(f"{file} is larger than {in_words(MAX_CSV)}; that is no table of labels")
     try:
         text = file.read_text(encoding="utf-8-sig")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        delimiter = _delimiter(text)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         head = [cell.strip() for cell in next(reader, [])]
         rows, lines = [], []
         for cells in reader:
@@ -92,11 +96,24 @@ def _csv(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
             rows.append(cells)
             lines.append(reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as a CSV in UTF-8: {error}") from None
+        raise DataError(f"{file} cannot be read as a CSV in UTF-8: {error}; save it so") from None
     twice = next((name for name in head if head.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{file} has two columns called '{twice}'; rename one")
-    return {name: [row[place].strip() for row in rows] for place, name in enumerate(head)}, lines
+    columns = {name: [row[place].strip() for row in rows] for place, name in enumerate(head)}
+    if delimiter == ";":  # spreadsheets that write so have a comma in their numbers
+        columns = {name: [_with_point(cell) for cell in cells] for name, cells in columns.items()}
+    return columns, lines
+
+
+def _with_point(cell: str) -> str:
+    return cell.replace(",", ".") if COMMA_NUMBER.fullmatch(cell) else cell
+
+
+def _delimiter(text: str) -> str:
+    """A comma, unless the first line has none and does have a semicolon or a tab, as spreadsheets write."""
+    head = text.partition("\n")[0]
+    return next((sign for sign in ",;\t" if sign in head), ",")
 
 
 def _parquet(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
@@ -121,10 +138,10 @@ def _parquet(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
     return columns, range(1, count + 1)
 
 
-def list_beside(file: Path, classes: Sequence[str] | None = None) -> Listing:
-    """Images below a CSV's folder: those it names with a label first, in its order, then all the others."""
-    table = read_table(file)
-    if "file" not in table.columns or "label" not in table.columns:
+def list_beside(file: Path, classes: Sequence[str] | None = None, keys: str = "") -> Listing:
+    """Images below a table's folder: those it names with a label first, in its order, then all the others."""
+    table = read_table(file, keys)
+    if table.texts("file") is None or table.texts("label") is None:
         head = ",".join(table.columns)[:80]
         raise DataError(f"{file} must begin with the line 'file,label', not '{head}'")
     root = file.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SOURCES", "Found", "Source", "find", "load", "register"]
 
 R = TypeVar("R", bound=Reader)
+log = logging.getLogger(__name__)
 
 _KNOWN = (DIGITS, CIFAR10, CIFAR100, SVHN, CINIC10, FASHION_MNIST, MNIST, IDX, FOLDER, NPZ, TABLE)
 SOURCES: dict[str, Source] = {source.name: source for source in _KNOWN}
@@ -126,6 +128,8 @@ def load(
     """
     source = find(name).reading(keys)
     dataset = source.load(data_root(root), image_size=image_size)
+    for note in dataset.notes:
+        log.warning("%s: %s", source.name, note)
     height, width = dataset.train.images.shape[-2:]
     if image_size is not None:
         dataset = dataset.resized(image_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,6 @@ from proxyfl.data.texts import is_texts
 if TYPE_CHECKING:
     from proxyfl.data.dataset import Dataset
 
-log = logging.getLogger(__name__)
-
 
 def dress(source: Source, file: Path, arrays: Arrays) -> Dataset:
     """The data set that a file's arrays are; a test split is cut where there is none."""
@@ -28,13 +25,11 @@ def dress(source: Source, file: Path, arrays: Arrays) -> Dataset:
     train, owners = arrays.parts["train"], arrays.clients
     what = _called(train[0])
     classes = arrays.classes or count_classes(source.name, *(labels for _, labels in arrays.parts.values()))
-    parts = {
-        split: _labelled(source.name, what, part) for split, part in arrays.parts.items() if split != "train"
-    }
+    notes = list(arrays.notes)
+    parts = {split: _labelled(what, part, notes) for split, part in arrays.parts.items() if split != "train"}
     if "test" not in parts:
         held = _held(f"{source.name}: {file}", what, train[1], len(classes))
-        counts = held.sum(), len(held)
-        log.warning("%s: no test %s: %d of %d held out as the test split", source.name, what, *counts)
+        notes.append(f"no test {what}: {held.sum():,} of {len(held):,} held out as the test split")
         parts["test"] = train[0][held], train[1][held]
         train, owners = (train[0][~held], train[1][~held]), None if owners is None else owners[~held]
     return source.deliver(
@@ -44,6 +39,7 @@ def dress(source: Source, file: Path, arrays: Arrays) -> Dataset:
         validation=parts.get("val"),
         clients=None if owners is None else holders(source.name, [name or None for name in owners.tolist()]),
         features=arrays.features,
+        notes=notes,
     )
 
 
@@ -62,10 +58,10 @@ def _held(where: str, what: str, labels: Array, classes: int) -> Array:
     return held
 
 
-def _labelled(name: str, what: str, part: tuple[Array, Array]) -> tuple[Array, Array]:
+def _labelled(what: str, part: tuple[Array, Array], notes: list[str]) -> tuple[Array, Array]:
     """A test or validation split without the samples that have no label."""
     known = part[1] != -1
     if known.all():
         return part
-    log.warning("%s: %d test or validation %s without a label are left out", name, np.sum(~known), what)
+    notes.append(f"{np.sum(~known):,} test or validation {what} without a label are left out")
     return part[0][known], part[1][known]

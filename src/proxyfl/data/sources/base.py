@@ -111,7 +111,9 @@ class Source(ABC):
     def missing(self, root: Path, found: Found, expected: str) -> DataError:
         looked = ", ".join(str(place) for place in found.looked)
         note = f"{found.note}; " if found.note else ""
-        return DataError(f"{self.name}: {expected} not found; looked in {looked}; {note}{self.cure(root)}")
+        return DataError(
+            f"{self.name}: {expected} was not found; looked in {looked}; {note}{self.cure(root)}"
+        )
 
     def damaged(self, root: Path, file: Path, fault: str) -> DataError:
         cure = f"move it away and {self.cure(root)}" if self.files else "replace it"
@@ -127,6 +129,7 @@ class Source(ABC):
         validation: tuple[Array, Array] | None = None,
         clients: tuple[Array, tuple[str, ...]] | None = None,
         features: tuple[str, ...] = (),
+        notes: Sequence[str] = (),
     ) -> Dataset:
         """Check what was read and dress it as a Dataset: images (N, C, H, W) or vectors (N, d), labels (N,).
 
@@ -164,6 +167,7 @@ class Source(ABC):
             holders=None if clients is None else torch.from_numpy(clients[0]),
             clients=() if clients is None else clients[1],
             features=features,
+            notes=tuple(notes),
         )
 
     def shortfall(self, train: int, test: int, note: str = "") -> str:
@@ -206,7 +210,7 @@ def count_classes(name: str, *labels: Array) -> tuple[str, ...]:
     """The classes 0, 1, … up to the largest label, named by their numbers."""
     highest = max((int(part.max()) for part in labels if part.size), default=-1)
     if highest >= MAX_CLASSES:
-        raise DataError(f"{name}: a label is {highest}; at most {MAX_CLASSES:,} classes, can be read")
+        raise DataError(f"{name}: a label is {highest}; at most {MAX_CLASSES:,} classes can be read")
     return tuple(str(label) for label in range(highest + 1))
 
 

@@ -9,7 +9,6 @@ are left out and named in one line.
 from __future__ import annotations
 
 import itertools
-import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import Survey, decode_all, survey
-from proxyfl.data.reader.listing import NO_LABEL, Entry, Listing, in_order
+from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, Listing, in_order
 from proxyfl.data.sources.base import Array, Found, Source, hold_out
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ DEFAULT_SIZE = 32
 TEST_SHARE = 5
 MOST_UNREADABLE = 0.01
 """The share of damaged images from which on something is wrong with the data as a whole."""
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,11 +86,10 @@ class Listed(Source):
         if needed > memory_limit():
             raise DataError(f"{self.name}: the images need {in_words(needed)}; set a smaller data.image_size")
         images, depth = decode_all(looked, channels, size, f"reading {place.name}", strict=False)
-        for line in filter(None, ("; ".join(dealt.notes), depth, _unreadable(looked))):
-            log.warning("%s: %s", self.name, line)
-        return self._dress(dealt, looked, images)
+        notes = tuple(filter(None, ("; ".join(dealt.notes), depth, _unreadable(looked))))
+        return self._dress(dealt, looked, images, notes)
 
-    def _dress(self, dealt: Dealt, looked: Survey, images: Array) -> Dataset:
+    def _dress(self, dealt: Dealt, looked: Survey, images: Array, notes: Sequence[str]) -> Dataset:
         """The data set of the sound images."""
         labels = numbers(dealt.entries, dealt.classes)
         sound = np.array([entry.file not in looked.faults for entry in dealt.entries], bool)
@@ -111,6 +108,7 @@ class Listed(Source):
             classes=dealt.classes,
             validation=parts[1],
             clients=holders(self.name, clients),
+            notes=notes,
         )
 
 
@@ -140,10 +138,11 @@ def deal(name: str, listing: Listing) -> Dealt:
         train, test = _cut(train, classes)
         notes.append(f"no test images: {len(test):,} of {total:,} images held out as the test split")
     if not classes or not test:
-        raise DataError(
-            f"{name}: too few images with a label in {listing.root}; expected CLASS/* or train|test/CLASS/*, "
-            "or a labels.csv"
-        )
+        folders = "expected CLASS/* or train|test/CLASS/*, or a labels.csv"
+        wanted = "give two rows or more of a class" if listing.form == "table" else folders
+        raise DataError(f"{name}: too few images with a label in {listing.root}; {wanted}")
+    if NONE_IN_ARRAYS in classes:
+        notes.append(MINUS_ONE)
     without = sum(entry.label is None for entry in train)
     if without:
         notes.append(f"{without:,} of {len(train):,} training images are unlabelled")

@@ -30,7 +30,7 @@ from proxyfl.results.settings import (
     telling,
     told_by,
 )
-from proxyfl.runs.directory import measured
+from proxyfl.runs.directory import accuracy_called, measured
 from proxyfl.runs.run import Run
 
 COLOURS = {
@@ -98,6 +98,7 @@ def run_data(run: Run, records: Records, parts: Mapping[str, Any]) -> dict[str, 
             notes["pseudo"] = "the method makes no pseudo-labels"
     return {
         **status(run, records),
+        "accuracy_called": accuracy_called([records.metrics]),
         "summary": recorded.summary(records, config.keep.last_rounds),
         "settings": settings(config),
         **parts,

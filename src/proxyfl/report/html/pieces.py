@@ -56,7 +56,8 @@ class Labels:
 def pieces(run: Run, labels: Labels | None) -> dict[str, Any]:
     """Every part that the run has. Without ``labels`` no data set is opened and clients have sizes only."""
     notes: dict[str, str] = {}
-    classes = _try(notes, "classes", lambda: class_names(run)) or []
+    card = _try(notes, "classes", lambda: card_of(run)) or {}
+    called = str(card.get("called", "images"))
     snapshot = _try(notes, "snapshot", lambda: newest_snapshot(run))
     round, tensors = snapshot or (0, {})
     if snapshot is None:
@@ -64,8 +65,9 @@ def pieces(run: Run, labels: Labels | None) -> dict[str, Any]:
         reason = notes.pop("snapshot")
         notes |= {"confusion": reason, "proxies": reason}
     found: dict[str, Any] = {
-        "classes": classes,
-        "partition": _try(notes, "partition", lambda: partition(run, labels, notes)),
+        "classes": [str(name) for name in card.get("classes", ())],
+        "called": called,
+        "partition": _try(notes, "partition", lambda: partition(run, labels, notes, called)),
         "clients": _try(notes, "clients", lambda: clients(run)),
         "confusion": None,
         "proxies": None,
@@ -86,13 +88,15 @@ def _try(notes: dict[str, str], name: str, build: Callable[[], T]) -> T | None:
         return None
 
 
-def class_names(run: Run) -> list[str]:
-    """As the model's card has them; none before the first round."""
+def card_of(run: Run) -> dict[str, Any]:
+    """What the model's card says: classes, images or vectors; nothing before the first round."""
     path = run.directory.models / "last.safetensors"
     if not path.exists():
-        return []
+        return {}
     with safe_open(path, framework="pt") as file:
-        return [str(name) for name in json.loads(file.metadata()["proxyfl"])["classes"]]
+        card = json.loads(file.metadata()["proxyfl"])
+    vectors = card.get("image_size") == 0 and not card.get("encodes")
+    return {"classes": list(card["classes"]), "called": "vectors" if vectors else "images"}
 
 
 def newest_snapshot(run: Run) -> tuple[int, Tensors] | None:
@@ -120,8 +124,8 @@ def _names(run: Run, clients: int) -> list[str] | None:
     return [str(name)[:LONGEST_NAME] for name in names[:MOST_CLIENTS]]
 
 
-def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[str, Any]:
-    """Images per client and class; where the data set is not at hand, per client."""
+def partition(run: Run, labels: Labels | None, notes: dict[str, str], called: str) -> dict[str, Any]:
+    """Images or vectors per client and class; where the data set is not at hand, per client."""
     held = run.partition
     known = _try(notes, "partition", lambda: labels.of(run)) if labels is not None else None
     if known is None:
@@ -137,9 +141,8 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[st
         )
         shares = numbers((total / total.sum()).tolist()) if bool((true >= 0).all()) else None
         if shares is None:
-            notes["partition"] = (
-                f"the classes of {int((true < 0).sum()):,} unlabelled images are unknown; those are not drawn"
-            )
+            unknown = f"{int((true < 0).sum()):,} unlabelled {called}"
+            notes["partition"] = f"the classes of {unknown} are unknown; those are not drawn"
     if told := who_has_labels(held.where, held.server, held.labelled):
         notes["partition"] = "; ".join(filter(None, [notes.get("partition", ""), told]))
     first = [part[:MOST_CLIENTS, :MOST_CLASSES] for part in counts]
@@ -149,7 +152,7 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str]) -> dict[st
         "names": _names(run, int(held.clients)),
         "labelled": first[0].tolist(),
         "unlabelled": first[1].tolist(),
-        "totals": [int(part.sum()) for part in counts],
+        "totals": [int(lists.sizes.sum()) for lists in (held.labelled, held.unlabelled)],
         "server": len(held.server),
         "shares": shares,
     }

@@ -25,7 +25,7 @@ LARGEST = 1e300
 
 KEPT = (
     "round", "accuracy", "per_class", "precision", "measures", "validation", "failed", "losses", "pseudo",
-    "prior", "traffic", "server",
+    "prior", "traffic", "server", "evaluation",
 )  # fmt: skip
 PHASES = ("train", "serve", "evaluate", "record")
 TIME_LEFT_FROM = 10

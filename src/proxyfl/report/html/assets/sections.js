@@ -48,6 +48,14 @@ function missing(data, part) {
   return [...reasons].map(([reason, names]) => nothing(data.runs.length === 1 ? `Note: ${reason}.` : `${names.join(", ")}: ${reason}.`));
 }
 
+// What accuracy is measured on, in words that hold for all runs.
+function accuracyWords(data) {
+  const words = distinct(data.runs.map((run) => run.accuracy_called));
+  return words.length === 1 ? words[0] : "accuracy";
+}
+
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
 function chosenOn(data) {
   const ways = distinct(data.runs.map((run) => run.summary.chosen_on).filter(Boolean));
   if (!ways.includes("validation")) return "The best round is chosen on test data.";
@@ -67,7 +75,7 @@ function overview(data) {
   ];
   const tails = distinct(data.runs.map((run) => run.summary.tail).filter(Boolean)), words = ["run", "state", "method", "data"];
   const nodes = [table(fields.map(([head]) => head), data.runs.map((run) => fields.map(([, value]) => value(run))), {
-    caption: `Test accuracy; mean of the last ${tails.length === 1 ? `${tails[0]} ` : ""}rounds. ${chosenOn(data)}`,
+    caption: `${capital(accuracyWords(data))}; mean of the last ${tails.length === 1 ? `${tails[0]} ` : ""}rounds. ${chosenOn(data)}`,
     numeric: (place) => !words.includes(fields[place][0]),
   })];
   if (data.groups.some((group) => group.runs.length > 1)) nodes.push(seedTable(data));
@@ -123,12 +131,12 @@ function accuracy(data) {
   if (!series.length) return [nothing(data.runs.some((run) => run.done) ? "Accuracy has not been measured yet." : "No round is finished yet.")];
   const drawn = Math.max(...data.runs.map((run) => (run.curves.round || []).length)), done = Math.max(...data.runs.map((run) => run.done));
   const thinned = drawn < done ? ` ${drawn} of ${done} rounds are drawn, spread evenly.` : "";
-  const nodes = [lineChart("Test accuracy", series, { y: "test accuracy", share: true, note: bandNote(data) + thinned })];
+  const nodes = [lineChart(capital(accuracyWords(data)), series, { y: accuracyWords(data), share: true, note: bandNote(data) + thinned })];
   const rounds = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
   const value = (one, round) => (one.x.includes(round) ? percent(one.y[one.x.indexOf(round)], 2) : "–");
   const details = el("details", {}, el("summary", {}, "The values as a table"));
   details.addEventListener("toggle", () => details.open && details.children.length === 1 &&
-    details.append(table(["round", ...series.map((one) => one.label)], rounds.map((round) => [String(round), ...series.map((one) => value(one, round))]), { caption: "Test accuracy by round." })));
+    details.append(table(["round", ...series.map((one) => one.label)], rounds.map((round) => [String(round), ...series.map((one) => value(one, round))]), { caption: `${capital(accuracyWords(data))} by round.` })));
   return [...nodes, details];
 }
 
@@ -153,8 +161,8 @@ function perClass(data) {
     title: `${run.name}: accuracy by class over rounds`, low: 0, high: most(run), note: `Faint: 0 %. Strong: ${percent(most(run))}.`, word: (value) => percent(value),
   }));
   const precise = data.runs.filter((run) => run.precision);
-  return [...classBars(data, held, "per_class", "test accuracy", "A class without a bar is never recognised."),
-    ...classBars(data, precise, "precision", "precision", "Share of right ones among the images taken for a class."), columns(maps)];
+  return [...classBars(data, held, "per_class", accuracyWords(data), "A class without a bar is never recognised."),
+    ...classBars(data, precise, "precision", "precision", "Share of right ones among those taken for a class."), columns(maps)];
 }
 
 // A chart for each list of classes. The runs of a group share a bar each: their mean over seeds.
@@ -213,12 +221,12 @@ function partition(data) {
   }
   const nodes = [];
   for (const runs of seen.values()) {
-    const { labelled, unlabelled, classes, clients, totals, names } = runs[0].partition;
+    const { labelled, unlabelled, classes, clients, totals, names } = runs[0].partition, { called } = runs[0];
     const named = names ? ` Clients: ${names.map((name, k) => `${k} ${name}`).join(", ")}.` : "";
     const more = clients > labelled.length ? ` The first ${labelled.length} of ${whole(clients)} clients.` : "";
     const who = runs.length === data.runs.length ? "" : `${runs.map((run) => run.name).join(", ")}: `;
     nodes.push(columns([["labelled", labelled, "orange", totals[0]], ["unlabelled", unlabelled, "sky", totals[1]]].map(([word, counts, tone, total]) =>
-      bubbleMatrix(`${who}${word}, ${whole(total)} images`, counts, classes, tone, `Area in proportion to the images; the largest bubble is ${whole(Math.max(...counts.flat()))}.${more}${named}`, names))));
+      bubbleMatrix(`${who}${word}, ${whole(total)} ${called}`, counts, classes, tone, `Area in proportion to the ${called}; the largest bubble is ${whole(Math.max(...counts.flat()))}.${more}${named}`, names))));
   }
   return [...nodes, ...missing(data, "partition")];
 }
@@ -227,7 +235,7 @@ function pseudo(data) {
   const charts = PSEUDO.map(([key, title, y, share]) => [title, groupSeries(data, key), y, share]).filter(([, series]) => series.length)
     .map(([title, series, y, share]) => lineChart(title, series, { y, share, note: bandNote(data) }));
   const truth = data.runs.some((run) => run.curves["pseudo.selected_share"] && !run.curves["pseudo.accuracy"]);
-  return [...(charts.length ? [columns(charts, true)] : []), ...(truth ? [nothing("The true classes of unlabelled images are unknown, so nobody can tell how many pseudo-labels are right: they are counted only.")] : []), ...missing(data, "pseudo")];
+  return [...(charts.length ? [columns(charts, true)] : []), ...(truth ? [nothing(`The true classes of unlabelled ${data.runs.every((run) => run.called === "vectors") ? "vectors" : "images"} are unknown, so nobody can tell how many pseudo-labels are right: they are counted only.`)] : []), ...missing(data, "pseudo")];
 }
 
 function prior(data) {

@@ -1,0 +1,74 @@
+"""What the vectors of a federation are like: read from a file that the operator has."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.trees import Tree
+from proxyfl.data.numbers import is_vectors, statistics
+from proxyfl.data.reader.arrays import Array, read_arrays
+from proxyfl.data.reader.columns import read_rows
+from proxyfl.data.reader.known import find_form
+from proxyfl.data.reader.listing import in_order
+from proxyfl.data.reader.tables import read_table
+
+
+def described(form: Mapping[str, Any], like: str, test: str, overrides: Tree) -> tuple[dict[str, Any], Tree]:
+    """The form with that of the vectors in a file that is there, for those who did not give it, and the
+    settings without the names of columns in that file.
+    """
+    given = {name: value for name, value in form.items() if value is not None}
+    file = like or (test if given.get("image_size") == 0 else "")
+    if not file:
+        return given, overrides
+    if like and given.get("image_size"):
+        raise ConfigError("--like is for vectors, which have no --image-size; leave one of them out")
+    data = dict(overrides.get("data", {}))
+    keys = data.pop("keys", "") if like else ""
+    found = vectors_like(Path(file).expanduser(), keys)
+    if given.get("channels", found["channels"]) != found["channels"]:
+        raise ConfigError(
+            f"--channels {given['channels']}, but the vectors in {file} have {found['channels']:,} features"
+        )
+    return found | given, {**overrides, "data": data}
+
+
+def vectors_like(place: Path, keys: str = "") -> dict[str, Any]:
+    """The form of the vectors in a table or npz file: features, mean and standard deviation of each, and the
+    classes that it names.
+    """
+    vectors, names, classes = _read(place, keys)
+    if not is_vectors(vectors):
+        raise DataError(f"{place} holds images; give a file of vectors, or leave it out")
+    mean, std = statistics(vectors)
+    form = {
+        "channels": vectors.shape[1],
+        "image_size": 0,
+        "features": names,
+        "mean": mean,
+        "std": std,
+        "flip": False,
+    }
+    return form | ({"classes": classes} if classes else {})
+
+
+def _read(place: Path, keys: str) -> tuple[Array, tuple[str, ...], tuple[str, ...]]:
+    """Vectors, names of features, names of classes; names are empty where there are none."""
+    found = find_form(place)
+    if place.is_dir():
+        raise DataError(f"{place} is a folder; give a table or an npz file of vectors")
+    if found != "npz":
+        rows = read_rows(read_table(place, keys))
+        return rows.vectors, rows.features, in_order(row.label for row in rows.entries if row.label)
+    try:
+        arrays = read_arrays(place, keys)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DataError(f"{place} cannot be read ({error}); replace it") from None
+    return np.concatenate([part[0] for part in arrays.parts.values()]), (), arrays.classes or ()
