@@ -22,13 +22,15 @@ LOOK_ROUND = 1.0
 """Seconds between two looks at whether a silent worker is alive."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Job:
     """A task on its way; ``answer`` is there when its turn may come."""
 
     task: Task
     tries: int = 0
     answer: Update | Failure | None = None
+    avoid: str = ""
+    """The node on which its first try ended."""
 
 
 class Worker(Protocol):
@@ -80,8 +82,9 @@ class Crew(Generic[W]):
             if not queue and not more:
                 return
             for worker in [worker for worker in self._staff() if worker.ready and worker.job is None]:
-                if self._waiting:
-                    self._hand(worker, self._waiting.popleft())
+                if job := next((job for job in self._waiting if self._suits(worker, job)), None):
+                    self._waiting.remove(job)
+                    self._hand(worker, job)
             if queue[0].answer is None:
                 self._listen()
             while queue and (answer := queue[0].answer) is not None:
@@ -117,6 +120,10 @@ class Crew(Generic[W]):
     def _staff(self) -> list[W]:
         """All workers; those that are missing are started."""
         raise NotImplementedError
+
+    def _suits(self, worker: W, job: Job) -> bool:
+        """Whether this worker may have that job."""
+        return True
 
     def _publish(self, broadcast: Tensors) -> None:
         """Put what all tasks of a round share where every worker finds it."""
