@@ -20,9 +20,11 @@ from proxyfl.cli.common import (
     out,
     require_device,
 )
+from proxyfl.cli.engine import Address, EngineName, PerRun, chosen_engine
 from proxyfl.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from proxyfl.engines.cluster.engine import RayEngine
     from proxyfl.runs.batch import Job
     from proxyfl.runs.sweep import Grid
 
@@ -44,6 +46,9 @@ def sweep(
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,
     side_by_side: SideBySide = 0,
+    engine: EngineName = "workers",
+    address: Address = None,
+    per_run: PerRun = None,
     dry_run: DryRun = False,
 ) -> None:
     """Make every run of a grid that is not there yet, on all cores.
@@ -57,7 +62,8 @@ def sweep(
     """
     from proxyfl.runs.sweep import read_grid
 
-    work(read_grid(grid), runs, data_root, side_by_side, dry_run)
+    where = chosen_engine(engine, address, per_run, side_by_side or None, "--per-run")
+    work(read_grid(grid), runs, data_root, side_by_side, dry_run, where)
 
 
 def compare(
@@ -85,6 +91,9 @@ def compare(
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,
     side_by_side: SideBySide = 0,
+    engine: EngineName = "workers",
+    address: Address = None,
+    per_run: PerRun = None,
     dry_run: DryRun = False,
 ) -> None:
     """Methods side by side, over several seeds and settings: a sweep without a file.
@@ -117,17 +126,32 @@ def compare(
         said.append(("federation.rounds", f"--rounds {rounds}"))
     require_distinct(said)
     grid = Grid(_words(methods), _words(data), read_seeds(seeds), varied, common)
-    work(grid, runs, data_root, side_by_side, dry_run)
+    where = chosen_engine(engine, address, per_run, side_by_side or None, "--per-run")
+    work(grid, runs, data_root, side_by_side, dry_run, where)
 
 
-def work(grid: Grid, runs: Path, data_root: Path | None, side_by_side: int, dry_run: bool) -> None:
+def work(
+    grid: Grid,
+    runs: Path,
+    data_root: Path | None,
+    side_by_side: int,
+    dry_run: bool,
+    cluster: RayEngine | None = None,
+) -> None:
     """Make what is missing and say how to look at it."""
     from proxyfl.runs.sweep import jobs_of
 
-    make(jobs_of(grid, runs, data_root), side_by_side, dry_run, f"table      {command('table', runs)}")
+    afterwards = f"table      {command('table', runs)}"
+    make(jobs_of(grid, runs, data_root), side_by_side, dry_run, afterwards, cluster)
 
 
-def make(jobs: Sequence[Job], side_by_side: int, dry_run: bool, afterwards: str) -> None:
+def make(
+    jobs: Sequence[Job],
+    side_by_side: int,
+    dry_run: bool,
+    afterwards: str,
+    cluster: RayEngine | None = None,
+) -> None:
     """Train what is missing of the jobs, or list them; ``afterwards`` is told when it is done."""
     if dry_run:
         for job in jobs:
@@ -135,15 +159,17 @@ def make(jobs: Sequence[Job], side_by_side: int, dry_run: bool, afterwards: str)
             out().print(f"{state}  {job.name}  {job.path}", markup=False, soft_wrap=True)
         return
     for job in jobs:
-        if not job.finished:
+        if not job.finished and cluster is None:  # whether a node has it, the node says
             require_device(job.config)
-    failed = train_missing(jobs, side_by_side) if jobs else {}
+    failed = train_missing(jobs, side_by_side, cluster) if jobs else {}
     out().print(afterwards, markup=False, soft_wrap=True)
     if failed:
         raise RunError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
 
 
-def train_missing(jobs: Sequence[Job], side_by_side: int = 0) -> dict[Path, str]:
+def train_missing(
+    jobs: Sequence[Job], side_by_side: int = 0, cluster: RayEngine | None = None
+) -> dict[Path, str]:
     """Train what is not finished, with a live table. Ctrl-C keeps what is done."""
     from proxyfl.runs.batch import train_all
 
@@ -151,7 +177,12 @@ def train_missing(jobs: Sequence[Job], side_by_side: int = 0) -> dict[Path, str]
     err().print(f"{len(missing)} of {len(jobs)} runs to train")
     try:
         with Board(jobs) as board:
-            failed = train_all(missing, side_by_side, board.look) if missing else {}
+            if cluster is None:
+                failed = train_all(missing, side_by_side, board.look) if missing else {}
+            else:
+                from proxyfl.runs.cluster import train_on_cluster
+
+                failed = train_on_cluster(missing, cluster, board.look)
             board.look(failed)
     except KeyboardInterrupt as interrupt:
         typer.echo("stopped; what is done is kept, the same command goes on from there", err=True)

@@ -68,7 +68,7 @@ class ClientActor:
         """Take trainer and data, if this node is as the others are."""
         try:
             header, _ = unframed(setup)
-            _require_same(header["versions"])
+            require_same(header["versions"])
             for plugin in header["plugins"]:
                 load_plugin(plugin)
             self.engine = _engine(trainer, Holdings.from_tensors(tensors_in(data, header["layout"])))
@@ -100,7 +100,7 @@ class ClientActor:
         return framed({**answer, "cpu_seconds": spent, "saved": store.saved}, whole)
 
 
-def _require_same(wanted: dict[str, str]) -> None:
+def require_same(wanted: dict[str, str]) -> None:
     have = versions()
     other = [
         f"{name} {have[name]} instead of {wanted[name]}" for name in wanted if have[name] != wanted[name]

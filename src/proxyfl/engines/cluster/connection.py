@@ -96,6 +96,16 @@ class Cluster:
         """How many such actors all living nodes have room for, if nobody else used them."""
         return sum(needs.fitting(node["Resources"]) for node in self.ray.nodes() if node["Alive"])
 
+    def require_room(self, needs: Needs, what: str) -> int:
+        """The same; an error where no node has room for one of what is to be there."""
+        room = self.room(needs)
+        if not room:
+            raise RunError(
+                f"no node of the Ray cluster '{self.address}' has {needs}, as a {what} is to have; "
+                "ask for less or add a node"
+            )
+        return room
+
     def hire(self, kind: type, needs: Needs) -> Actor:
         """An actor somewhere; it waits for room, and ends with this process."""
         return (

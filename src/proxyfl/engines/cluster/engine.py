@@ -41,9 +41,9 @@ class RayEngine:
     """Clients train on a Ray cluster; the result is the same to the bit as in one process.
 
     ``address`` is HOST:PORT of the cluster, ``auto`` for the one that this machine is part of, or ``local``
-    for one that is started here and lives as long as the rounds. ``workers`` clients train at the same time, by
-    default as many as the cluster has room for; each takes ``cpus`` (by default one per thread), ``gpus`` (a
-    share such as 0.5, or whole ones) and ``memory`` (in gigabytes) of its node.
+    for one that is started here and lives as long as the rounds. ``workers`` clients train at the same time,
+    by default as many as the cluster has room for; each takes ``cpus`` (by default one per thread), ``gpus``
+    (a share such as 0.5, or whole ones) and ``memory`` (in gigabytes) of its node.
 
     >>> import proxyfl
     >>> engine = proxyfl.RayEngine("auto", gpus=0.5)
@@ -135,12 +135,7 @@ class ClusterEngine(Crew[_Hired]):
 
     def _size(self) -> None:
         """How many actors there may be; nodes come and go."""
-        room = self.cluster.room(self.needs)
-        if not room:
-            raise RunError(
-                f"no node of the Ray cluster '{self.options.address}' has {self.needs}, as a client "
-                "is to have; ask for less or add a node"
-            )
+        room = self.cluster.require_room(self.needs, "client")
         self.count = min(room, self.options.workers or room)
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
