@@ -1,0 +1,121 @@
+"""What a task costs beside its training: in this process, in a worker process, by an actor on a Ray cluster.
+
+    python benchmarks/cluster.py [--clients 100] [--repeats 5] [--csv results/cluster.csv]
+
+Every client takes one step with eight images of 8 × 8, so that little but the framework is measured; one
+worker or actor, so that nothing happens at the same time. Rounds of the engines take turns, and the lowest
+time counts. A second network is larger, to show what bytes cost. Start-up is the time from nothing to the
+first answer, the cluster's own included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stage import drawn_simulation, settings
+
+from proxyfl import RayEngine
+from proxyfl.core.config import Config
+from proxyfl.core.state import Task, Tensors, size_in_bytes
+from proxyfl.engines.choose import EngineFactory
+from proxyfl.engines.inline import InlineEngine
+from proxyfl.engines.pool import PoolEngine
+from proxyfl.federation.client import numerics
+from proxyfl.federation.loop import Engine
+from proxyfl.runs import build
+
+ENGINES: dict[str, EngineFactory] = {
+    "this process": InlineEngine.over,
+    "a worker process": lambda trainer, holdings: PoolEngine(trainer, holdings, 1),
+    "an actor on Ray": RayEngine("local", workers=1),
+}
+WIDTHS = (1, 4)
+COLUMNS = ("network", "bytes each way", "engine", "start-up (s)", "a client (ms)", "beside training (ms)")
+
+
+@dataclass
+class Measured:
+    """One engine's times."""
+
+    engine: Engine
+    began: float
+    start: float = 0.0
+    rounds: list[float] = field(default_factory=list)
+
+
+def tasks(config: Config, weights: Tensors, round: int) -> Iterator[Task]:
+    extras: Tensors = {}
+    for client in range(config.partition.clients):
+        yield Task(round, client, weights, extras)
+
+
+def timed(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def measure(width: int, clients: int, repeats: int, folder: Path) -> list[dict[str, object]]:
+    """The rows of one network."""
+    options = {"clients": clients, "per_round": clients, "rounds": repeats, "width": width, "dtype": "fp32"}
+    config = settings("fedavg", **options, train__epochs=1, train__batch=8)
+    simulation = drawn_simulation(clients, labelled=8, unlabelled=0, images=2_000, size=8)
+    found: dict[str, Measured] = {}
+    with ExitStack() as stack:
+        stack.enter_context(numerics(config.compute))
+        for name, factory in ENGINES.items():
+            began = time.perf_counter()
+            federation = build.assemble(config, simulation, engine=factory)
+            federation.settle(folder / name)
+            weights = federation.trainer.initial_weights()
+            engine = stack.enter_context(closing(federation.server.engine))
+            found[name] = Measured(engine, began)
+            list(engine.run([next(tasks(config, weights, 1))]))
+            found[name].start = time.perf_counter() - began
+        for round in range(1, repeats + 1):
+            for one in found.values():
+                one.rounds.append(
+                    timed(lambda one=one, r=round: list(one.engine.run(tasks(config, weights, r))))
+                )
+    alone = min(found["this process"].rounds)
+    return [
+        {
+            "network": f"ResNet-8, width {width}",
+            "bytes each way": size_in_bytes(weights),
+            "engine": name,
+            "start-up (s)": f"{one.start:.1f}",
+            "a client (ms)": f"{1e3 * min(one.rounds) / clients:.1f}",
+            "beside training (ms)": f"{1e3 * (min(one.rounds) - alone) / clients:.1f}",
+        }
+        for name, one in found.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--csv", type=Path, help="write the table to this file, too")
+    chosen = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory(prefix="proxyfl-cluster-") as folder:
+        for width in WIDTHS:
+            rows += measure(width, chosen.clients, chosen.repeats, Path(folder) / str(width))
+    for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *rows]:
+        print("  ".join(f"{row[name]!s:>{max(20, len(name))}}" for name in COLUMNS))
+    if chosen.csv:
+        with chosen.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
