@@ -39,7 +39,20 @@ MODULES = {
         "cloudpickle",
         "joblib",
     ),
-    *("yaml", "runpy", "imp", "code", "codeop", "pty", "ctypes", "cffi", "commands", "xmlrpc", "pandas", "ray"),
+    *(
+        "yaml",
+        "runpy",
+        "imp",
+        "code",
+        "codeop",
+        "pty",
+        "ctypes",
+        "cffi",
+        "commands",
+        "xmlrpc",
+        "pandas",
+        "ray",
+    ),
     *("torch.package", "torch.hub", "torch.utils.model_zoo", "torch.serialization", "numpy.ctypeslib"),
 }
 NAMES = {

@@ -21,7 +21,10 @@ from proxyfl.engines.cluster.connection import Cluster, Needs
 from proxyfl.engines.cluster.engine import ClusterEngine
 from proxyfl.engines.crew import Job
 from proxyfl.runs import build
+from proxyfl.runs.batch import train_all
+from proxyfl.runs.cluster import train_on_cluster
 from proxyfl.runs.federation import Federation
+from proxyfl.runs.sweep import Grid, jobs_of
 from toybox import Told, make_simulation, play, same_state, tiny_config
 
 pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'proxyfl[ray]'")
@@ -198,3 +201,30 @@ def test_a_killed_run_leaves_no_process_behind_and_resumes_to_the_same_bits(tmp_
     assert ours.metrics == theirs.metrics
     last = "models/last.safetensors"
     assert (ours.path / last).read_bytes() == (theirs.path / last).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_of_a_sweep_whose_node_dies_is_finished_by_another(nodes: Any, tmp_path: Path) -> None:
+    common = {
+        "partition": {"clients": 4},
+        "federation": {"per_round": 2, "rounds": 12},
+        "data": {"subset": 300.0},
+        "train": {"epochs": 4},
+        "model": {"width": 1},
+    }
+    jobs = jobs_of(Grid(("fedavg", "fedprox"), common=common), tmp_path / "ray")
+
+    def kill(failed: dict[Path, str]) -> None:
+        begun = [job.path / "checkpoints" / "round-00000001" for job in jobs]
+        if nodes.second is not None and all(folder.is_dir() for folder in begun):
+            nodes.remove_node(nodes.second, allow_graceful=False)
+            nodes.second = None
+
+    assert train_on_cluster(jobs, RayEngine(nodes.address), kill) == {}
+    assert nodes.second is None
+    assert [event for job in jobs for event in Run(job.path).events if event["event"] == "resumed"]
+    here = jobs_of(Grid(("fedavg", "fedprox"), common=common), tmp_path / "here")
+    assert train_all(here) == {}
+    for ours, theirs in zip(jobs, here, strict=True):
+        assert Run(ours.path).metrics == Run(theirs.path).metrics
+    assert [path.name for path in (tmp_path / "ray").iterdir() if path.name.startswith(".")] == []

@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -127,10 +128,20 @@ class Cluster:
 
     def put(self, thing: Any) -> Ref:
         """Bytes or a block that every node can see; it is kept as long as the reference is."""
-        return self.ray.put(thing)
+        errors = self.ray.exceptions
+        try:
+            return self.ray.put(thing)
+        except (errors.ObjectStoreFullError, errors.OutOfDiskError) as error:
+            raise RunError(
+                f"{len(thing) / GIGABYTE:.1f} GB do not fit into the memory of the Ray cluster; start it with a "
+                "larger --object-store-memory, or use fewer images (data.subset)"
+            ) from error
 
     def first(self, refs: Sequence[Ref], seconds: float) -> set[Ref]:
         """Those of the answers that have come, after waiting for the first of them."""
+        if not refs:
+            time.sleep(seconds)
+            return set()
         return set(self.ray.wait(list(refs), num_returns=1, timeout=seconds)[0])
 
     def answer(self, ref: Ref) -> bytes:
