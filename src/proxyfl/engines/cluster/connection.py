@@ -133,8 +133,8 @@ class Cluster:
             return self.ray.put(thing)
         except (errors.ObjectStoreFullError, errors.OutOfDiskError) as error:
             raise RunError(
-                f"{len(thing) / GIGABYTE:.1f} GB do not fit into the memory of the Ray cluster; start it with a "
-                "larger --object-store-memory, or use fewer images (data.subset)"
+                f"{len(thing) / GIGABYTE:.1f} GB do not fit into the Ray cluster's memory; start it with "
+                "a larger --object-store-memory, or use fewer images (data.subset)"
             ) from error
 
     def first(self, refs: Sequence[Ref], seconds: float) -> set[Ref]:
