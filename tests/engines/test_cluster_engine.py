@@ -105,9 +105,11 @@ def engine_of(method: str = "fedavg", **options: Any) -> tuple[ClusterEngine, An
     return engine, federation
 
 
-def answers(engine: ClusterEngine, federation: Any) -> list[Update | Failure]:
+def answers(
+    engine: ClusterEngine, federation: Any, clients: tuple[int, ...] = (1, 0, 3, 2)
+) -> list[Update | Failure]:
     weights, extras = federation.trainer.initial_weights(), dict[str, Any]()
-    return list(engine.run([Task(1, client, weights, extras) for client in (1, 0, 3, 2)]))
+    return list(engine.run([Task(1, client, weights, extras) for client in clients]))
 
 
 def test_answers_come_in_the_order_of_the_tasks_and_no_actor_is_hired_for_nothing(
@@ -179,7 +181,7 @@ def test_actors_that_died_between_two_rounds_cost_no_client_a_try(cluster: type[
     answers(engine, federation)
     for actor in cluster.latest.actors:
         actor.dead = True
-    assert all(isinstance(answer, Update) for answer in answers(engine, federation))
+    assert [type(answer) for answer in answers(engine, federation, (1,))] == [Update]
 
 
 def test_a_node_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
