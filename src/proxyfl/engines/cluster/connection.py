@@ -211,6 +211,11 @@ def _in_words(address: str, error: Exception) -> RunError:
             "there is no Ray cluster on this machine; start one with 'ray start --head', join one with "
             "'ray start --address HOST:PORT', or use --address local"
         )
+    if isinstance(error, _ray().exceptions.AuthenticationError):
+        return RunError(
+            f"the Ray cluster at '{address}' asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN "
+            "as they were when it was started"
+        )
     return RunError(
         f"the Ray cluster at '{address}' cannot be used: {_last_line(error)}; this machine must be one of "
         "its nodes, with the same versions of Python and Ray"

@@ -248,4 +248,7 @@ class ClusterEngine(Crew[_Hired]):
                     f"no node of the Ray cluster is left that has {self.needs}; the last checkpoint is kept, "
                     "resume when nodes are back"
                 )
-            print(f"note: waiting for a node of the Ray cluster with {self.needs} to spare", file=sys.stderr)
+            print(
+                f"note: still waiting for the Ray cluster to start a process with {self.needs}",
+                file=sys.stderr,
+            )
