@@ -15,7 +15,8 @@ ALLOWED = {
     "methods/__init__.py": {"importlib.import_module"},  # of the files in its own folder
     "results/frames.py": {"pandas"},  # frames are made of what was read; none is read or written with it
     "data/restricted_pickle.py": {"pickletools"},  # the disassembler alone: nothing is built or imported
-    "engines/handover.py": {"pickle", "cloudpickle"},  # for the program's own child processes, over a pipe
+    "engines/handover.py": {"pickle", "cloudpickle"},  # for own child processes, and own actors on a cluster
+    "engines/cluster/connection.py": {"ray"},  # between the nodes of one cluster, which trust each other
     "core/plugins.py": {  # code that the user names on the command line or in an environment variable
         "importlib.import_module",
         "importlib.util.spec_from_file_location",
@@ -38,7 +39,20 @@ MODULES = {
         "cloudpickle",
         "joblib",
     ),
-    *("yaml", "runpy", "imp", "code", "codeop", "pty", "ctypes", "cffi", "commands", "xmlrpc", "pandas"),
+    *(
+        "yaml",
+        "runpy",
+        "imp",
+        "code",
+        "codeop",
+        "pty",
+        "ctypes",
+        "cffi",
+        "commands",
+        "xmlrpc",
+        "pandas",
+        "ray",
+    ),
     *("torch.package", "torch.hub", "torch.utils.model_zoo", "torch.serialization", "numpy.ctypeslib"),
 }
 NAMES = {
@@ -159,6 +173,7 @@ def test_every_exception_is_needed(module: str) -> None:
         "import pickle as p",
         "from pickle import loads",
         "import joblib",
+        "import ray",
         "def f():\n    import marshal",
         "from torch import package",
         "eval('1')",

@@ -36,6 +36,7 @@ WEAK_COPYLEFT = frozenset({"MPL-2.0"})
 ALLOWED = PERMISSIVE | WEAK_COPYLEFT
 OTHER_NAMES = {
     "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0": "Apache-2.0",
     "Apache 2.0 License": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD-3-Clause",

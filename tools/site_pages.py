@@ -107,7 +107,7 @@ def api_page() -> str:
     import proxyfl
 
     groups = {
-        "Train": ["Federation", "Experiment", "resume", "Train", "Keep"],
+        "Train": ["Federation", "Experiment", "resume", "Train", "Keep", "RayEngine"],
         "Data": ["Dataset", "load_dataset", "partition", "Partition", "Vectors", "register_dataset"],
         "Networks": ["register_model", "LoRA", "encode", "Encoder", "load_model"],
         "Methods and aggregation": ["Method", "Addon", "Recipe", "Shown", "setting", "Aggregator"],

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from proxyfl.data.sources import load as load_dataset
     from proxyfl.data.sources import register as register_dataset
     from proxyfl.encoders import Encoder, TextEncoder, encode
+    from proxyfl.engines.cluster.engine import RayEngine
     from proxyfl.methods.base import Addon, Method
     from proxyfl.methods.registry import Recipe, Shown, register_addon
     from proxyfl.methods.registry import register as register_method
@@ -64,6 +65,7 @@ _HOMES = {
     "Method": "proxyfl.methods.base",
     "Partition": "proxyfl.data.partition",
     "ProxyFLError": "proxyfl.core.errors",
+    "RayEngine": "proxyfl.engines.cluster.engine",
     "Recipe": "proxyfl.methods.registry",
     "Run": "proxyfl.runs.run",
     "Shown": "proxyfl.methods.registry",
@@ -98,6 +100,7 @@ __all__ = [
     "Method",
     "Partition",
     "ProxyFLError",
+    "RayEngine",
     "Recipe",
     "Run",
     "Shown",

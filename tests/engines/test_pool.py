@@ -18,6 +18,7 @@ from proxyfl.core import plugins
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines import pool
+from proxyfl.engines.crew import SLACK
 from proxyfl.engines.pool import PoolEngine, default_workers, tuned_environment
 from toybox import Told, assemble, gone, make_simulation, play, same_bits, same_state, tiny_config
 
@@ -91,7 +92,7 @@ def test_tasks_are_drawn_only_as_the_window_allows(tmp_path: Path, tasks: list[T
 
     with closing(engine_of(tmp_path, 1, "fedavg")) as engine:
         for count, _ in enumerate(engine.run(counted()), 1):
-            assert len(drawn) <= count + 1 + pool.SLACK
+            assert len(drawn) <= count + 1 + SLACK
     assert len(drawn) == 12
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+
+from proxyfl.cli import app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -95,3 +99,13 @@ def test_each_example_is_short_and_says_how_it_is_run() -> None:
         lines = file.read_text(encoding="utf-8").splitlines()
         assert 20 <= len(lines) <= 60, file
         assert any(line.startswith(f"python examples/{file.name}") for line in lines), file
+
+
+def test_the_job_for_slurm_is_sound_shell_and_calls_what_there_is() -> None:
+    file = EXAMPLES / "slurm.sbatch"
+    assert subprocess.run(["bash", "-n", str(file)], capture_output=True).returncode == 0
+    lines = file.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    (command,) = [line for line in lines if line.startswith("proxyfl ")]
+    options = {word for word in command.split() if word.startswith("--")}
+    known = {name for option in typer.main.get_command(app).commands["run"].params for name in option.opts}
+    assert options <= known

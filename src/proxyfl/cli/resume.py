@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +19,12 @@ from proxyfl.cli.common import (
     is_run,
     require_device,
 )
+from proxyfl.cli.engine import Address, EngineName, PerClient, chosen_engine
 from proxyfl.cli.progress import tell_result, train
 from proxyfl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from proxyfl.engines.cluster.engine import RayEngine
 
 EXAMPLES = examples(
     "proxyfl resume runs/digits-proxyfl-seed1-4b2c91",
@@ -38,6 +42,9 @@ def resume(
         ),
     ] = None,
     workers: Workers = None,
+    engine: EngineName = "workers",
+    address: Address = None,
+    per_client: PerClient = None,
     data_root: DataRoot = None,
     log: Log = None,
     quiet: Quiet = False,
@@ -47,8 +54,9 @@ def resume(
     A finished run says so and is left as it is, unless --rounds gives it more: then it goes on as if it had
     been begun with them. What depends on the number of rounds, such as a cosine schedule, is told.
     """
+    where = chosen_engine(engine, address, per_client, workers)
     path = find_run(run, lambda place: is_run(place) or creation_cut_short(place))
-    go_on(path, rounds, workers, data_root, log or (), quiet)
+    go_on(path, rounds, workers, data_root, log or (), quiet, where)
 
 
 def go_on(
@@ -58,6 +66,7 @@ def go_on(
     data_root: Path | None,
     log: Sequence[str],
     quiet: bool,
+    engine: RayEngine | None = None,
 ) -> None:
     """Continue the run at a place and show it."""
     from proxyfl.runs.checkpoint import load_newest
@@ -90,7 +99,7 @@ def go_on(
     train(
         path,
         config,
-        lambda observers: play_on(path, observers, data_root, workers, rounds=rounds),
+        lambda observers: play_on(path, observers, data_root, workers, engine=engine, rounds=rounds),
         before=before,
         log=log,
         quiet=quiet,

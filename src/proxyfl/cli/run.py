@@ -24,6 +24,7 @@ from proxyfl.cli.common import (
     out,
     require_device,
 )
+from proxyfl.cli.engine import Address, EngineName, PerClient, chosen_engine
 from proxyfl.cli.present import settings_tree
 from proxyfl.cli.progress import train
 from proxyfl.cli.resume import creation_cut_short, go_on
@@ -110,6 +111,9 @@ def run(
         typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.", rich_help_panel=MACHINE),
     ] = None,
     workers: Workers = None,
+    engine: EngineName = "workers",
+    address: Address = None,
+    per_client: PerClient = None,
     name: Annotated[
         str | None,
         typer.Option(help="The run's name; made from its settings otherwise.", rich_help_panel=MACHINE),
@@ -150,6 +154,7 @@ def run(
         "dtype": dtype,
         "fidelity": fidelity,
     }
+    where = chosen_engine(engine, address, per_client, workers)
     config = load_settings(preset, method, flags, set_, data_root, protocol)
 
     from proxyfl.runs.experiment import Experiment
@@ -160,7 +165,7 @@ def run(
     experiment = Experiment(config=config, data_root=data_root)
     if resume and (path.exists() or creation_cut_short(path)):
         _require_same(path, experiment.config)
-        go_on(path, None, workers, data_root, log or (), quiet)
+        go_on(path, None, workers, data_root, log or (), quiet, where)
         return
     if path.exists():
         raise RunError(
@@ -175,7 +180,7 @@ def run(
     train(
         path,
         config,
-        lambda observers: experiment.run(path, observers, workers),
+        lambda observers: experiment.run(path, observers, workers, engine=where),
         log=log or (),
         quiet=quiet,
     )

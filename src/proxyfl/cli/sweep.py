@@ -22,9 +22,11 @@ from proxyfl.cli.common import (
     out,
     require_device,
 )
+from proxyfl.cli.engine import Address, EngineName, PerRun, chosen_engine
 from proxyfl.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from proxyfl.engines.cluster.engine import RayEngine
     from proxyfl.runs.batch import Job
     from proxyfl.runs.sweep import Grid
 
@@ -47,6 +49,9 @@ def sweep(
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,
     side_by_side: SideBySide = 0,
+    engine: EngineName = "workers",
+    address: Address = None,
+    per_run: PerRun = None,
     dry_run: DryRun = False,
 ) -> None:
     """Make every run of a grid that is not there yet, on all cores.
@@ -60,7 +65,9 @@ def sweep(
     """
     from proxyfl.runs.sweep import read_grid
 
-    work(dataclasses.replace(read_grid(grid), protocol=protocol), runs, data_root, side_by_side, dry_run)
+    where = chosen_engine(engine, address, per_run, side_by_side or None, "--per-run")
+    chosen = dataclasses.replace(read_grid(grid), protocol=protocol)
+    work(chosen, runs, data_root, side_by_side, dry_run, where)
 
 
 def compare(
@@ -89,6 +96,9 @@ def compare(
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,
     side_by_side: SideBySide = 0,
+    engine: EngineName = "workers",
+    address: Address = None,
+    per_run: PerRun = None,
     dry_run: DryRun = False,
 ) -> None:
     """Methods side by side, over several seeds and settings: a sweep without a file.
@@ -121,10 +131,18 @@ def compare(
         said.append(("federation.rounds", f"--rounds {rounds}"))
     require_distinct(said)
     grid = Grid(_words(methods), _words(data), read_seeds(seeds), varied, common, protocol)
-    work(grid, runs, data_root, side_by_side, dry_run)
+    where = chosen_engine(engine, address, per_run, side_by_side or None, "--per-run")
+    work(grid, runs, data_root, side_by_side, dry_run, where)
 
 
-def work(grid: Grid, runs: Path, data_root: Path | None, side_by_side: int, dry_run: bool) -> None:
+def work(
+    grid: Grid,
+    runs: Path,
+    data_root: Path | None,
+    side_by_side: int,
+    dry_run: bool,
+    cluster: RayEngine | None = None,
+) -> None:
     """Make what is missing and say how to look at it."""
     from proxyfl.runs.protocols import OWN, told
     from proxyfl.runs.sweep import jobs_of
@@ -133,10 +151,16 @@ def work(grid: Grid, runs: Path, data_root: Path | None, side_by_side: int, dry_
     if grid.protocol == OWN:
         for line in dict.fromkeys(told(job.config) for job in jobs):
             err().print(line, markup=False, soft_wrap=True)
-    make(jobs, side_by_side, dry_run, f"table      {command('table', runs)}")
+    make(jobs, side_by_side, dry_run, f"table      {command('table', runs)}", cluster)
 
 
-def make(jobs: Sequence[Job], side_by_side: int, dry_run: bool, afterwards: str) -> None:
+def make(
+    jobs: Sequence[Job],
+    side_by_side: int,
+    dry_run: bool,
+    afterwards: str,
+    cluster: RayEngine | None = None,
+) -> None:
     """Train what is missing of the jobs, or list them; ``afterwards`` is told when it is done."""
     if dry_run:
         for job in jobs:
@@ -144,15 +168,17 @@ def make(jobs: Sequence[Job], side_by_side: int, dry_run: bool, afterwards: str)
             out().print(f"{state}  {job.name}  {job.path}", markup=False, soft_wrap=True)
         return
     for job in jobs:
-        if not job.finished:
+        if not job.finished and cluster is None:  # whether a node has it, the node says
             require_device(job.config)
-    failed = train_missing(jobs, side_by_side) if jobs else {}
+    failed = train_missing(jobs, side_by_side, cluster) if jobs else {}
     out().print(afterwards, markup=False, soft_wrap=True)
     if failed:
         raise RunError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
 
 
-def train_missing(jobs: Sequence[Job], side_by_side: int = 0) -> dict[Path, str]:
+def train_missing(
+    jobs: Sequence[Job], side_by_side: int = 0, cluster: RayEngine | None = None
+) -> dict[Path, str]:
     """Train what is not finished, with a live table. Ctrl-C keeps what is done."""
     from proxyfl.runs.batch import train_all
 
@@ -160,7 +186,12 @@ def train_missing(jobs: Sequence[Job], side_by_side: int = 0) -> dict[Path, str]
     err().print(f"{len(missing)} of {len(jobs)} runs to train")
     try:
         with Board(jobs) as board:
-            failed = train_all(missing, side_by_side, board.look) if missing else {}
+            if cluster is None:
+                failed = train_all(missing, side_by_side, board.look) if missing else {}
+            else:
+                from proxyfl.runs.cluster import train_on_cluster
+
+                failed = train_on_cluster(missing, cluster, board.look)
             board.look(failed)
     except KeyboardInterrupt as interrupt:
         typer.echo("stopped; what is done is kept, the same command goes on from there", err=True)

@@ -34,8 +34,7 @@ def choose_engine(trainer: ClientTrainer, holdings: Holdings, workers: int | Non
         except CannotHandOver as error:
             print(f"note: clients train in this process; other processes cannot be given {error}",
                   file=sys.stderr)  # fmt: skip
-    oracle = trainer.method.oracle
-    return InlineEngine(trainer, lambda client: holdings.client(client, oracle=oracle), holdings.truth)
+    return InlineEngine.over(trainer, holdings)
 
 
 def _asked(config: Config) -> int:

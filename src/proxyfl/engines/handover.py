@@ -1,8 +1,9 @@
-"""Objects for a program's own child processes: how a worker gets the trainer, whatever it was built from.
+"""Objects for a program's own processes: how a worker gets the trainer, whatever it was built from.
 
-Pickles are made and opened here and nowhere else, and only between a process and the children it started,
-over a pipe that no one else has: nothing of them is ever on disk or on a network. Classes of installed
-modules are named; those of a script or a notebook, which a child cannot import, are sent whole.
+Pickles are made and opened here and nowhere else: between a process and the children it started, over a pipe
+that no one else has, and between a process and its actors on a Ray cluster, whose nodes trust each other.
+Nothing of them is kept. Classes of installed modules are named; those of a script or a notebook, which a
+child cannot import, are sent whole.
 """
 
 from __future__ import annotations

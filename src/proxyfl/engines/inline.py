@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proxyfl.core.errors import ConfigError, MethodError, ProxyFLError, RunError
 from proxyfl.core.state import Failure, Task, Update
+from proxyfl.data.holdings import Holdings
 from proxyfl.data.stream import ClientData
 from proxyfl.federation.client import ClientTrainer, numerics
 
@@ -23,6 +24,12 @@ class InlineEngine:
         truth: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.trainer, self.data, self.truth = trainer, data, truth
+
+    @classmethod
+    def over(cls, trainer: ClientTrainer, holdings: Holdings) -> InlineEngine:
+        """For the clients of a simulation."""
+        oracle = trainer.method.oracle
+        return cls(trainer, lambda client: holdings.client(client, oracle=oracle), holdings.truth)
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
         with numerics(self.trainer.compute):

@@ -8,13 +8,10 @@ same bits.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -24,23 +21,15 @@ from proxyfl.core import plugins
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.core.machine import usable_cores
-from proxyfl.core.state import Failure, Task, Tensors, Update, within
+from proxyfl.core.state import Tensors
 from proxyfl.data.holdings import Holdings
+from proxyfl.engines.crew import LOOK_ROUND, TRIES, Crew, Job
 from proxyfl.engines.handover import packed
 from proxyfl.engines.remote_error import raised
 from proxyfl.engines.serialization import Header, pack_task, unpack_answer
 from proxyfl.engines.shared import Layout, SharedTensors
 from proxyfl.engines.worker import receive, send
 from proxyfl.federation.client import ClientTrainer
-
-SLACK = 2
-"""Answers that may wait for an earlier one, beyond one per worker."""
-
-TRIES = 2
-"""How often a client is given to a worker before a death counts as the client's failure."""
-
-LOOK_ROUND = 1.0
-"""Seconds between two looks at whether a silent worker is alive."""
 
 TUNABLES = "GLIBC_TUNABLES"
 ALLOCATOR = {
@@ -81,21 +70,12 @@ def search_path() -> str:
     return os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
 
 
-@dataclasses.dataclass
-class _Job:
-    """A task on its way; ``answer`` is there when its turn may come."""
-
-    task: Task
-    tries: int = 0
-    answer: Update | Failure | None = None
-
-
 class _Worker:
     """A worker process, as its parent sees it."""
 
     def __init__(self, slot: int, setup: Header, trainer: bytes, threads: int, fds: tuple[int, int]) -> None:
         self.slot, self.ready = slot, False
-        self.job: _Job | None = None
+        self.job: Job | None = None
         ours, theirs = socket.socketpair()
         life_read, self.lifeline = os.pipe()
         self.connection = Connection(ours.detach())
@@ -127,68 +107,25 @@ class _Worker:
         return self.process.wait()
 
 
-class PoolEngine:
+class PoolEngine(Crew[_Worker]):
     """``workers`` processes, started with the first task and ended by :meth:`close`."""
 
     def __init__(self, trainer: ClientTrainer, holdings: Holdings, workers: int) -> None:
-        self.trainer, self.holdings, self.count = trainer, holdings, workers
-        self.workers: list[_Worker] = []
+        super().__init__(workers)
+        self.trainer, self.holdings = trainer, holdings
         self.store, self.broadcast = SharedTensors(), SharedTensors()
         self._packed = packed(trainer) if workers else b""
         self._setup: Header = {}
-        self._sent: tuple[Tensors, Tensors] | None = None
         self._layout: Layout = {}
-        self._retry: deque[_Job] = deque()
         self._stillborn = 0
-        self._begun = False
-        self.cpu_seconds = 0.0
-
-    def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
-        """Answers in the order of the tasks. At most ``workers + SLACK`` are under way or waiting.
-
-        Workers that are left at work when this ends early are let go: what they would answer is stale.
-        """
-        self._begun = False
-        try:
-            yield from self._answers(iter(tasks))
-        finally:
-            for worker in [worker for worker in self.workers if worker.job is not None]:
-                self.workers.remove(worker)
-                worker.end()
-            self._retry.clear()
-
-    def _answers(self, waiting: Iterator[Task]) -> Iterator[Update | Failure]:
-        queue, more = deque[_Job](), True
-        while True:
-            for worker in [worker for worker in self._staff() if worker.ready and worker.job is None]:
-                if self._retry:
-                    self._give(worker, self._retry.popleft())
-                elif more and len(queue) < self.count + SLACK:
-                    task = next(waiting, None)
-                    more = task is not None
-                    if task is not None:
-                        queue.append(_Job(task))
-                        self._give(worker, queue[-1])
-            if not queue and not more:
-                return
-            if not queue or queue[0].answer is None:
-                self._listen()
-            while queue and (answer := queue[0].answer) is not None:
-                queue.popleft()
-                yield answer
 
     def close(self) -> None:
-        """End the workers, whatever they are doing."""
-        for worker in self.workers:
-            worker.end()
-        self.workers.clear()
-        self._retry.clear()
+        super().close()
         self.store.close()
         self.broadcast.close()
-        self._setup, self._sent = {}, None
+        self._setup = {}
 
     def _staff(self) -> list[_Worker]:
-        """All workers; those that are missing are started."""
         if not self._setup:
             self._setup = self._describe()
         names, threads = devices(self.trainer.compute.device), self.trainer.compute.threads
@@ -204,18 +141,12 @@ class PoolEngine:
         self.broadcast.write({})
         return {"plugins": plugins.loaded, "store": layout}
 
-    def _give(self, worker: _Worker, job: _Job) -> None:
+    def _publish(self, broadcast: Tensors) -> None:
+        self._layout = self.broadcast.write(broadcast)
+
+    def _give(self, worker: _Worker, job: Job) -> None:
         """Send a task to a free worker. One that turns out to be dead does not count as a try."""
-        task = job.task
-        if self._sent is None or self._sent[0] is not task.weights or self._sent[1] is not task.extras:
-            if self._begun:
-                raise RunError("tasks of one round must carry the same weights and extras")
-            self._layout = self.broadcast.write(
-                within("weights", task.weights) | within("extras", task.extras)
-            )
-            self._sent = (task.weights, task.extras)
-        self._begun, worker.job = True, job
-        header, tensors = pack_task(task)
+        header, tensors = pack_task(job.task)
         try:
             send(worker.connection, {**header, "broadcast": self._layout}, tensors)
             job.tries += 1
@@ -223,7 +154,6 @@ class PoolEngine:
             self._hear(worker)
 
     def _listen(self) -> None:
-        """Wait until a worker says something or dies."""
         known = {worker.connection: worker for worker in self.workers}
         for connection in wait([*known], timeout=LOOK_ROUND):
             self._hear(known[connection])  # type: ignore[index]
@@ -257,11 +187,6 @@ class PoolEngine:
             self._stillborn += 1
             if code >= 0 or self._stillborn > TRIES * self.count:
                 raise RunError(f"a worker process ended before it was ready ({how}); try with --workers 0")
-        if job is None:
-            return
-        if job.tries < TRIES:
-            self._retry.append(job)
-            return
-        cure = f"is there enough memory for --workers {self.count}?"
-        reason = f"its worker process died {TRIES} times ({how}); {cure}"
-        job.answer = Failure(job.task.round, job.task.client, reason)
+        if job is not None:
+            cure = f"is there enough memory for --workers {self.count}?"
+            self._again(job, f"worker process died {TRIES} times ({how}); {cure}")

@@ -38,14 +38,12 @@ class SharedTensors:
 
     def write(self, tensors: Mapping[str, Tensor]) -> Layout:
         """Replace the content. No reader may still be using what was there."""
-        layout = _plan(tensors)
+        layout = plan(tensors)
         if self.fd < 0:
             self.fd = _nameless(layout["size"])
         _make_room(self.fd, layout["size"])
         with mmap.mmap(self.fd, layout["size"]) as memory:
-            for name, value in _view(memory, layout).items():
-                value.copy_(tensors[name])
-                del value  # the memory cannot be let go while a tensor looks at it
+            fill(memory, layout, tensors)
         return layout
 
     def close(self) -> None:
@@ -56,10 +54,11 @@ class SharedTensors:
 
 def read(fd: int, layout: Layout) -> Tensors:
     """The tensors without a copy. What is written to them stays private to this process."""
-    return _view(mmap.mmap(fd, layout["size"], access=mmap.ACCESS_COPY), layout)
+    return view(mmap.mmap(fd, layout["size"], access=mmap.ACCESS_COPY), layout)
 
 
-def _view(memory: mmap.mmap, layout: Layout) -> Tensors:
+def view(memory: Any, layout: Layout) -> Tensors:
+    """The tensors that lie in a buffer."""
     tensors = {}
     for name, kind, shape, start in layout["tensors"]:
         dtype, count = getattr(torch, kind), math.prod(shape)
@@ -68,7 +67,14 @@ def _view(memory: mmap.mmap, layout: Layout) -> Tensors:
     return tensors
 
 
-def _plan(tensors: Mapping[str, Tensor]) -> Layout:
+def fill(memory: Any, layout: Layout, tensors: Mapping[str, Tensor]) -> None:
+    """Copy the tensors to their places in a buffer. When this returns, no tensor looks at it any more."""
+    for name, value in view(memory, layout).items():
+        value.copy_(tensors[name])
+
+
+def plan(tensors: Mapping[str, Tensor]) -> Layout:
+    """Where each tensor is to lie in a buffer."""
     places, end = [], 0
     for name, value in tensors.items():
         places.append([name, str(value.dtype).removeprefix("torch."), list(value.shape), end])

@@ -72,4 +72,4 @@ def _engine(setup: dict[str, Any], content: bytes, store: int) -> InlineEngine:
     trainer: ClientTrainer = unpacked(content)
     trainer.compute = dataclasses.replace(trainer.compute, device=setup["device"])
     holdings = Holdings.from_tensors(shared.read(store, setup["store"]))
-    return InlineEngine(trainer, lambda k: holdings.client(k, oracle=trainer.method.oracle), holdings.truth)
+    return InlineEngine.over(trainer, holdings)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -68,27 +69,67 @@ class Job:
         return run.finished and run.config.federation.rounds == self.rounds
 
 
+Look = Callable[[dict[Path, str]], None]
+"""Someone who is told now and then which runs have failed so far."""
+
+
+class Child(Protocol):
+    """A run that is being made somewhere."""
+
+    job: Job
+
+    @property
+    def alive(self) -> bool: ...
+
+    def trouble(self) -> str:
+        """What it could not do; empty when all is well."""
+        ...
+
+    def end(self) -> None: ...
+
+
+C = TypeVar("C", bound=Child)
+
+
 def train_all(
-    jobs: Sequence[Job], side_by_side: int = 0, look: Callable[[dict[Path, str]], None] = lambda failed: None
+    jobs: Sequence[Job], side_by_side: int = 0, look: Look = lambda failed: None
 ) -> dict[Path, str]:
     """Make or finish the runs, so many at a time (0: one per core). What could not be made, and why.
 
-    A failed run does not stop the others. ``look`` is told now and then who has failed so far. Where there
-    are fewer runs than cores, each run gets worker processes. No child outlives this function.
+    Where there are fewer runs than cores, each run gets worker processes. No child outlives this function.
     """
-    waiting = deque(jobs)
     together = min(side_by_side or _room(jobs), len(jobs))
-    running: list[_Child] = []
-    told: set[DataSettings] = set()  # how data was read is noted by the first run on it
+
+    def pause(running: Sequence[_Child]) -> None:
+        wait([child.process.sentinel for child in running], timeout=PAUSE)
+
+    noted: set[DataSettings] = set()  # how data was read is noted by the first run on it
+
+    def begin(job: Job) -> _Child:
+        known = job.config.data in noted
+        noted.add(job.config.data)
+        return _Child(job, together, told=known)
+
+    return work_off(jobs, together, begin, pause, look)
+
+
+def work_off(
+    jobs: Sequence[Job],
+    together: int,
+    begin: Callable[[Job], C],
+    pause: Callable[[Sequence[C]], None],
+    look: Look,
+) -> dict[Path, str]:
+    """Begin the jobs, so many at a time, and see them to their end. A failed run does not stop the others."""
+    waiting = deque(jobs)
+    running: list[C] = []
     failed: dict[Path, str] = {}
     try:
         while waiting or running:
             while waiting and len(running) < together:
-                job = waiting.popleft()
-                running.append(_Child(job, together, told=job.config.data in told))
-                told.add(job.config.data)
-            wait([child.process.sentinel for child in running], timeout=PAUSE)
-            for child in [child for child in running if not child.process.is_alive()]:
+                running.append(begin(waiting.popleft()))
+            pause(running)
+            for child in [child for child in running if not child.alive]:
                 running.remove(child)
                 if trouble := child.trouble():
                     failed[child.job.path] = trouble
@@ -127,8 +168,11 @@ class _Child:
                 os.environ[TUNABLES] = before
         theirs.close()
 
+    @property
+    def alive(self) -> bool:
+        return self.process.is_alive()
+
     def trouble(self) -> str:
-        """What the child could not do; empty when all is well."""
         try:
             return self.answer.recv_bytes().decode("utf-8", "replace")
         except EOFError:
@@ -151,6 +195,12 @@ def make_run(job: Job, workers: int, modules: list[str], answer: Connection, tol
         logging.getLogger(sources.__name__).setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if trouble := finish(job, workers, modules):
+        answer.send_bytes(trouble.encode("utf-8", "replace")[-LONGEST:])
+
+
+def finish(job: Job, workers: int, modules: Sequence[str]) -> str:
+    """Make a run in this process, or go on with it; what could not be done, empty when all is well."""
     try:
         for module in modules:
             plugins.load_plugin(module)
@@ -166,9 +216,10 @@ def make_run(job: Job, workers: int, modules: list[str], answer: Connection, tol
         if workers > 1:
             RunDirectory(job.path).event(BY_WORKERS, workers=workers)
     except ProxyFLError as error:
-        answer.send_bytes(str(error).encode()[-LONGEST:])
+        return str(error)
     except Exception:
-        answer.send_bytes(traceback.format_exc().encode("utf-8", "replace")[-LONGEST:])
+        return traceback.format_exc()
+    return ""
 
 
 def _end_with_parent() -> None:

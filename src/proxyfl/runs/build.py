@@ -7,6 +7,7 @@ from pathlib import Path
 from proxyfl.core.config import Config
 from proxyfl.core.state import Tensors
 from proxyfl.data.partition import Partition
+from proxyfl.engines.choose import EngineFactory
 from proxyfl.methods import registry
 from proxyfl.models import Network
 from proxyfl.runs.federation import Federation
@@ -21,20 +22,29 @@ def build(
     partition: Partition | None = None,
     start: Tensors | None = None,
     workers: int | None = None,
+    engine: EngineFactory | None = None,
 ) -> Federation:
     """The federation that a config describes. A resumed run brings the partition it began with."""
-    return assemble(config, prepare(config, root, partition), start=start, workers=workers)
+    simulation = prepare(config, root, partition)
+    return assemble(config, simulation, start=start, workers=workers, engine=engine)
 
 
 def assemble(
-    config: Config, simulation: Simulation, *, start: Tensors | None = None, workers: int | None = None
+    config: Config,
+    simulation: Simulation,
+    *,
+    start: Tensors | None = None,
+    workers: int | None = None,
+    engine: EngineFactory | None = None,
 ) -> Federation:
     """The same over data that is dealt already."""
     dataset = simulation.dataset
     require_numbers(dataset)
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     network = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
-    federation = Federation.assembled(config, simulation, network, method, start, workers=workers)
+    federation = Federation.assembled(
+        config, simulation, network, method, start, workers=workers, engine=engine
+    )
     if dataset.is_vectors:  # most networks take images
         require_fit(federation.trainer)
     return federation

@@ -11,6 +11,7 @@ from typing import Any
 from proxyfl.core.config import Config, MethodSettings
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.data import sources
+from proxyfl.engines.choose import EngineFactory
 from proxyfl.federation.loop import Observer
 from proxyfl.runs import checkpoint, own, repair
 from proxyfl.runs.build import assemble
@@ -75,6 +76,7 @@ class Experiment:
         observers: Iterable[Observer] = (),
         workers: int | None = None,
         *,
+        engine: EngineFactory | None = None,
         log: str | Iterable[str] = (),
         progress: bool = False,
     ) -> Run:
@@ -83,7 +85,7 @@ class Experiment:
         ``log`` names tools that are told, too: tensorboard, mlflow, wandb. ``progress`` shows a bar.
 
         ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
-        process. The result is the same to the bit.
+        process; ``engine`` brings another engine, such as ``RayEngine()``. The result is the same to the bit.
         """
         run = RunDirectory(directory or Path("runs") / default_name(self.config))
         if run.path.exists():
@@ -92,7 +94,7 @@ class Experiment:
             )
         watching = checked(observers)
         find_all(log)
-        federation = self.federation(workers)
+        federation = self.federation(workers, engine)
         dataset = federation.simulation.dataset
         if dataset.partial:
             labels = f"{federation.simulation.per_class} labels per class"
@@ -103,11 +105,11 @@ class Experiment:
         federation.run(watching, log=log, progress=progress)
         return Run(run.path)
 
-    def federation(self, workers: int | None = None) -> Federation:
+    def federation(self, workers: int | None = None, engine: EngineFactory | None = None) -> Federation:
         """The experiment as objects, recorded nowhere."""
         simulation = prepare(self.config, self.data_root)
         start = load_start(self.config, simulation)
-        return assemble(self.config, simulation, start=start, workers=workers)
+        return assemble(self.config, simulation, start=start, workers=workers, engine=engine)
 
 
 def resume(
@@ -116,12 +118,13 @@ def resume(
     data_root: str | Path | None = None,
     workers: int | None = None,
     *,
+    engine: EngineFactory | None = None,
     rounds: int | None = None,
     log: str | Iterable[str] = (),
     progress: bool = False,
 ) -> Run:
     """Go on with a run that was stopped, however it was stopped. A finished run is left as it is, unless it
-    is given more ``rounds`` altogether; ``log`` and ``progress`` as in :meth:`Experiment.run`.
+    is given more ``rounds`` altogether; ``engine``, ``log`` and ``progress`` as in :meth:`Experiment.run`.
 
     >>> import proxyfl
     >>> run = proxyfl.resume("runs/first")  # doctest: +SKIP
@@ -136,21 +139,27 @@ def resume(
         config = resolve("", load_toml(aside.config))
         config = lengthened(config, rounds, str(run.path)) if rounds else config
         experiment = Experiment(config=config, data_root=root or aside.data_root())
-        return experiment.run(directory, watching, workers, log=log, progress=progress)
+        return experiment.run(directory, watching, workers, engine=engine, log=log, progress=progress)
     with run.require().locked():
         saved, warnings = checkpoint.load_newest(run, states=True)
         if rounds:
             repair.require_same_config(run, saved)
             require_names(load_toml(run.config), str(run.path))
             saved = extend(run, saved, rounds)
-        federation = _restored(run, saved, root or run.data_root(), workers)
+        federation = _restored(run, saved, root or run.data_root(), workers, engine)
         federation.recording = Recording(run, saved, warnings, locked=True)
         federation.state = saved.state
         federation.run(watching, log=log, progress=progress)
     return Run(run.path)
 
 
-def _restored(run: RunDirectory, saved: Checkpoint, root: Path | None, workers: int | None) -> Federation:
+def _restored(
+    run: RunDirectory,
+    saved: Checkpoint,
+    root: Path | None,
+    workers: int | None,
+    engine: EngineFactory | None,
+) -> Federation:
     """The federation that a run began with."""
     repair.require_same_config(run, saved)
     if saved.run_files.get("data") == AT_SITES:
@@ -165,7 +174,7 @@ def _restored(run: RunDirectory, saved: Checkpoint, root: Path | None, workers: 
         raise RunError(
             f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root"
         )
-    return assemble(config, simulation, start=read_start(run, config), workers=workers)
+    return assemble(config, simulation, start=read_start(run, config), workers=workers, engine=engine)
 
 
 def load_config(

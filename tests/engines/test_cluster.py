@@ -1,0 +1,228 @@
+"""The Ray engine on real clusters: the same bits as one process, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxyfl import Experiment, RayEngine, Run
+from proxyfl.core import plugins
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.engines.cluster.connection import Cluster, Needs
+from proxyfl.engines.cluster.engine import ClusterEngine
+from proxyfl.engines.crew import Job
+from proxyfl.runs import build
+from proxyfl.runs.cluster import train_on_cluster
+from proxyfl.runs.federation import Federation
+from proxyfl.runs.sweep import Grid, jobs_of
+from toybox import Told, make_simulation, play, same_state, tiny_config
+
+pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'proxyfl[ray]'")
+SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
+DEADLY = """
+import os
+from proxyfl import Recipe, register_method
+from proxyfl.methods.fedavg import FedAvg
+
+class Deadly(FedAvg):
+    name = "deadly"
+
+    def begin(self, ctx):
+        if ctx.task.client == 2:
+            os._exit(1)
+        return super().begin(ctx)
+
+register_method(Recipe("deadly", "ends the process of client 2", Deadly))
+"""
+
+
+def federation_of(config: Any, engine: RayEngine, folder: Path) -> Federation:
+    federation = build.assemble(config, SIMULATION, engine=engine)
+    federation.settle(folder)
+    return federation
+
+
+def test_the_cluster_of_a_run_gives_the_same_bits_and_ends_with_it(tmp_path: Path) -> None:
+    """FedLoKe keeps something for each client: it travels, and lies with the run, not on a node."""
+    config = tiny_config("fedloke", rounds=2, per_round=3)
+    here = play(config, SIMULATION, tmp_path / "inline")
+    federation = federation_of(config, RayEngine("local", workers=1), tmp_path / "ray")
+    (report, *_) = federation.run().history
+    assert same_state(here, federation.state)
+    assert report.timing["cpu"] > 0
+    assert not Cluster._open
+    assert federation.scratch is not None
+    ours, theirs = (
+        sorted(file.name for file in folder.rglob("*.safetensors"))
+        for folder in (federation.scratch, tmp_path / "inline")
+    )
+    assert ours == theirs != []
+
+
+def test_what_a_client_takes_of_its_node() -> None:
+    node = {"CPU": 8.0, "GPU": 2.0, "memory": 16e9}
+    assert Needs().fitting(node) == 8
+    assert Needs(2).fitting(node) == 4
+    assert Needs(1, 0.3).fitting(node) == 6
+    assert Needs(1, 0, 5).fitting(node) == 3
+    assert Needs(1, 1).fitting({"CPU": 8.0}) == 0
+    assert str(Needs(2, 0.5, 4)) == "2 CPUs, 0.5 GPU and 4 GB of memory"
+    assert RayEngine().needs("cuda", 2) == Needs(2, 0.5)
+    assert RayEngine(cpus=1, gpus=0).needs("cuda", 2) == Needs(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"address": "ray://head:10001"}, "give HOST:PORT, 'auto'"),
+        ({"workers": 0}, "workers = 0 must be a number of clients, at least 1"),
+        ({"cpus": 0}, "cpus = 0 must be a number above 0"),
+        ({"gpus": 1.5}, "a share below 1 or a whole number"),
+        ({"memory": float("nan")}, "memory = nan must be a number from 0"),
+    ],
+)
+def test_what_no_cluster_can_give_is_refused_in_words(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        RayEngine(**options)
+
+
+def test_an_address_at_which_nothing_answers_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"nothing answers at 127\.0\.0\.1:1; start Ray there with"):
+        federation_of(tiny_config(), RayEngine("127.0.0.1:1"), tmp_path)
+    assert not Cluster._open
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster of two nodes with room for one client each: a head, which this process is on, and another."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.second = cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
+    yield cluster
+    cluster.shutdown()
+
+
+class Killer(Told):
+    """Ends the second node after the first answer of a round."""
+
+    def __init__(self, cluster: Any) -> None:
+        super().__init__()
+        self.cluster = cluster
+
+    def answered(self, answer: Any) -> None:
+        super().answered(answer)
+        if self.cluster.second is not None:
+            self.cluster.remove_node(self.cluster.second, allow_graceful=False)
+            self.cluster.second = None
+
+
+@pytest.mark.slow
+def test_clients_of_a_node_that_dies_in_a_round_are_trained_by_another(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[Job] = []
+    again = ClusterEngine._again
+    monkeypatch.setattr(
+        ClusterEngine, "_again", lambda self, job, reason: (lost.append(job), again(self, job, reason))
+    )
+    config = tiny_config("fedavg", rounds=2, per_round=4, train__epochs=20)
+    here = play(config, SIMULATION, tmp_path / "inline")
+    federation = federation_of(config, RayEngine(nodes.address), tmp_path / "ray")
+    assert federation.server.engine.count == 2  # type: ignore[attr-defined]
+    killer = Killer(nodes)
+    federation.run([killer])
+    assert len(lost) == 1
+    assert lost[0].avoid
+    assert [len(report.clients) for report in killer.reports] == [4, 4]
+    assert same_state(here, federation.state)
+
+
+@pytest.mark.slow
+def test_a_client_that_ends_its_actor_twice_fails_and_the_run_goes_on(nodes: Any, tmp_path: Path) -> None:
+    file = tmp_path / "deadly.py"
+    file.write_text(DEADLY, encoding="utf-8")
+    plugins.load_plugin(str(file))
+    config = tiny_config("deadly", rounds=2, per_round=4)
+    federation = federation_of(config, RayEngine(nodes.address), tmp_path / "ray")
+    reports = federation.run().history
+    for report in reports:
+        assert report.clients == [client for client in report.clients if client != 2]
+        assert len(report.clients) == 3
+        assert "its actor on the Ray cluster died 2 times" in report.metrics["failed"]["2"]
+
+
+def marked(word: str) -> list[int]:
+    """Processes whose environment holds a word."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if word.encode() in place.read_bytes():
+                found.append(int(place.parent.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_process_behind_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    mark = f"mark-{uuid.uuid4().hex}"
+    options = "--rounds 6 --clients 4 --per-round 2 --width 1 --subset 300 --set train.epochs=2 -q".split()
+    command = [sys.executable, "-m", "proxyfl", "run", "digits", "--method", "flexmatch", *options]
+    cluster = ["--engine", "ray", "--address", "local", "--runs", str(tmp_path), "--name", "ray"]
+    process = subprocess.Popen([*command, *cluster], env={**os.environ, "MARK": mark})
+    until = time.monotonic() + 200
+    while not (tmp_path / "ray" / "checkpoints" / "round-00000002").is_dir():
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while left := marked(mark):
+        assert time.monotonic() < until, left
+        time.sleep(0.5)
+    assert not Run(tmp_path / "ray").finished
+    go_on = [sys.executable, "-m", "proxyfl", "resume", str(tmp_path / "ray"), "-q", "--workers", "0"]
+    subprocess.run(go_on, check=True)
+    subprocess.run([*command, "--runs", str(tmp_path), "--name", "inline", "--workers", "0"], check=True)
+    ours, theirs = (Run(tmp_path / name) for name in ("ray", "inline"))
+    assert ours.metrics == theirs.metrics
+    last = "models/last.safetensors"
+    assert (ours.path / last).read_bytes() == (theirs.path / last).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_of_a_sweep_whose_node_dies_is_finished_by_another(nodes: Any, tmp_path: Path) -> None:
+    common = {
+        "partition": {"clients": 4},
+        "federation": {"per_round": 2, "rounds": 6},
+        "data": {"subset": 300.0},
+        "train": {"epochs": 2},
+        "model": {"width": 1},
+    }
+    jobs = jobs_of(Grid(("fedavg", "fedprox"), common=common), tmp_path / "ray")
+
+    def kill(failed: dict[Path, str]) -> None:
+        begun = [job.path / "checkpoints" / "round-00000001" for job in jobs]
+        if nodes.second is not None and all(folder.is_dir() for folder in begun):
+            nodes.remove_node(nodes.second, allow_graceful=False)
+            nodes.second = None
+
+    assert train_on_cluster(jobs, RayEngine(nodes.address), kill) == {}
+    assert nodes.second is None
+    assert [event for job in jobs for event in Run(job.path).events if event["event"] == "resumed"]
+    for job in jobs:
+        here = Experiment(config=job.config).run(tmp_path / "here" / job.path.name, workers=0)
+        assert Run(job.path).metrics == here.metrics
+    assert [path.name for path in (tmp_path / "ray").iterdir() if path.name.startswith(".")] == []
