@@ -58,7 +58,7 @@ def test_flags_and_assignments_reach_the_config(tiny):
 def test_every_common_flag_is_a_setting(call, monkeypatch, flag, value, section, key, expected):
     trained = []
 
-    def note(self, path, observers, workers):
+    def note(self, path, observers, workers, engine):
         trained.append(self.config)
         raise KeyboardInterrupt
 

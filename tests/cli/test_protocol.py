@@ -35,7 +35,7 @@ def test_a_file_takes_the_presets_place(tmp_path: Path) -> None:
 
 
 def test_runs_and_comparisons_say_whose_protocol_it_is(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("proxyfl.runs.experiment.Experiment.run", stop)

@@ -71,7 +71,7 @@ class FedLabel(FixMatch):
 def expert(local: Tensor, teacher: Tensor, score: str = "confidence") -> Tensor:
     """The rows of whichever model scores higher; the global one at a tie."""
     better = _score(teacher, score) >= _score(local, score)
-    return torch.where(better[:, None], teacher, local)
+    return torch.where(better.unsqueeze(1), teacher, local)
 
 
 def _score(probabilities: Tensor, score: str) -> Tensor:
