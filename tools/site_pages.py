@@ -145,7 +145,7 @@ def cli_page() -> str:
     for name, command in walk(typer.main.get_command(app), "proxyfl"):
         context = click.Context(command, info_name=name)
         usage = " ".join([name, *command.collect_usage_pieces(context)])
-        text = (command.help or "").split("\f")[0].strip()
+        text = re.sub(r"\[/?[a-z ]*\]", "", (command.help or "").split("\f")[0].strip()).replace("\\[", "[")
         lines += [f"## {name}", "", "```console", usage, "```", "", text, ""]
         rows = []
         for parameter in command.params:

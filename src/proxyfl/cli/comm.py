@@ -30,7 +30,7 @@ UNITS = (
 def comm(
     model: Annotated[str, typer.Option(help="A name from `proxyfl models`.")] = "resnet8",
     width: Annotated[int, typer.Option(help="The network's width factor.")] = 4,
-    classes: Annotated[int, typer.Option(help="How many classes it tells apart (C).")] = 100,
+    classes: Annotated[int, typer.Option(help="Number of classes (C).")] = 100,
     channels: Annotated[int, typer.Option(help="Channels of an image: 3 for colour, 1 for grey.")] = 3,
     per_round: Annotated[int, typer.Option(min=1, help="Clients in a round (M).")] = 8,
     size: Annotated[int, typer.Option(min=1, help="Pixels along an image's side.")] = 32,

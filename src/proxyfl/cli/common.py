@@ -90,7 +90,7 @@ Log = Annotated[
     typer.Option(
         "--log",
         metavar="TOOL",
-        help="Tell tensorboard, mlflow or wandb, too. Repeatable.",
+        help="Also log to tensorboard, mlflow or wandb. Repeatable.",
         show_default=False,
         rich_help_panel="Machine and place",
     ),

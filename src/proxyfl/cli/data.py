@@ -42,7 +42,7 @@ def _console() -> Console:
 
 @app.command()
 def ls(root: Root = None) -> None:
-    """What is known, and what of it is where.
+    """List the data sets and where their files are.
 
     Example: proxyfl data ls --data-root ~/data
     """

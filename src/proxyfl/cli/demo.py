@@ -42,7 +42,7 @@ def demo(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Train again what is there already.")] = False,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write the table to this file, too.", show_default=False)
+        Path | None, typer.Option("--markdown", help="Also write the table to this file.", show_default=False)
     ] = None,
     settings: Settings = None,
 ) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def attach(folder: Folder, quiet: Quiet = False) -> None:
-    """Follow the run that is under way. Ctrl-C ends the following, not the run."""
+    """Follow the current run. Ctrl-C stops following; the run goes on."""
     require_flower()
     from proxyfl.deploy import operate
     from proxyfl.deploy.settings import Deployment

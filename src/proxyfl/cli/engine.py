@@ -39,7 +39,7 @@ PerClient = Annotated[
     typer.Option(
         "--per-client",
         metavar="cpus=1,gpus=0.5,memory=4",
-        help="What a client takes of its node in the Ray cluster; memory in GB.",
+        help="Resources per client on a node of the Ray cluster; memory in GB.",
         show_default=False,
         rich_help_panel=PANEL,
     ),
@@ -49,7 +49,7 @@ PerRun = Annotated[
     typer.Option(
         "--per-run",
         metavar="cpus=1,gpus=0.5,memory=4",
-        help="What a run takes of its node in the Ray cluster; memory in GB.",
+        help="Resources per run on a node of the Ray cluster; memory in GB.",
         show_default=False,
         rich_help_panel=PANEL,
     ),

@@ -87,7 +87,7 @@ def evaluate(
     clients: Clients = False,
     personalised: Personalised = False,
 ) -> None:
-    """What a run's model gets right on the test images of its data set, in all and class by class.
+    """Accuracy of a run's model on the test images of its data set, overall and per class.
 
     For a real federation: on the server's test images, where it has some; else name yours with --data.
     """

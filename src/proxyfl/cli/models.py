@@ -24,7 +24,7 @@ Data = Annotated[
     str | None, typer.Option(help="Take classes, channels and size from this data set.", show_default=False)
 ]
 Classes = Annotated[
-    int | None, typer.Option(min=1, help="How many classes are told apart. [default: 10]", show_default=False)
+    int | None, typer.Option(min=1, help="Number of classes. [default: 10]", show_default=False)
 ]
 Channels = Annotated[
     int | None,
@@ -35,7 +35,7 @@ Size = Annotated[
     typer.Option(min=0, help="Pixels along a side; 0: vectors. [default: 32]", show_default=False),
 ]
 Width = Annotated[int, typer.Option(min=1, help="Width factor, for networks that have one.")]
-Norm = Annotated[str, typer.Option(help="What becomes of batch norm, as in model.norm.")]
+Norm = Annotated[str, typer.Option(help="Normalisation layers, as in model.norm.")]
 Trainable = Annotated[str, typer.Option(help="What is trained and travels, as in model.trainable.")]
 Rank = Annotated[int, typer.Option(min=0, help="Rank of adapters, as in model.lora_rank; 0: none.")]
 Targets = Annotated[str, typer.Option(help="Layers with adapters, as in model.lora_targets.")]

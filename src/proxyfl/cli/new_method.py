@@ -39,7 +39,7 @@ def new_method(
         Path, typer.Option("--into", metavar="DIR", help="A checkout of proxyfl, or a folder of yours.")
     ] = Path(),
     parent: Annotated[
-        str, typer.Option("--parent", metavar="METHOD", help="The method that yours is the difference to.")
+        str, typer.Option("--parent", metavar="METHOD", help="The method to start from.")
     ] = "fixmatch-lpl",
 ) -> None:
     """Write a method to start from: its file, its test and its page. It trains as it stands.

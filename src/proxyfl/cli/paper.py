@@ -156,7 +156,7 @@ def run(
     side_by_side: SideBySide = 0,
     dry_run: DryRun = False,
 ) -> None:
-    """Make the runs of a table or figure that are not there yet. Stopped? The same command goes on."""
+    """Train the missing runs of a table or figure. If it is stopped, the same command continues."""
     from proxyfl.paper import plan
     from proxyfl.paper.results import recorded
 
@@ -203,7 +203,7 @@ def show(
     data_root: DataRoot = None,
     device: Device = "cpu",
 ) -> None:
-    """Ours beside the published numbers, with the difference; figures are drawn."""
+    """Our results beside the published ones, with the difference; figures are drawn."""
     from proxyfl.paper import plan
     from proxyfl.paper.differences import differences
     from proxyfl.paper.figures.draw import draw

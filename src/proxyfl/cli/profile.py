@@ -64,7 +64,7 @@ def profile(
     picture: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="PICTURE", help="Draw it, too: PNG, SVG and CSV.", show_default=False
+            "--output", "-o", metavar="PICTURE", help="Also write it as PNG, SVG and CSV.", show_default=False
         ),
     ] = None,
     data_root: DataRoot = None,

@@ -52,7 +52,7 @@ def resume(
     """Continue a run after Ctrl-C, a crash or a power cut: the result is the same to the bit.
 
     A finished run says so and is left as it is, unless --rounds gives it more: then it goes on as if it had
-    been begun with them. What depends on the number of rounds, such as a cosine schedule, is told.
+    been begun with them. What depends on the number of rounds, such as a cosine schedule, is reported.
     """
     where = chosen_engine(engine, address, per_client, workers)
     path = find_run(run, lambda place: is_run(place) or creation_cut_short(place))

@@ -123,7 +123,7 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="Continue the run if it is there: one command to start and to go on.",
+            help="Continue the run if it exists: one command to start and to resume.",
             rich_help_panel=MACHINE,
         ),
     ] = False,
@@ -131,9 +131,9 @@ def run(
     log: Log = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a method and write everything down in a run's folder.
+    """Train a method and record everything in a run directory.
 
-    Settings come from a preset (one per data set) or a TOML file; flags and --set go over them.
+    Settings come from a preset (one per data set) or a TOML file; flags and --set override them.
 
     Ctrl-C stops a run; `proxyfl resume` continues it as if nothing had happened.
     """

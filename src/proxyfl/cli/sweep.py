@@ -54,14 +54,14 @@ def sweep(
     per_run: PerRun = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Make every run of a grid that is not there yet, on all cores.
+    """Train the missing runs of a grid, on all cores.
 
     A grid names methods, data, seeds and the values of any setting:
 
     [bold]methods = \\["fedavg", "proxyfl"][/], [bold]data = "digits"[/], [bold]seeds = 3[/] (or a list),
     [bold]\\[vary][/] partition.alpha = \\[0.1, 1], [bold]\\[set][/] federation.rounds = 10.
 
-    Stopped? The same command goes on. A run that fails is reported and does not stop the others.
+    If it is stopped, the same command continues. A run that fails is reported and does not stop the others.
     """
     from proxyfl.runs.sweep import read_grid
 
@@ -71,7 +71,7 @@ def sweep(
 
 
 def compare(
-    methods: Annotated[str, typer.Argument(metavar="METHODS", help="Names, with commas between them.")],
+    methods: Annotated[str, typer.Argument(metavar="METHODS", help="Comma-separated names.")],
     data: Annotated[str, typer.Option("--data", help="Presets.", metavar="NAME,NAME")] = "digits",
     alpha: Annotated[str, typer.Option("--alpha", metavar="A,B", help="Dirichlet concentrations.")] = "",
     label_ratio: Annotated[
