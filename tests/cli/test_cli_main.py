@@ -41,8 +41,10 @@ def test_help_groups_the_verbs(call):
     assert call().stdout.strip() == told.strip()
 
 
-def test_version(call):
-    assert call("--version").stdout == f"proxyfl {__version__}\n"
+def test_version(call, monkeypatch):
+    for commit, shown in ((__version__, ""), ("684a03a-changed", " (684a03a-changed)")):
+        monkeypatch.setattr("proxyfl.core.provenance.this_commit", lambda commit=commit: commit)
+        assert call("--version").stdout == f"proxyfl {__version__}{shown}\n"
 
 
 def test_unknown_verbs_and_flags_are_refused(call):

@@ -63,7 +63,10 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"proxyfl {__version__}")
+        from proxyfl.core.provenance import this_commit
+
+        commit = this_commit()
+        typer.echo(f"proxyfl {__version__}" + (f" ({commit})" if commit != __version__ else ""))
         raise typer.Exit
 
 
@@ -85,7 +88,13 @@ def proxyfl(
         ),
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, in a checkout with its commit.",
+        ),
     ] = False,
 ) -> None:
     """Federated semi-supervised learning: train, resume exactly, look, compare.
