@@ -37,6 +37,7 @@ from proxyfl.cli import (
     run,
     sweep,
     table,
+    tune,
     validate,
 )
 from proxyfl.cli.common import Verbs, examples
@@ -111,6 +112,7 @@ app.command(rich_help_panel=TRAIN, epilog=run.EXAMPLES)(run.run)
 app.command(rich_help_panel=TRAIN, epilog=resume.EXAMPLES)(resume.resume)
 app.command(rich_help_panel=TRAIN, epilog=sweep.COMPARE_EXAMPLES)(sweep.compare)
 app.command(rich_help_panel=TRAIN, epilog=sweep.SWEEP_EXAMPLES)(sweep.sweep)
+app.command(rich_help_panel=TRAIN, epilog=tune.EXAMPLES)(tune.tune)
 app.command(rich_help_panel=LOOK, epilog=ls.LS_EXAMPLES)(ls.ls)
 app.command(rich_help_panel=LOOK, epilog=ls.SHOW_EXAMPLES)(ls.show)
 app.command(rich_help_panel=LOOK, epilog=table.EXAMPLES)(table.table)
