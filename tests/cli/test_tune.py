@@ -94,6 +94,9 @@ def test_trials_that_fall_behind_are_stopped_early(tmp_path: Path) -> None:
 
     with pytest.raises(optuna.TrialPruned):
         judge.round_finished(Report())  # type: ignore[arg-type]
+    found.study.tell(judge.trial, state=optuna.trial.TrialState.PRUNED)
+    assert found.trials()[-1].score is None
+    assert found.best().score == 0.5
     Report.validation = 0.9
     judge = tune._Judge(found.study.ask(), 4)
     judge.round_finished(Report())  # type: ignore[arg-type]

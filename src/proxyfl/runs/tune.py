@@ -189,7 +189,7 @@ class Search:
                 at,
                 dict(each.params),
                 each.state.name.lower(),
-                each.value,
+                each.value if each.state.name == "COMPLETE" else None,
                 str(each.user_attrs.get("run", "")),
             )
             for at, each in enumerate(self._counted(), 1)
