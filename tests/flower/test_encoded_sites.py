@@ -20,7 +20,7 @@ from proxyfl.deploy import scaffold
 from proxyfl.deploy.explain import explain
 from proxyfl.deploy.server_data import open_server_data, own_images
 from proxyfl.deploy.settings import Deployment, Site
-from proxyfl.deploy.site_data import open_data
+from proxyfl.deploy.site_data import open_data, write_npz
 from proxyfl.encoders import named
 from proxyfl.engines.flower.site import FORM, SiteImages, SiteSide, encoded_images
 from proxyfl.runs.run import Run
@@ -134,6 +134,22 @@ def test_labels_at_the_server_are_encoded_there(tmp_path, toy):
     assert torch.equal(data.labels, own.labels[own.labelled])
     assert len(list((made.state / "features").glob("*/features.npy"))) == 1
     assert "the server has 40 labelled images of its own" in texts(made)
+
+
+def test_samples_of_the_operator_tell_mean_and_standard_deviation_of_features(tmp_path, toy):
+    digits = proxyfl.load_dataset("digits")
+    write_npz(tmp_path / "t.npz", digits.test.images[:90], digits.test.labels[:90], digits.classes)
+    asked = {name: value for name, value in ASKED.items() if name != "data"}
+    plan = scaffold.Plan(("a", "b"), test=str(tmp_path / "t.npz"), overrides=asked, insecure=True)
+    features = proxyfl.Encoder(Pooled())(digits.test.images[:90]).double()
+    for name, more in (("test", {}), ("like", {"test": "", "like": str(tmp_path / "t.npz")})):
+        made = scaffold.create(tmp_path / name, dataclasses.replace(plan, **more))
+        torch.testing.assert_close(torch.tensor(made.mean).double(), features.mean(0), rtol=1e-4, atol=1e-4)
+        deviation = features.std(0, correction=0)
+        expected = torch.where(deviation > 0, deviation, 1.0)
+        torch.testing.assert_close(torch.tensor(made.site("a").std).double(), expected, rtol=1e-4, atol=1e-4)
+    bare = scaffold.create(tmp_path / "bare", dataclasses.replace(plan, test=""))
+    assert (set(bare.mean), set(bare.std)) == ({0.0}, {1.0})
 
 
 def test_a_site_with_another_encoder_cannot_take_part_and_does_not_say_where_it_lies(deployed, capsys):

@@ -43,9 +43,7 @@ def own_images(found: SiteData, deployment: Deployment, config: Config) -> Clien
     labelled = replace(data, images=data.images[data.labelled], labelled=torch.arange(len(data.labelled)))
     form = {"encoded": deployment.encoded, "flip": deployment.flip}
     nothing = Split(found.images[:0], found.labels[:0])
-    return encoded_images(
-        SiteImages(labelled, nothing), config, "", form, deployment.state / FEATURES
-    ).client
+    return encoded_images(SiteImages(labelled, nothing), config, "", form, deployment.state / FEATURES).client
 
 
 def notes(found: SiteData) -> list[str]:
