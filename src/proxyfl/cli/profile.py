@@ -162,7 +162,9 @@ def _once_table(found: Profile) -> Table:
     some, every = found.test_images
     notes = {
         "check and fold updates": f"server, {found.updates} updates like this one",
-        "evaluation": "server" if some == every else f"server, projected from {some:,} of {every:,} {found.called}",
+        "evaluation": "server"
+        if some == every
+        else f"server, projected from {some:,} of {every:,} {found.called}",
     }
     rows += [(phase, notes.get(phase.name, "server")) for phase in found.server]
     for phase, where in rows:

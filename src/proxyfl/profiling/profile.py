@@ -86,7 +86,7 @@ def profile(
     if EVALUATE in spent:
         spent[EVALUATE] *= measured[1] / measured[0]
     server = tuple(Phase(name, 1000 * seconds) for name, seconds in spent.items())
-    called = encoding.called if encoding else everything.called
+    called = simulation.dataset.called
     return dataclasses.replace(
         engine.found, server=server, test_images=measured, encoding=encoding, called=called
     )
