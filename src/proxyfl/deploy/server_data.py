@@ -31,7 +31,9 @@ def open_server_data(deployment: Deployment, path: str | None = None) -> SiteDat
     form = (deployment.classes, deployment.channels, deployment.image_size, deployment.holdout)
     found = open_site(place, *form, deployment.config.seed, features=deployment.features)
     if not len(found.labelled):
-        raise DataError(f"{place}: no image has a label; the server trains on labelled images alone")
+        raise DataError(
+            f"{place}: none of the {deployment.called} has a label; the server trains on labelled ones alone"
+        )
     return found
 
 
@@ -48,9 +50,10 @@ def own_images(found: SiteData, deployment: Deployment, config: Config) -> Clien
 
 def notes(found: SiteData) -> list[str]:
     """What the operator should know about the server's images."""
-    notes = [note for note in found.notes if note != "no unlabelled images"]
+    what = Split(found.images, found.labels).called
+    notes = [note for note in found.notes if note != f"no unlabelled {what}"]
     if len(found.unlabelled):
-        notes.append(f"{len(found.unlabelled):,} images without a label are not used")
+        notes.append(f"{len(found.unlabelled):,} {what} without a label are not used")
     return notes
 
 
