@@ -19,6 +19,7 @@ from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.reader import arrays as npz_files
 from proxyfl.data.reader import known, tables
 from proxyfl.deploy import site_data
+from proxyfl.deploy.server_data import notes
 from proxyfl.deploy.site_data import client_arrays, held_out, open_site, open_test, write_npz
 from toybox import make_simulation
 
@@ -459,3 +460,13 @@ def test_sixteen_bit_images_are_scaled_by_what_they_hold_and_that_is_said(tmp_pa
         found = open_site(tmp_path / "data", CLASSES, 1, 64, cache=tmp_path / "cache")
         assert len(found.images.unique()) == 256
         assert note in found.notes
+
+
+def test_texts_of_the_server_are_called_texts(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\nred rose,warm\nblue sea,cold\ngreen tea,\n")
+    found = open_site(tmp_path / "t.csv", ("cold", "warm"), 0, 0)
+    assert notes(found) == ["1 texts without a label are not used"]
+    (tmp_path / "all.csv").write_text("text,label\nred rose,warm\nblue sea,cold\n")
+    assert notes(open_site(tmp_path / "all.csv", ("cold", "warm"), 0, 0)) == []
+    hidden = open_site(tmp_path / "all.csv", ("cold", "warm"), 0, 0, scenario="server")
+    assert hidden.notes[-1].endswith("the labels of 2 texts here are not used")

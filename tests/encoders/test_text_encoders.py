@@ -71,6 +71,55 @@ def test_a_text_encoder_is_read_from_its_folder(folder, tmp_path):
         load_encoder(f"hf:{tmp_path}")
 
 
+def test_an_onnx_file_that_takes_texts_is_read(folder, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    rows = [value for place in range(len(WORDS)) for value in (place, 1.0)]
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "input_ids"], ["last_hidden_state"])],
+        "rows",
+        [
+            helper.make_tensor_value_info(name, kinds.INT64, ["n", "t"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("last_hidden_state", kinds.FLOAT, ["n", "t", 2])],
+        [helper.make_tensor("table", kinds.FLOAT, [len(WORDS), 2], rows)],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    place = tmp_path / "onnx" / "model.onnx"
+    place.parent.mkdir()
+    onnx.save(model, str(place))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
+        load_encoder(f"onnx:{place}")
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    found = load_encoder(f"onnx:{place}")(pack(["red rose", "red"]))
+    assert found.tolist() == [[3.0, 1.0], [2.5, 1.0]]  # means of rows 2, 3, 4 and of 2, 3
+
+
+def test_the_text_tower_of_clip_is_read(folder, tmp_path):
+    told = {"vocab_size": 10, "max_position_embeddings": 6, "pad_token_id": 0, "eos_token_id": 8, **SMALL}
+    eye = {"image_size": 8, "patch_size": 4, **SMALL}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        both = transformers.CLIPConfig(text_config=told, vision_config=eye, projection_dim=12)
+        clip = transformers.CLIPModel(both).eval()
+    clip.save_pretrained(tmp_path)
+    made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ends = tokenizers.processors.TemplateProcessing("[CLS] $A sky", special_tokens=[("[CLS]", 2), ("sky", 8)])
+    made.post_processor = ends
+    made.save(str(tmp_path / "tokenizer.json"))
+    with torch.inference_mode():
+        seen = [
+            clip.text_projection(clip.text_model(input_ids=torch.tensor([ids])).pooler_output)
+            for ids in ([2, 3, 4, 8], [2, 6, 8])
+        ]
+    encoder = load_encoder(f"hf-text:{tmp_path}")
+    found = encoder(pack(["red rose", "blue"]))
+    torch.testing.assert_close(found.float(), torch.cat(seen), rtol=2e-3, atol=2e-3)
+    with pytest.raises(ConfigError, match=r"is a BertModel, not a CLIP with two towers; write hf:"):
+        load_encoder(f"hf-text:{folder}")
+
+
 def test_every_verb_knows_texts(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROXYFL_DATA", str(tmp_path / "data"))
@@ -105,3 +154,10 @@ def test_every_verb_knows_texts(folder, tmp_path, monkeypatch):
     model = proxyfl.load_model("runs/texts/models/last.safetensors")
     assert model("red rose").shape == (1, 2)
     told("comm", "--model", f"frozen:hf:{folder}")
+    settings = f'preset = "own"\n[data]\nname = "table:{tmp_path}/t.csv"\nkeys = "{keys}"\n'
+    Path("bare.toml").write_text(settings)
+    assert "holds texts, which a frozen encoder has to read first" in told(
+        "validate", "bare.toml", fails=True
+    )
+    Path("read.toml").write_text(f'{settings}[model]\nname = "frozen:hf:{folder}"\n')
+    assert "32 texts (" in told("validate", "read.toml")

@@ -18,8 +18,9 @@ from proxyfl.core.errors import ConfigError
 from proxyfl.data.dataset import Encoded, Split
 from proxyfl.deploy import scaffold
 from proxyfl.deploy.explain import explain
+from proxyfl.deploy.server_data import open_server_data, own_images
 from proxyfl.deploy.settings import Deployment, Site
-from proxyfl.deploy.site_data import open_site
+from proxyfl.deploy.site_data import open_data, write_npz
 from proxyfl.encoders import named
 from proxyfl.engines.flower.site import FORM, SiteImages, SiteSide, encoded_images
 from proxyfl.runs.run import Run
@@ -46,11 +47,15 @@ class Pooled(nn.Module):
 
 
 @pytest.fixture
-def deployed(tmp_path, monkeypatch) -> Deployment:
-    """Three sites with digits of their own, test images at the server."""
+def toy(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PROXYFL_DATA", str(tmp_path / "data"))
     monkeypatch.setitem(named.KINDS, "toy", lambda place: proxyfl.Encoder(Pooled()))
     named._read.cache_clear()
+
+
+@pytest.fixture
+def deployed(tmp_path, toy) -> Deployment:
+    """Three sites with digits of their own, test images at the server."""
     plan = scaffold.Plan(("a", "b", "c"), method="fixmatch-gpl", overrides=ASKED, insecure=True, sample=True)
     return scaffold.create(tmp_path / "fed", plan)
 
@@ -58,7 +63,7 @@ def deployed(tmp_path, monkeypatch) -> Deployment:
 def side_of(site: Site, data, encoder: str = "") -> SiteSide:
     values = {name: getattr(site, name) for name in FORM}
     form = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    found = open_site(data, site.classes, site.channels, site.image_size, site.holdout, site.seed)
+    found = open_data(site, data)
     return SiteSide(site.name, form, lambda: SiteImages(found.data, found.held_out), site.state, "", encoder)
 
 
@@ -111,6 +116,40 @@ def open_test_features(deployed: Deployment) -> Split:
     form = (deployed.classes, deployed.channels, deployed.image_size)
     raw = open_test(deployed.test_path, *form)
     return Split(proxyfl.Encoder(Pooled())(raw.images), raw.labels)
+
+
+def test_labels_at_the_server_are_encoded_there(tmp_path, toy):
+    asked = {**ASKED, "labels": {"where": "server", "per_class": 4}, "federation": {"rounds": 1}}
+    plan = scaffold.Plan(("a", "b"), method="fixmatch-gpl", overrides=asked, insecure=True, sample=True)
+    made = scaffold.create(tmp_path / "fed", plan)
+    net = WirelessGrid({50 + place: Node(handled_by(side)) for place, side in enumerate(sides(made))})
+    server(made, net).run()
+    (line,) = Run(made.run).metrics
+    assert line["server"]["loss"] > 0
+    own = open_server_data(made)
+    data = own_images(own, made, made.config)
+    assert data.images.shape == (40, 5, 16)
+    seen = proxyfl.Encoder(Pooled())(own.images[own.labelled])
+    assert torch.equal(data.images[data.labelled][:, 0], seen)
+    assert torch.equal(data.labels, own.labels[own.labelled])
+    assert len(list((made.state / "features").glob("*/features.npy"))) == 1
+    assert "the server has 40 labelled images of its own" in texts(made)
+
+
+def test_samples_of_the_operator_tell_mean_and_standard_deviation_of_features(tmp_path, toy):
+    digits = proxyfl.load_dataset("digits")
+    write_npz(tmp_path / "t.npz", digits.test.images[:90], digits.test.labels[:90], digits.classes)
+    asked = {name: value for name, value in ASKED.items() if name != "data"}
+    plan = scaffold.Plan(("a", "b"), test=str(tmp_path / "t.npz"), overrides=asked, insecure=True)
+    features = proxyfl.Encoder(Pooled())(digits.test.images[:90]).double()
+    for name, more in (("test", {}), ("like", {"test": "", "like": str(tmp_path / "t.npz")})):
+        made = scaffold.create(tmp_path / name, dataclasses.replace(plan, **more))
+        torch.testing.assert_close(torch.tensor(made.mean).double(), features.mean(0), rtol=1e-4, atol=1e-4)
+        deviation = features.std(0, correction=0)
+        expected = torch.where(deviation > 0, deviation, 1.0)
+        torch.testing.assert_close(torch.tensor(made.site("a").std).double(), expected, rtol=1e-4, atol=1e-4)
+    bare = scaffold.create(tmp_path / "bare", dataclasses.replace(plan, test=""))
+    assert (set(bare.mean), set(bare.std)) == ({0.0}, {1.0})
 
 
 def test_a_site_with_another_encoder_cannot_take_part_and_does_not_say_where_it_lies(deployed, capsys):

@@ -34,6 +34,7 @@ from proxyfl.profiling.instrumentation import Recording, SomeSteps
 from proxyfl.profiling.phases import OPTIMISER, REST, Phase, Profile
 from proxyfl.profiling.process import profile_in_process
 from proxyfl.profiling.profile import profile
+from proxyfl.report.phases import caption
 from toybox import assemble, every_method, make_simulation, same_bits, tiny_config
 
 SIMULATION = make_simulation((4, 6, 5, 4), (12, 12, 12, 12))
@@ -230,7 +231,8 @@ def test_a_frozen_encoder_is_measured_before_the_first_round(tmp_path, monkeypat
     config = tiny_config("fixmatch-gpl", model__name="frozen:toy:here", **settings)
     found = profile(config, steps=1)
     made = found.encoding
-    assert (made.samples, made.views, made.called) == (150, 5, "images")
+    assert (made.samples, made.views, made.called, found.called) == (150, 5, "images", "images")
+    assert "texts, mean of 1 of" in caption(dataclasses.replace(found, called="texts"))
     assert [phase.name for phase in made.phases] == ["weak views", "strong views", "encoder"]
     assert all(phase.ms > 0 for phase in made.phases)
     assert made.per_second == pytest.approx(5000 / made.ms)

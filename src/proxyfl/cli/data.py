@@ -143,7 +143,7 @@ def _tell_labels(name: str, root: Path, asked: Tree, console: Console) -> None:
     simulation = prepare(config, root)
     dealt = simulation.partition
     holders = f"{int((dealt.labelled.sizes > 0).sum()):,} of {dealt.clients:,} clients"
-    usual = f"{len(dealt.told):,} {simulation.dataset.train.called} are labelled, at {holders}"
+    usual = f"{len(dealt.told):,} {simulation.dataset.called} are labelled, at {holders}"
     console.print(f"labels.where = {config.labels.where}: {labels_told(simulation) or usual}", markup=False)
 
 

@@ -116,8 +116,9 @@ def init(
         typer.Option(
             metavar="FILE",
             help="For vectors: a table or npz file of some. Features, mean and standard deviation are taken "
-            "from it, and the classes where they are not given; the file stays here.",
-            show_default="as --test",
+            "from it, and the classes where they are not given; the file stays here. For frozen encoders: "
+            "samples in any form; mean and standard deviation of their features are taken.",
+            show_default="as --server-data or --test",
             rich_help_panel=IMAGES,
         ),
     ] = "",

@@ -116,7 +116,7 @@ def _show(found: Profile, console: Console) -> None:
     )
     console.print(
         f"{found.network}, {found.dtype}, {threads} on {found.device}; client {found.client_id} of round 1: "
-        f"{found.images:,} images, mean of {found.steps} of {found.steps_per_round} steps\n",
+        f"{found.images:,} {found.called}, mean of {found.steps} of {found.steps_per_round} steps\n",
         style="dim",
         markup=False,
     )
@@ -162,7 +162,9 @@ def _once_table(found: Profile) -> Table:
     some, every = found.test_images
     notes = {
         "check and fold updates": f"server, {found.updates} updates like this one",
-        "evaluation": "server" if some == every else f"server, projected from {some:,} of {every:,} images",
+        "evaluation": "server"
+        if some == every
+        else f"server, projected from {some:,} of {every:,} {found.called}",
     }
     rows += [(phase, notes.get(phase.name, "server")) for phase in found.server]
     for phase, where in rows:
@@ -216,7 +218,9 @@ def _facts(found: Profile) -> list[tuple[str, str]]:
 
 def _whose(found: Profile) -> str:
     return (
-        "for tensors on the device" if found.device.startswith("cuda") else "by the process, images included"
+        "for tensors on the device"
+        if found.device.startswith("cuda")
+        else f"by the process, {found.called} included"
     )
 
 

@@ -11,6 +11,7 @@ import typer
 
 from proxyfl.cli.common import INTERRUPTED, command, err, out
 from proxyfl.cli.present import summary_table
+from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
     from proxyfl.core.config import Config
@@ -53,7 +54,9 @@ def tell_result(run: Run, more: str = "") -> None:
     console.print()
     console.print(summary_table(run.summary, run.config.keep.last_rounds))
     console.print()
+    pace = run.summary.seconds / run.summary.rounds
     lines = [
+        ("a round", f"{pace:.2f} s" if pace < 10 else duration(pace)),
         ("run", str(run.path)),
         ("curve", command("show", run.path)),
         ("per class", command("eval", run.path) + more),

@@ -54,7 +54,7 @@ def _sizes(config: Config, root: Path | None) -> str:
     method, data = config.method.name, config.data.name
     federation, clients = config.federation, config.partition.clients
     rounds = f"{federation.rounds} rounds with {federation.per_round} of {clients} clients"
-    source = sources.find(data)
+    source = sources.find(data).reading(config.data.keys)
     found = source.locate(data_root(root))
     if not found.present:
         cure = f"; {source.cure(data_root(root))}" if source.cure(data_root(root)) else ""
@@ -70,7 +70,7 @@ def _sizes(config: Config, root: Path | None) -> str:
     server = len(simulation.partition.server)
     least, most = int(held.min()), int(held.max())
     spread = f"{least:,} to {most:,} per client" if least < most else f"{most:,} per client"
-    images = f"{int(held.sum()):,} {simulation.dataset.train.called} ({labelled:,} labelled), {spread}"
+    images = f"{int(held.sum()):,} {simulation.dataset.called} ({labelled:,} labelled), {spread}"
     images += f", and {server:,} labelled at the server" if server else ""
     network = f"{_network(config)} with {_parameters(config, simulation.dataset)}"
     return f"{method} on {data}: {images}; {rounds}; {network}"

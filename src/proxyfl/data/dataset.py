@@ -157,6 +157,13 @@ class Dataset:
         return 0 if self.is_vectors or self.is_texts else int(self.train.images.shape[-1])
 
     @property
+    def called(self) -> str:
+        """What people have, in words, also where a frozen encoder has made features of it."""
+        if self.encoded is None:
+            return self.train.called
+        return "images" if self.encoded.image_size else "texts"
+
+    @property
     def is_vectors(self) -> bool:
         return self.train.called == "vectors"
 

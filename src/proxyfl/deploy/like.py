@@ -1,23 +1,35 @@
-"""What the vectors of a federation are like: read from a file that the operator has."""
+"""What the vectors of a federation, or its frozen encoder's features, are like: read from what the operator
+has.
+"""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.network import FROZEN
+from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.trees import Tree
 from proxyfl.data.numbers import is_vectors, statistics
 from proxyfl.data.reader.arrays import Array, read_arrays
 from proxyfl.data.reader.columns import read_rows
-from proxyfl.data.reader.known import find_form
+from proxyfl.data.reader.known import Form, find_form, read_known
 from proxyfl.data.reader.listing import in_order
 from proxyfl.data.reader.tables import read_table
+from proxyfl.deploy.settings import Deployment
+from proxyfl.encoders import load_encoder
+from proxyfl.encoders.encoding import in_batches
+
+SAMPLES, BATCH = 512, 64
+"""How many samples tell mean and standard deviation of features, and how many are encoded at once."""
 
 
 def described(form: Mapping[str, Any], like: str, test: str, overrides: Tree) -> tuple[dict[str, Any], Tree]:
@@ -25,6 +37,8 @@ def described(form: Mapping[str, Any], like: str, test: str, overrides: Tree) ->
     settings without the names of columns in that file.
     """
     given = {name: value for name, value in form.items() if value is not None}
+    if str(overrides.get("model", {}).get("name", "")).startswith(FROZEN):  # see with_statistics
+        return given, overrides
     file = like or (test if given.get("image_size") == 0 else "")
     if not file:
         return given, overrides
@@ -38,6 +52,25 @@ def described(form: Mapping[str, Any], like: str, test: str, overrides: Tree) ->
             f"--channels {given['channels']}, but the vectors in {file} have {found['channels']:,} features"
         )
     return found | given, {**overrides, "data": data}
+
+
+def with_statistics(deployment: Deployment, like: str) -> Deployment:
+    """With mean and standard deviation of a frozen encoder's features, measured on what is here: a file of
+    samples that was named, else the server's labelled ones, else its test samples. Without any of these,
+    features are taken as they are.
+    """
+    place = like or deployment.server_data_path or deployment.test_path
+    if not deployment.encoded or place is None:
+        return deployment
+    form = Form(deployment.classes, deployment.channels, deployment.image_size, deployment.features)
+    found = read_known(Path(place).expanduser(), form)
+    tests = found.of("test")
+    samples = found.data.images[~tests if bool((~tests).any()) else tests]
+    order = torch.randperm(len(samples), generator=rng(0, 0, SERVER, "statistics"))
+    model = deployment.config.model
+    features = in_batches(load_encoder(model.encoder, model.encoder_hash), samples[order[:SAMPLES]], BATCH)
+    mean, std = statistics(features.float().numpy())
+    return replace(deployment, mean=mean, std=std)
 
 
 def vectors_like(place: Path, keys: str = "") -> dict[str, Any]:

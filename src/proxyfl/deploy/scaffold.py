@@ -19,7 +19,7 @@ from proxyfl.data import sources
 from proxyfl.deploy import expiry, pki, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
-from proxyfl.deploy.like import described
+from proxyfl.deploy.like import described, with_statistics
 from proxyfl.deploy.names import check_sites
 from proxyfl.deploy.server_data import open_server_data
 from proxyfl.deploy.settings import UNSAFE, Deployment, Site
@@ -101,6 +101,8 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
         open_test(deployment.test_path, *form, features=deployment.features)
     if deployment.server_data and not plan.sample:
         open_server_data(deployment)
+    if not plan.sample:
+        deployment = with_statistics(deployment, plan.like)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -325,7 +327,7 @@ def _form(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 def _encoded_form(config: Config, form: dict[str, Any]) -> dict[str, Any]:
-    """The form with a frozen encoder between images and network; its features are taken as they are."""
+    """The form with a frozen encoder between images and network."""
     if not config.model.encoder:
         return form
     if load_encoder(config.model.encoder, config.model.encoder_hash).takes == "texts":

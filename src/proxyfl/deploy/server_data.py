@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import torch
 
+from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.state import content_hash
+from proxyfl.data.dataset import Split
 from proxyfl.data.stream import ClientData
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData, open_site
+from proxyfl.encoders.encoding import FOLDER as FEATURES
+from proxyfl.engines.flower.site import SiteImages, encoded_images
 from proxyfl.runs.checkpoint import Checkpoint
 
 SEAL = "server data"
@@ -27,20 +31,29 @@ def open_server_data(deployment: Deployment, path: str | None = None) -> SiteDat
     form = (deployment.classes, deployment.channels, deployment.image_size, deployment.holdout)
     found = open_site(place, *form, deployment.config.seed, features=deployment.features)
     if not len(found.labelled):
-        raise DataError(f"{place}: no image has a label; the server trains on labelled images alone")
+        raise DataError(
+            f"{place}: none of the {deployment.called} has a label; the server trains on labelled ones alone"
+        )
     return found
 
 
-def own_images(found: SiteData) -> ClientData:
-    """What the server trains on."""
-    return replace(found.data, unlabelled=found.unlabelled[:0])
+def own_images(found: SiteData, deployment: Deployment, config: Config) -> ClientData:
+    """What the server trains on: its labelled images, or what the frozen encoder makes of them here."""
+    data = replace(found.data, unlabelled=found.unlabelled[:0])
+    if not deployment.encoded:
+        return data
+    labelled = replace(data, images=data.images[data.labelled], labelled=torch.arange(len(data.labelled)))
+    form = {"encoded": deployment.encoded, "flip": deployment.flip}
+    nothing = Split(found.images[:0], found.labels[:0])
+    return encoded_images(SiteImages(labelled, nothing), config, "", form, deployment.state / FEATURES).client
 
 
 def notes(found: SiteData) -> list[str]:
     """What the operator should know about the server's images."""
-    notes = [note for note in found.notes if note != "no unlabelled images"]
+    what = Split(found.images, found.labels).called
+    notes = [note for note in found.notes if note != f"no unlabelled {what}"]
     if len(found.unlabelled):
-        notes.append(f"{len(found.unlabelled):,} images without a label are not used")
+        notes.append(f"{len(found.unlabelled):,} {what} without a label are not used")
     return notes
 
 

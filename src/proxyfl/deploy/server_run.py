@@ -124,7 +124,7 @@ class DeployedServer:
         method, start = method_of(config), load_start(config)
         enrolment, own = Enrolment(secrets.token_hex(8), form.sites), self.own
         if own is not None:
-            self.say(f"the server has {len(own.labelled):,} labelled images of its own")
+            self.say(f"the server has {len(own.labelled):,} labelled {form.called} of its own")
         self._gather(enrolment)
 
         def build(aside: RunDirectory) -> None:
@@ -298,7 +298,7 @@ class DeployedServer:
         population = enrolment.population()
         federation = server_of(
             config, method, population, engine, measure, classes, store=self._store(run.server, config),
-            spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own)),
+            spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own, form, config)),
         )  # fmt: skip
         return federation, trainer, measure
 
@@ -313,7 +313,8 @@ class DeployedServer:
         """What knows the network; it trains no client here."""
         form = self.deployment
         network = Network.configured(config.model, len(form.classes), *form.taken)
-        views = ViewSettings(form.flip, form.mean, form.std, config.vectors)
+        weak = config.encoder.weak if form.encoded else 0
+        views = ViewSettings(form.flip, form.mean, form.std, config.vectors, weak)
         store = self._store(run.clients, config)
         return trainer_of(config, method, network, views, store, read_start(run, config))
 

@@ -89,7 +89,7 @@ class SiteData:
         if self.ignored:
             notes.append(f"{self.ignored:,} entries ignored: no images, or folders below class folders")
         if self.scenario == SERVER:
-            ignored = f"; the labels of {self.unused:,} images here are not used" if self.unused else ""
+            ignored = f"; the labels of {self.unused:,} {what} here are not used" if self.unused else ""
             return [*notes, f"labels are at the server alone: this site needs none{ignored}"]
         if self.scenario == PARTIAL:
             return [*notes, f"this site takes part {'with' if len(self.labelled) else 'without'} labels"]

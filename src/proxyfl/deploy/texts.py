@@ -62,11 +62,11 @@ def labels_are(deployment: Deployment) -> str:
     """Who has labels."""
     if deployment.scenario == SERVER:
         return (
-            f"All labels are at the server ({deployment.server_data}), which trains on these images after "
-            "each mean. Sites need no labels; those that they have are not used."
+            f"All labels are at the server ({deployment.server_data}), which trains on these "
+            f"{deployment.called} after each mean. Sites need no labels; those that they have are not used."
         )
     if deployment.scenario == PARTIAL:
-        return "A site has labels for all its images or for none."
+        return f"A site has labels for all its {deployment.called} or for none."
     return "Every site trains on the labels that it has."
 
 

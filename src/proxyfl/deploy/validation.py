@@ -87,11 +87,6 @@ def check_server_data(config: Config, server_data: str) -> None:
             "labels.where = 'server' needs the server's labelled images; name them: --server-data PATH of "
             "'proxyfl deploy init', or server_data = 'PATH' in federation.toml"
         )
-    if where == SERVER and config.model.encoder:
-        raise ConfigError(
-            "labels.where = 'server' and a frozen encoder do not go together in real federations: the server "
-            "does not encode its labelled images; give the labels to sites, or take another network"
-        )
     if where != SERVER and server_data:
         raise ConfigError(
             f"server_data is set, but labels.where = '{where}'; set that to 'server' (--scenario server), or "

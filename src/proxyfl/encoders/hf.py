@@ -20,20 +20,50 @@ from proxyfl.encoders.encoder import Encoder, Frozen, TextEncoder
 from proxyfl.encoders.preparation import FILE, preparation
 from proxyfl.encoders.tokens import Find, Tokens, pooled, pools_first
 
-OFFSET = ("RobertaModel", "XLMRobertaModel", "CamembertModel", "MPNetModel")
-"""Networks that count the places of tokens from behind the number of the padding."""
 UNUSED = ("pooler.",)
 UNUSED_OF_IMAGES = (*UNUSED, "text_model.", "text_projection.", "logit_scale")
-"""Parts of networks that make no feature of a text, and none of an image."""
+UNUSED_OF_TEXTS = ("vision_model.", "visual_projection.", "logit_scale")
+"""Parts of networks that make no feature of a text, of an image, and of a text where there are two towers."""
 
 
 def read_hf(place: str) -> Frozen:
     """The encoder in a folder, or one by its name on the hub, as far as it was downloaded before."""
+    network, missing, find = _opened(place)
+    weights = _weights(place, network, missing, UNUSED_OF_IMAGES if _sees(network) else UNUSED)
+    if _sees(network):
+        file, folder = find(FILE), Path(place).expanduser()
+        if file is None:
+            where = folder / FILE if folder.is_dir() else FILE
+            raise ConfigError(f"{where} is missing: it says how images are prepared; take it from the source")
+        return Encoder(_Vision(network), channels=3, weights_hash=weights, **preparation(file))
+    if getattr(network, "main_input_name", "") != "input_ids" or network.config.is_encoder_decoder:
+        raise ConfigError(f"hf:{place} is a {type(network).__name__}, which encodes neither images nor texts")
+    tokens, first = Tokens(find, network.config.to_dict()), pools_first(find)
+    hashed = f"{weights} {tokens.hash} {'first' if first else 'mean'}"
+    return TextEncoder(_Reader(network, tokens, first), weights_hash=hashed)
+
+
+def read_hf_text(place: str) -> Frozen:
+    """The text tower of CLIP, from the same places."""
+    network, missing, find = _opened(place)
+    if network.config.model_type != "clip":
+        name = type(network).__name__
+        raise ConfigError(f"hf-text:{place} is a {name}, not a CLIP with two towers; write hf:{place}")
+    tokens = Tokens(find, network.config.text_config.to_dict())
+    weights = _weights(place, network, missing, UNUSED_OF_TEXTS)
+    sizes = _sizes(network.config.text_config)
+    return TextEncoder(_Tower(network, tokens), weights_hash=f"text {weights} {sizes} {tokens.hash}")
+
+
+def _opened(place: str) -> tuple[Any, set[str], Find]:
+    """A network, the names of weights that its files lack, and what finds other files beside it."""
     try:
         import transformers
     except ImportError as error:
         raise missing_extra("transformers", "encoders") from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
+    loudness = transformers.utils.logging.get_verbosity()  # type: ignore[no-untyped-call, unused-ignore]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call, unused-ignore]
     folder, local = Path(place).expanduser(), not os.environ.get(ALLOW_DOWNLOAD)
     source = str(folder) if folder.is_dir() else place
     told: dict[str, Any] = {"local_files_only": local or folder.is_dir(), "trust_remote_code": False}
@@ -43,32 +73,17 @@ def read_hf(place: str) -> Frozen:
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ConfigError(_why(place, folder, local, error)) from error
-    unused = UNUSED_OF_IMAGES if _sees(network) else UNUSED
-    missing = sorted(name for name in info["missing_keys"] if not _is_in(name, unused))
-    if missing:
-        raise ConfigError(f"hf:{place} lacks weights that features need: {', '.join(missing[:5])}")
+    finally:  # what is missing is told below, and parts that make no feature may be
+        transformers.utils.logging.set_verbosity(loudness)  # type: ignore[no-untyped-call, unused-ignore]
+    return network, set(info["missing_keys"]), _finder(place, folder, local)
+
+
+def _weights(place: str, network: Any, missing: set[str], unused: tuple[str, ...]) -> str:
+    """What stands for the weights that make features; an error where some of them are missing."""
+    if lacking := sorted(name for name in missing if not _is_in(name, unused)):
+        raise ConfigError(f"hf:{place} lacks weights that features need: {', '.join(lacking[:5])}")
     kept = {name: value for name, value in network.state_dict().items() if not _is_in(name, unused)}
-    weights = f"{type(network).__name__} {content_hash(kept)} {_sizes(network)}"
-    find = _finder(place, folder, local)
-    if _sees(network):
-        file = find(FILE)
-        if file is None:
-            where = folder / FILE if folder.is_dir() else FILE
-            raise ConfigError(f"{where} is missing: it says how images are prepared; take it from the source")
-        return Encoder(_Vision(network), channels=3, weights_hash=weights, **preparation(file))
-    if getattr(network, "main_input_name", "") != "input_ids" or network.config.is_encoder_decoder:
-        raise ConfigError(f"hf:{place} is a {type(network).__name__}, which encodes neither images nor texts")
-    return _of_texts(network, find, weights)
-
-
-def _of_texts(network: Any, find: Find, weights: str) -> TextEncoder:
-    config = network.config
-    positions = getattr(config, "max_position_embeddings", None) or 0
-    padding = getattr(config, "pad_token_id", None) or 0
-    offset = padding + 1 if type(network).__name__ in OFFSET else 0
-    tokens, first = Tokens(find, max(0, positions - offset), padding), pools_first(find)
-    hashed = f"{weights} {tokens.hash} {'first' if first else 'mean'}"
-    return TextEncoder(_Reader(network, tokens, first), weights_hash=hashed)
+    return f"{type(network).__name__} {content_hash(kept)} {_sizes(network.config)}"
 
 
 class _Reader(nn.Module):
@@ -82,6 +97,20 @@ class _Reader(nn.Module):
         numbers, mask = self.tokens(texts)
         hidden: Tensor = self.network(input_ids=numbers, attention_mask=mask).last_hidden_state
         return pooled(hidden, mask, self.first)
+
+
+class _Tower(nn.Module):
+    """CLIP's embedding of a text, in the space of its images."""
+
+    def __init__(self, network: Any, tokens: Tokens) -> None:
+        super().__init__()
+        self.network, self.tokens = network, tokens
+
+    def forward(self, texts: list[str]) -> Tensor:
+        numbers, mask = self.tokens(texts)
+        found = self.network.get_text_features(input_ids=numbers, attention_mask=mask)
+        embedding: Tensor = found if isinstance(found, Tensor) else found.pooler_output
+        return embedding
 
 
 class _Vision(nn.Module):
@@ -111,9 +140,9 @@ def _is_in(name: str, parts: tuple[str, ...]) -> bool:
     return any(name.startswith(part) or f".{part}" in name for part in parts)
 
 
-def _sizes(network: Any) -> str:
+def _sizes(config: Any) -> str:
     """What a config says beside weights, such as the number of heads: it decides what is computed."""
-    told = network.config.to_dict()
+    told = config.to_dict()
     for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"):
         told.pop(name, None)
     return str(sorted((name, str(value)) for name, value in told.items() if not isinstance(value, dict)))

@@ -14,10 +14,10 @@ from proxyfl.core.errors import ConfigError
 from proxyfl.core.network import FROZEN, ModelSettings
 from proxyfl.data.texts import pack
 from proxyfl.encoders.encoder import Frozen
-from proxyfl.encoders.hf import read_hf
+from proxyfl.encoders.hf import read_hf, read_hf_text
 from proxyfl.encoders.onnx import read_onnx
 
-KINDS: dict[str, Callable[[str], Frozen]] = {"hf": read_hf, "onnx": read_onnx}
+KINDS: dict[str, Callable[[str], Frozen]] = {"hf": read_hf, "hf-text": read_hf_text, "onnx": read_onnx}
 
 
 def require_kind(name: str) -> tuple[str, str]:

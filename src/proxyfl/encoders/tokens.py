@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ LIMITS = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.js
 POOLING = "1_Pooling/config.json"
 """How a sentence encoder makes one vector of its tokens'."""
 MOST = 1 << 16
+OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet")
+"""Kinds of networks that count the places of tokens from behind the number of the padding."""
 
 Find = Callable[[str], Path | None]
 """The name of a file that belongs to a model → where it is."""
@@ -27,7 +29,11 @@ Find = Callable[[str], Path | None]
 class Tokens:
     """Texts → the numbers of their tokens (N, T) and a mask (N, T) that is 0 where a text is over."""
 
-    def __init__(self, find: Find, positions: int = 0, padding: int = 0) -> None:
+    def __init__(self, find: Find, config: Mapping[str, Any]) -> None:
+        """``config`` is what the network's own file says, of which nothing need be there."""
+        positions, padding = (config.get(key) or 0 for key in ("max_position_embeddings", "pad_token_id"))
+        if config.get("model_type") in OFFSET:
+            positions = max(0, positions - padding - 1)
         try:
             from tokenizers import Tokenizer
         except ImportError as error:

@@ -104,6 +104,8 @@ class Profile:
     memory: int
     cores: float
     encoding: Encoding | None = None
+    called: str = "images"
+    """What ``images`` and ``test_images`` count: images, vectors or texts."""
 
     @property
     def step_ms(self) -> float:

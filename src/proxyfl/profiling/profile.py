@@ -86,7 +86,10 @@ def profile(
     if EVALUATE in spent:
         spent[EVALUATE] *= measured[1] / measured[0]
     server = tuple(Phase(name, 1000 * seconds) for name, seconds in spent.items())
-    return dataclasses.replace(engine.found, server=server, test_images=measured, encoding=encoding)
+    called = simulation.dataset.called
+    return dataclasses.replace(
+        engine.found, server=server, test_images=measured, encoding=encoding, called=called
+    )
 
 
 class _OneClient:

@@ -93,7 +93,7 @@ def caption(profile: Profile) -> str:
     network, threads = profile.network_phase, profile.threads
     return (
         f"{profile.network}, {profile.dtype}, {threads} thread{'s' * (threads > 1)} on {profile.device}. "
-        f"Client {profile.client_id}: {profile.images:,} images, mean of {profile.steps} of "
+        f"Client {profile.client_id}: {profile.images:,} {profile.called}, mean of {profile.steps} of "
         f"{profile.steps_per_round} steps. Server: {profile.updates} updates.\n"
         f"Network: {network.gflops:,.0f} GFLOP/s; a matrix product here: {profile.peak:,.0f}. "
         f"Convolutions: {100 * (profile.conv_forward + profile.conv_backward):.0f} % of a step's time."

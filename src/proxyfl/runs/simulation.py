@@ -191,10 +191,8 @@ def remarks(config: Config, simulation: Simulation) -> list[str]:
     if config.labels.rule == "stratified":
         shown = [f"{name} {count:,}" for name, count in zip(dataset.classes, counts, strict=True)]
         more = f" and {len(shown) - MOST_NAMED:,} more classes" if len(shown) > MOST_NAMED else ""
-        unlabelled = f"{len(partition.unlabelled.values):,} {dataset.train.called} are unlabelled"
-        lines.append(
-            f"note: labelled {dataset.train.called}: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}"
-        )
+        unlabelled = f"{len(partition.unlabelled.values):,} {dataset.called} are unlabelled"
+        lines.append(f"note: labelled {dataset.called}: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}")
     if told := labels_told(simulation):
         lines.append(f"note: {told}")
     return lines + [f"warning: {line}" for line in doubts(dataset, partition)]
@@ -202,13 +200,13 @@ def remarks(config: Config, simulation: Simulation) -> list[str]:
 
 def labels_told(simulation: Simulation) -> str:
     """Who has labels, where not every client has some, in a sentence."""
-    dealt, what = simulation.partition, simulation.dataset.train.called
+    dealt, what = simulation.partition, simulation.dataset.called
     return who_has_labels(dealt.where, dealt.server, dealt.labelled, what)
 
 
 def doubts(dataset: Dataset, partition: Partition) -> list[str]:
     """Why a run on this data cannot mean much, a line each."""
-    lines, what = [], dataset.train.called
+    lines, what = [], dataset.called
     if len(dataset.classes) == 1:
         lines.append(f"there is only one class, '{dataset.classes[0]}': every accuracy is 100 %")
     found = torch.bincount(dataset.train.labels.clamp(min=-1) + 1, minlength=len(dataset.classes) + 1)[1:]
