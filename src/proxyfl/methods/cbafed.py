@@ -93,6 +93,10 @@ class CBAFed(Method):
         "method.unlabelled_epochs": 1,
         "method.unlabelled_lr": 2 / 3,
     }
+    protocol_on: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "svhn": {"method.tau": 0.9},
+        "cifar100": {"federation.rounds": 1092, "method.warmup": 91},
+    }
     needs_labels = False
     walks_labelled = True
     shows_steps = False
@@ -118,7 +122,7 @@ class CBAFed(Method):
             train, epochs=own.unlabelled_epochs or train.epochs, lr=own.unlabelled_lr * train.lr
         )
         size, shares = train.batch * train.mu, ctx.extras["cbafed/shares"]
-        found = torch.cat([ctx.teacher(views) for _, views in ctx.stream.walk_pool(size)])
+        found = ctx.pool_predictions
         thresholds = class_thresholds(shares, own.base, own.tau)
         label, kept = balanced_labels(found, thresholds, shares, own.rare)
         chosen = kept.nonzero()[:, 0]
