@@ -21,8 +21,8 @@ In the first rounds (``warmup``) labelled clients train alone.
 Deviations: by default the shared protocol instead of its own (``--protocol own``), the same epochs and
 learning rate for both kinds of clients, and a short warm-up; in the release, one of 501 epochs before the
 first round. With 5 local epochs old weights are not mixed in at clients: the first are those after epoch 1,
-and 5 more must follow. Not all clients take part in a round: the server keeps the counts of each until it
-counts again. A client that keeps no image sits out. Batches have ``train.mu`` times ``train.batch``
+and 5 more must follow. Not all clients take part in a round: the server keeps the counts of each until it is
+in the mean again. A client that keeps no image sits out. Batches have ``train.mu`` times ``train.batch``
 unlabelled images, drawn in other views than those that were labelled, an epoch is one pass without its
 incomplete last batch, and momentum ends with the round. With add-ons that look at weak views, clients without
 labels draw batches from the whole pool, for these; the loss is the mean over kept images, as before.
