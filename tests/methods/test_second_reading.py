@@ -1,11 +1,12 @@
-"""(FL)², CBAFed and RSCFed a second time, from the facts of their papers and releases alone: NumPy in float64
-with gradients by hand, compared through the hooks that a federation calls, whatever they are made of inside.
+"""(FL)², CBAFed, RSCFed and the server of FedMatch, from the facts of their papers and releases alone: NumPy in
+float64 with gradients by hand, compared through the hooks that a federation calls, whatever is inside them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from proxyfl.methods import rscfed
 from proxyfl.methods.base import Method
 from proxyfl.methods.cbafed import CBAFed
 from proxyfl.methods.context import ClientContext, ServerContext
+from proxyfl.methods.fedmatch import FedMatch
 from proxyfl.methods.flfl import FLFL
 from proxyfl.methods.rscfed import RSCFed
 from toyclient import CLASSES, CPU, Pool, Toy, arrays, context, logits_of, softmax
@@ -304,3 +306,31 @@ def weights_of(method: Method, sent: Sequence[Update]) -> Sequence[float]:
         updates=[update.weights for update in sent],
     )
     return method.weights(ctx, kept)
+
+
+# FedMatch with labels at the server
+
+
+def test_the_server_of_fedmatch_trains_sigma_and_leaves_psi() -> None:
+    method = FedMatch(lr=0.02, momentum=0.5, supervised=3.0)
+    received = method.initial(Toy(1).state_dict())
+    ctx = context(method, extras={})
+    ctx.task = replace(ctx.task, weights=received)
+    images, labels, none = drawn(5, 11), [0, 1, 2, 3, 1], torch.zeros(0, 1, 3, 3)
+    own = Batch(images, torch.tensor(labels), none, none, none, torch.zeros(0, dtype=torch.int64))
+    names = ("mix", "classifier.weight", "classifier.bias")
+    sigma = [received[f"sigma.{name}"].double().numpy() for name in names]
+    psi = [received[f"psi.{name}"].double().numpy() for name in names[:2]] + [np.zeros(CLASSES)]
+    close(psi[:2], [0.2 * value for value in sigma[:2]])
+    speed = [np.zeros_like(value) for value in sigma]
+    for _ in range(3):
+        theta = [a + b for a, b in zip(sigma, psi, strict=True)]
+        slope = of_cross_entropy(theta, images, labels, [True] * 5)
+        speed = [0.5 * v + 3.0 * g for v, g in zip(speed, slope, strict=True)]
+        sigma = [a - 0.02 * v for a, v in zip(sigma, speed, strict=True)]
+        method.learn(own, ctx)
+    found = method.learned(ctx)
+    close([found[f"sigma.{name}"].double().numpy() for name in names], sigma)
+    for name in names[:2]:
+        assert torch.equal(found[f"psi.{name}"], received[f"psi.{name}"])
+    assert ctx.losses.keys() == {"supervised"}
