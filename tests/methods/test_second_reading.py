@@ -1,5 +1,5 @@
-"""(FL)², CBAFed, RSCFed and the server of FedMatch, from the facts of their papers and releases alone: NumPy in
-float64 with gradients by hand, compared through the hooks that a federation calls, whatever is inside them.
+"""(FL)², CBAFed, RSCFed and the server of FedMatch, from the facts of their papers and releases alone: NumPy
+in float64 with gradients by hand, compared through the hooks that a federation calls, whatever is inside.
 """
 
 from __future__ import annotations
