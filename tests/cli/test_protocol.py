@@ -27,6 +27,28 @@ def test_the_papers_settings_lie_over_the_preset_and_below_the_users_own(call) -
     assert Experiment("semifl", scenario="server").config.train.batch == 16
 
 
+@pytest.mark.parametrize(
+    ("method", "data", "expected"),
+    [
+        ("cbafed", "svhn", {"method.tau": 0.9, "method.warmup": 46, "federation.rounds": 547}),
+        ("cbafed", "cifar10", {"method.tau": 0.95, "method.warmup": 46, "federation.rounds": 547}),
+        ("cbafed", "cifar100", {"method.tau": 0.95, "method.warmup": 91, "federation.rounds": 1092}),
+        ("flfl", "cifar10", {"method.rho": 0.1, "model.name": "wrn-28-2"}),
+        ("flfl", "cifar100", {"method.rho": 1.0, "model.name": "wrn-28-8"}),
+        ("semifl", "cifar100", {"model.name": "wrn-28-8"}),
+    ],
+)
+def test_where_a_paper_has_other_settings_for_a_data_set(
+    method: str, data: str, expected: dict[str, object]
+) -> None:
+    for config in (
+        load_config(data, {}, method, protocol="own"),
+        load_config("cinic10", {"data": {"name": data}}, method, protocol="own"),
+    ):
+        now = dotted(config.to_tree())
+        assert {key: now[key] for key in expected} == expected
+
+
 def test_a_file_takes_the_presets_place(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('preset = "digits"\n[train]\nlr = 0.2\n[method]\nname = "semifl"\n', encoding="utf-8")
@@ -49,7 +71,12 @@ def test_runs_and_comparisons_say_whose_protocol_it_is(call, monkeypatch: pytest
     Path("grid.toml").write_text("methods = 'semifl'\n[set]\nrounds = 2\n", encoding="utf-8")
     swept = call("sweep", "grid.toml", "--protocol", "own", "--dry-run")
     assert "changed: federation.rounds=2" in swept.stderr
-    assert "--protocol own: labels.where=server, " in call("methods", "show", "semifl").stdout
+    shown = call("methods", "show", "semifl").stdout
+    assert "--protocol own: labels.where=server, " in shown
+    assert (
+        '\n  on cifar100: model.name="wrn-28-8"\n' in shown
+        or "\n  on cifar100: model.name=wrn-28-8\n" in shown
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -146,9 +146,14 @@ def show(
         console.print(_parameters(recipe.name, part, method))
     console.print("\n[dim]code, paper: where that fidelity has another value; presets may set others[/]")
     if method.protocol:
-        own = ", ".join(f"{key}={as_toml(value)}" for key, value in method.protocol.items())
-        console.print(f"--protocol own: {own}", markup=False, soft_wrap=True)
+        console.print(f"--protocol own: {_listed(method.protocol)}", markup=False, soft_wrap=True)
+        for data, settings in method.protocol_on.items():
+            console.print(f"  on {data}: {_listed(settings)}", markup=False, soft_wrap=True)
     console.print(_example(recipe, method), markup=False, soft_wrap=True)
+
+
+def _listed(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={as_toml(value)}" for key, value in settings.items())
 
 
 def _about(name: str) -> str:

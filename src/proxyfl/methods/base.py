@@ -168,6 +168,8 @@ class Method(Part):
     }
     protocol: ClassVar[Mapping[str, object]] = {}
     """Settings of its own paper's federation by dotted name (``--protocol own``); empty: it has none."""
+    protocol_on: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """What of it is otherwise on single data sets, by their names."""
     needs_labels: ClassVar[bool] = True
     """Whether a client without labelled images has nothing to do."""
     walks_labelled: ClassVar[bool] = False

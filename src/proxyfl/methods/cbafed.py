@@ -21,8 +21,8 @@ In the first rounds (``warmup``) labelled clients train alone.
 Deviations: by default the shared protocol instead of its own (``--protocol own``), the same epochs and
 learning rate for both kinds of clients, and a short warm-up; in the release, one of 501 epochs before the
 first round. With 5 local epochs old weights are not mixed in at clients: the first are those after epoch 1,
-and 5 more must follow. Not all clients take part in a round: the server keeps the counts of each until it
-counts again. A client that keeps no image sits out. Batches have ``train.mu`` times ``train.batch``
+and 5 more must follow. Not all clients take part in a round: the server keeps the counts of each until it is
+in the mean again. A client that keeps no image sits out. Batches have ``train.mu`` times ``train.batch``
 unlabelled images, drawn in other views than those that were labelled, an epoch is one pass without its
 incomplete last batch, and momentum ends with the round. With add-ons that look at weak views, clients without
 labels draw batches from the whole pool, for these; the loss is the mean over kept images, as before.
@@ -93,6 +93,10 @@ class CBAFed(Method):
         "method.unlabelled_epochs": 1,
         "method.unlabelled_lr": 2 / 3,
     }
+    protocol_on: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "svhn": {"method.tau": 0.9},
+        "cifar100": {"federation.rounds": 1092, "method.warmup": 91},
+    }
     needs_labels = False
     walks_labelled = True
     shows_steps = False
@@ -118,7 +122,7 @@ class CBAFed(Method):
             train, epochs=own.unlabelled_epochs or train.epochs, lr=own.unlabelled_lr * train.lr
         )
         size, shares = train.batch * train.mu, ctx.extras["cbafed/shares"]
-        found = torch.cat([ctx.teacher(views) for _, views in ctx.stream.walk_pool(size)])
+        found = ctx.pool_predictions
         thresholds = class_thresholds(shares, own.base, own.tau)
         label, kept = balanced_labels(found, thresholds, shares, own.rare)
         chosen = kept.nonzero()[:, 0]

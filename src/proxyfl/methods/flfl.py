@@ -89,6 +89,9 @@ class FLFL(Method):
         "method.pretrain": 50,
         "method.server_batch": 10,
     }
+    protocol_on: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "cifar100": {"model.name": "wrn-28-8", "method.rho": 1.0}
+    }
     needs_labels = False
     shows_steps = False
     sends: ClassVar[str] = "the mean confidence of a client's pool up (1 number)"
@@ -96,7 +99,7 @@ class FLFL(Method):
 
     def begin(self, ctx: ClientContext) -> None:
         size = ctx.settings.batch * ctx.settings.mu
-        found = torch.cat([ctx.teacher(views) for _, views in ctx.stream.walk_pool(size)])
+        found = ctx.pool_predictions
         tau, threshold = adaptive_threshold(found)
         best, label = found.max(1)
         kept = best >= threshold[label]

@@ -74,6 +74,7 @@ class SemiFL(Method):
         "train.max_grad_norm": 1.0,
         "method.server_batch": 250,
     }
+    protocol_on: ClassVar[Mapping[str, Mapping[str, object]]] = {"cifar100": {"model.name": "wrn-28-8"}}
     needs_labels = False
     shows_steps = False
     sends: ClassVar[str] = "the size of the fix set up (1 number)"

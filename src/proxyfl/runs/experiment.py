@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from proxyfl.core.config import Config, MethodSettings
+from proxyfl.core.config import Config, DataSettings, MethodSettings
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.data import sources
 from proxyfl.engines.choose import EngineFactory
@@ -22,7 +22,7 @@ from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.extend import extend, lengthened
 from proxyfl.runs.federation import Federation
 from proxyfl.runs.loggers import checked, find_all
-from proxyfl.runs.protocols import SHARED, named_method, protocol_layer
+from proxyfl.runs.protocols import SHARED, named, protocol_layer
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, resolve
@@ -191,8 +191,10 @@ def load_config(
     """
     name, below = _below(preset, overrides, method, root)
     asked = [overrides, {"method": {"name": method}} if method else {}]
-    wanted = named_method(load_preset(name) if name else {}, below, *asked) or MethodSettings().name
-    return settle_start(resolve(name, below, protocol_layer(protocol, wanted), *asked))
+    tables = [load_preset(name) if name else {}, below, *asked]
+    wanted = named("method", *tables) or MethodSettings().name
+    own = protocol_layer(protocol, wanted, named("data", *tables) or DataSettings().name)
+    return settle_start(resolve(name, below, own, *asked))
 
 
 def _below(

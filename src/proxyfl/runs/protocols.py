@@ -14,13 +14,19 @@ SHARED, OWN = "shared", "own"
 PROTOCOLS = (SHARED, OWN)
 
 
-def protocol_layer(protocol: str, method: str) -> Tree:
+def own_settings(method: str, data: str) -> dict[str, object]:
+    """Those of the method's own paper for this data set, by dotted name; empty where it has none."""
+    found = registry.find(method).method
+    return {**found.protocol, **found.protocol_on.get(data, {})}
+
+
+def protocol_layer(protocol: str, method: str, data: str) -> Tree:
     """The settings that a protocol puts over those of the preset, as nested tables."""
     if protocol not in PROTOCOLS:
         raise ConfigError(f"unknown protocol '{protocol}'; {nearest(protocol, PROTOCOLS)}")
     if protocol == SHARED:
         return {}
-    settings = registry.find(method).method.protocol
+    settings = own_settings(method, data)
     if not settings:
         known = [recipe.name for recipe in registry.recipes() if recipe.method.protocol]
         raise ConfigError(
@@ -32,7 +38,7 @@ def protocol_layer(protocol: str, method: str) -> Tree:
 
 def told(config: Config) -> str:
     """Which of the method's own settings a config has, and which not."""
-    own = registry.find(config.method.name).method.protocol
+    own = own_settings(config.method.name, config.data.name)
     now = dotted(config.to_tree())
     kept = [f"{key}={_said(value)}" for key, value in own.items() if now[key] == value]
     changed = [f"{key}={_said(now[key])} (its own: {_said(own[key])})" for key in own if now[key] != own[key]]
@@ -40,12 +46,14 @@ def told(config: Config) -> str:
     return f"{line}; changed: {', '.join(changed)}" if changed else line
 
 
-def named_method(*tables: Mapping[str, Any]) -> str:
-    """The method that the last of the tables with a name in it asks for; empty where none does."""
+def named(section: str, *tables: Mapping[str, Any]) -> str:
+    """The method or data set that the last of the tables with a name in this section asks for; empty where
+    none does.
+    """
     found = ""
     for table in tables:
-        section = table.get("method")
-        name = section.get("name") if isinstance(section, Mapping) else None
+        given = table.get(section)
+        name = given.get("name") if isinstance(given, Mapping) else None
         found = name if isinstance(name, str) and name else found
     return found
 
