@@ -46,6 +46,7 @@ def attack(port: int, authority: str = "", **env: str) -> dict[str, set[str]]:
     words = [sys.executable, str(script), str(NOBODY), str(port), *([authority] if authority else [])]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
+    print(port, authority, done.stdout, sep="\n")  # shown where a test fails
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("owner", "other"))]
     assert len(lines) == 5, done.stdout
     return {who: {line[2] for line in lines if line[0] == who} for who in ("owner", "other")}

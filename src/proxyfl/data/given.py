@@ -120,7 +120,7 @@ def _require_features(file: Path, vectors: Array, channels: int) -> None:
 def _files(place: str, channels: int, size: int) -> Given:
     files = _found(place, SUFFIXES)
     seen = survey(files)
-    images, note = decode_all(seen, channels, size, "reading", strict=False)
+    images, note = decode_all(seen, channels, size, "reading")
     sound = [at for at, file in enumerate(files) if file not in seen.faults]
     if not sound:
         seen.require_sound()
