@@ -171,8 +171,12 @@ def test_predict_folders_patterns_and_npz_as_csv_and_json(call, tiny, digit):
     assert npz[0]["probabilities"] == pytest.approx(pattern[0]["probabilities"])
     np.savez("other.npz", pictures=grey[None])
     assert (
-        call("predict", tiny, "other.npz").stderr == "error: other.npz: it holds pictures, expected images\n"
+        call("predict", tiny, "other.npz").stderr
+        == "error: other.npz: it holds pictures, expected images; name the array with --keys images=NAME\n"
     )
+    named = json.loads(call("predict", tiny, "other.npz", "--json", "--keys", "images=pictures").stdout)
+    assert named[0]["probabilities"] == npz[0]["probabilities"]
+    assert "write images=NAME" in call("predict", tiny, "other.npz", "--keys", "pictures").stderr
     assert "choose one" in call("predict", tiny, "new", "--csv", "--json").stderr
 
 

@@ -47,7 +47,7 @@ def test_check_explains_what_was_found_and_how_to_go_on(clinic: Path, tmp_path: 
     done = invoke("data", "check", f"folder:{clinic}", "-o", tmp_path / "sheet.png")
     assert done.exit_code == 0, done.stderr
     for words in (
-        "128 training images: 48 labelled in 2 classes, 80 unlabelled (62 %)",
+        "127 training images: 47 labelled in 2 classes, 80 unlabelled (63 %)",  # without the damaged one
         "12 test images",
         "2 clients: north, south",
         "shorter side in pixels: 16 to 38, median",
@@ -69,6 +69,18 @@ def test_a_clinics_folder_is_run_and_evaluated(clinic: Path, tmp_path: Path) -> 
     assert "south" in shown
     tested = invoke("eval", tmp_path / "a")
     assert "of 12 test images" in tested.stdout
+    again = invoke("eval", tmp_path / "a", "--data", f"folder:{clinic}")
+    assert "of 59 test images" in again.stdout, again.stderr  # neither unlabelled nor damaged ones
+
+
+def test_a_bare_path_is_answered_with_the_name_of_the_data(clinic: Path, monkeypatch) -> None:
+    monkeypatch.chdir(clinic.parent)
+    np.savez("scans.npz", images=np.zeros((4, 8, 8), np.uint8), labels=np.arange(4) % 2)
+    for words, name in (
+        (("run", "clinic"), "folder:clinic"),
+        (("data", "check", "scans.npz"), "npz:scans.npz"),
+    ):
+        assert f"your own data there is called {name}" in invoke(*words).stderr
 
 
 def test_a_config_can_be_copied_for_own_data(clinic: Path, tmp_path: Path) -> None:
@@ -85,7 +97,7 @@ def test_from_a_messy_clinic_to_predictions_elsewhere(
     monkeypatch.chdir(tmp_path)
     subprocess.run([sys.executable, EXAMPLES / "messy_clinic.py", "clinic"], check=True)
     seen = invoke("data", "check", "folder:clinic", "-o", "clinic.png").stdout
-    assert "2,136 training images: 136 labelled in 3 classes, 2,000 unlabelled (94 %)" in seen
+    assert "2,135 training images: 135 labelled in 3 classes, 2,000 unlabelled (94 %)" in seen
     assert invoke("data", "check", "table:clinic.csv").stdout.splitlines()[:5] == seen.splitlines()[:5]
     quick = ("--rounds", 2, "--set", "data.image_size=16", "--set", "train.epochs=1", "--method", "fixmatch")
     done = invoke("run", "folder:clinic", *quick, "--name", "a", "--workers", 0)

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 from loopback import descendants, free_port, wait_for
 
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import entrance, launch, operate, peers
+from proxyfl.deploy import entrance, launch, operate, peers, supervise
 from proxyfl.deploy.programs import Program, environment
 from toybox import gone
 
@@ -46,6 +46,7 @@ def attack(port: int, authority: str = "", **env: str) -> dict[str, set[str]]:
     words = [sys.executable, str(script), str(NOBODY), str(port), *([authority] if authority else [])]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
+    print(port, authority, done.stdout, sep="\n")  # shown where a test fails
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("owner", "other"))]
     assert len(lines) == 5, done.stdout
     return {who: {line[2] for line in lines if line[0] == who} for who in ("owner", "other")}
@@ -154,3 +155,18 @@ def test_a_machine_that_cannot_tell_users_apart_is_refused(monkeypatch, tmp_path
     monkeypatch.setitem(peers.TABLES, socket.AF_INET, tmp_path / "nothing")
     with pytest.raises(RunError, match="servers and sites need Linux"):
         peers.require()
+
+
+@pytest.mark.parametrize(("name", "said"), [("flwr-clientapp", False), ("flower-supernode", True)])
+def test_a_tasks_dead_thread_is_not_taken_for_the_supernodes(name, said):
+    """As when a busy machine is late with a task's sign of life: that task is lost, and nothing else."""
+    code = "import sys, threading, types; from proxyfl.deploy import launch; "
+    code += "part = lambda: threading.Thread(target=lambda: 1 / 0).start(); "
+    code += "launch.programs = lambda: {sys.argv[1]: types.SimpleNamespace(load=lambda: part)}; launch.main()"
+    ours, theirs = socket.socketpair()
+    env = {**os.environ, launch.LEASH: str(theirs.fileno())}
+    words, options = [sys.executable, "-c", code, name], {"pass_fds": [theirs.fileno()], "env": env}
+    with ours, theirs:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, **options)
+    assert "ZeroDivisionError: division by zero" in done.stderr
+    assert (supervise.THREAD in done.stderr) is said

@@ -36,10 +36,13 @@ def explain(
     if output is not None:
         require_png(output)
     found = look(name, root, keys)
-    for line in described(found):
-        console.print(line, markup=False)
-    config = load_config(name, merge(asked or {}, {"data": {"keys": keys}} if keys else {}), root=root)
-    simulation = prepare(config, root)
+    try:
+        config = load_config(name, merge(asked or {}, {"data": {"keys": keys}} if keys else {}), root=root)
+        simulation = prepare(config, root)
+        found = found.counted_in(simulation.dataset)
+    finally:  # where it cannot be trained on, too
+        for line in described(found):
+            console.print(line, markup=False)
     if told := labels_told(simulation):
         console.print(f"labels.where = {config.labels.where}: {told}", markup=False)
     for line in doubts(simulation.dataset, simulation.partition):

@@ -47,6 +47,10 @@ def predict(
         bool, typer.Option("--csv", help="Print the probabilities of all classes as CSV.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    keys: Annotated[
+        str | None,
+        typer.Option(help="The array in npz files, as in images=pixels.", show_default="as the run's own"),
+    ] = None,
 ) -> None:
     """The most probable classes of images, vectors or texts, by a run's model.
 
@@ -64,7 +68,10 @@ def predict(
     found = Run(find_run(run))
     trained = found.model(model)
     card = trained.card
-    given = read_given(images, *card.given, card.features, images_key(found.config.data.keys))
+    key = images_key(found.config.data.keys if keys is None else keys)
+    if keys is not None and not key:
+        raise ConfigError(f"--keys {keys}: write images=NAME, the name of the array in npz files")
+    given = read_given(images, *card.given, card.features, key)
     for note in given.notes:
         err().print(f"note: {note}", markup=False, soft_wrap=True)
     probabilities = torch.cat([trained(part).cpu() for part in torch.split(given.images, BATCH)])

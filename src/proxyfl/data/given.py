@@ -120,7 +120,7 @@ def _require_features(file: Path, vectors: Array, channels: int) -> None:
 def _files(place: str, channels: int, size: int) -> Given:
     files = _found(place, SUFFIXES)
     seen = survey(files)
-    images, note = decode_all(seen, channels, size, "reading", strict=False)
+    images, note = decode_all(seen, channels, size, "reading")
     sound = [at for at, file in enumerate(files) if file not in seen.faults]
     if not sound:
         seen.require_sound()
@@ -159,7 +159,8 @@ def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Gi
         headers = read_headers(file.expanduser())
         key = next((name for name in keys if name in headers), None)
         if key is None:
-            raise ValueError(f"it holds {', '.join(sorted(headers)) or 'nothing'}, expected {keys[0]}")
+            held = ", ".join(sorted(headers)) or "nothing"
+            raise ValueError(f"it holds {held}, expected {keys[0]}; name the array with --keys images=NAME")
         shape, dtype = headers[key]
         check_images(file, key, shape, dtype)
         bytes_ = int(np.prod(shape, dtype=object)) * dtype.itemsize

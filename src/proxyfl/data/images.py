@@ -33,6 +33,9 @@ BITS = (8, 10, 12, 14, 16)
 MOST_NAMED, LONGEST_NAME = 10, 120
 """Damaged images named in an error, and characters of each."""
 
+MOST_UNREADABLE = 0.01
+"""The share of damaged images from which on something is wrong with the data as a whole."""
+
 FAULTS = (
     *(OSError, SyntaxError, ValueError, ArithmeticError, LookupError, TypeError, MemoryError, EOFError),
     *(RuntimeError, struct.error, zlib.error),
@@ -142,6 +145,16 @@ class Survey:
             )
 
     @property
+    def left_out(self) -> str:
+        """What there is to tell where damaged images are left out."""
+        share = len(self.faults) / max(1, len(self.files))
+        if not share:
+            return ""
+        loud = "; that is more than 1 %: check where they come from" if share > MOST_UNREADABLE else ""
+        count = f"{len(self.faults):,} of {len(self.files):,} images"
+        return f"{count} cannot be read and are left out: {self.named}{loud}"
+
+    @property
     def named(self) -> str:
         """The damaged images in one list, up to a bound."""
         names = ", ".join(str(file)[-LONGEST_NAME:] for file in list(self.faults)[:MOST_NAMED])
@@ -158,12 +171,10 @@ def survey(files: Sequence[Path]) -> Survey:
     return found
 
 
-def decode_all(
-    found: Survey, channels: int, size: int, title: str, *, strict: bool = True
-) -> tuple[np.ndarray[Any, Any], str]:
+def decode_all(found: Survey, channels: int, size: int, title: str) -> tuple[np.ndarray[Any, Any], str]:
     """The images of a survey as uint8 (N, channels, size, size), and a line about those of 16 bits, if any.
 
-    Damaged images are refused; unless ``strict``, they are black, and named in the survey's ``faults``.
+    Damaged images are black, and named in the survey's ``faults``.
 
     Sixteen-bit files often hold fewer bits: how many, their largest grey level says. It is that of all of
     them, so that grey levels stay comparable.
@@ -181,8 +192,6 @@ def decode_all(
                 with found.trying(file):
                     images[place] = decode(file, channels, size, bits)
             advance(1)
-    if strict:
-        found.require_sound()
     note = f"{len(deep):,} 16-bit images with grey levels up to {highest:,} are read as {bits} bits"
     return images, note if deep else ""
 

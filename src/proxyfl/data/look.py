@@ -57,6 +57,17 @@ class Look:
     def train(self) -> int:
         return self.labelled + self.unlabelled
 
+    def counted_in(self, dataset: Dataset) -> Look:
+        """The same, without the damaged images: these are known once all are read."""
+        labels = dataset.train.labels
+        return replace(
+            self,
+            counts={name: int((labels == number).sum()) for number, name in enumerate(dataset.classes)},
+            unlabelled=int((labels < 0).sum()),
+            test=len(dataset.test),
+            validation=0 if dataset.validation is None else len(dataset.validation),
+        )
+
     @property
     def side(self) -> int:
         """The median of the shorter sides."""
@@ -80,12 +91,8 @@ def look(name: str, root: Path | str | None = None, keys: str = "") -> Look:
 
 
 def _looked(dataset: Dataset) -> Look:
-    labels = dataset.train.labels
-    counts = {label: int((labels == number).sum()) for number, label in enumerate(dataset.classes)}
-    unlabelled = int((labels < 0).sum())
-    validation = 0 if dataset.validation is None else len(dataset.validation)
     sides = (min(dataset.train.images.shape[-2:]),) if dataset.train.called == "images" else ()
-    found = Look(counts, unlabelled, len(dataset.test), validation, dataset.clients, sides)
+    found = Look({}, 0, 0, 0, dataset.clients, sides).counted_in(dataset)
     if dataset.is_texts:
         words = tuple(len(text.split()) for text in unpack(dataset.train.images))
         return replace(found, words=words, names=dataset.features)

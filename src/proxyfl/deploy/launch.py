@@ -23,6 +23,10 @@ LEASH, TOKEN = "PROXYFL_LEASH", "PROXYFL_TASK_TOKEN"
 """Environment: the leash's file number, and a task's secret, which others could read on a command line."""
 
 
+TASKS = ("flwr-clientapp", "flwr-serverapp")
+"""Programs that work on one task. What goes wrong in them ends that task, not who started them."""
+
+
 def command(words: list[str]) -> list[str]:
     """How a program is started; the current folder is no place for its modules."""
     return [sys.executable, "-P", "-m", "proxyfl.deploy.launch", *words]
@@ -61,6 +65,14 @@ def hold(leash: socket.socket) -> None:
     threading.Thread(target=watch, name="leash", daemon=True).start()
 
 
+def one_line(args: threading.ExceptHookArgs) -> None:
+    """Say that a thread of a task ended. A SuperNode's log holds its tasks' words, too: a traceback in it is
+    the SuperNode's own, for which it is started again.
+    """
+    name, kind = args.thread.name if args.thread else "a thread", args.exc_type.__name__
+    print(f"task: {name} ended: {kind}: {' '.join(str(args.exc_value).split())}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     name, *words = sys.argv[1:]
     os.umask(0o077)  # databases and logs are for their owner
@@ -79,6 +91,8 @@ def main() -> None:
     peers.guard_all(seen)
     sys.modules["uvloop"] = None  # type: ignore[assignment]  # it would accept connections past the guard
     subprocess.Popen = Leashed  # type: ignore[misc]
+    if name in TASKS:
+        threading.excepthook = one_line
     if secret := os.environ.pop(TOKEN, ""):
         words += ["--token", secret]
     entry = programs()[name].load()

@@ -200,7 +200,7 @@ def open_test(
 ) -> Split:
     """Test images in any form that a site may use. Every one needs its label. ``by_name``, as for data that
     was not made for this, an npz file may number its classes in an order of its own, and images without a
-    label are left out.
+    label and damaged ones are left out.
     """
     form = Form(tuple(classes), channels, image_size, tuple(features))
     return read_test(Path(path).expanduser(), form, by_name=by_name)

@@ -29,7 +29,9 @@ def preset_names() -> list[str]:
 def load_preset(name: str) -> Tree:
     """A data set's protocol. Its method table holds suggestions for whichever method is chosen."""
     if name not in preset_names():
-        raise ConfigError(f"unknown preset '{name}'; {nearest(name, preset_names())}")
+        from proxyfl.data.sources import meant  # of no use to whoever reads files of settings
+
+        raise ConfigError(f"unknown preset '{name}'; {meant(name) or nearest(name, preset_names())}")
     text = resources.files("proxyfl.presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 

@@ -24,7 +24,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.images import SUFFIXES, Survey, decode_all, survey
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, read_arrays, read_headers
 from proxyfl.data.reader.columns import Rows, read_rows, read_texts
@@ -90,8 +90,8 @@ def find_form(path: Path) -> str:
 
 
 def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: bool = False) -> Known:
-    """The data at ``place``. ``cache`` is a folder for decoded images; ``by_name``, an npz file may number
-    its classes in an order of its own.
+    """The data at ``place``. ``cache`` is a folder for decoded images; ``by_name``, as for data that was not
+    made for this, an npz file may number its classes in an order of its own, and damaged images are left out.
     """
     found = find_form(place)
     if found == "npz" and form.of_texts:
@@ -105,13 +105,18 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
     else:
         listing = list_images(place, form.classes)
     try:
-        split, depth = _read(listing, form, cache if not listing.faults else None)
+        split, depth, looked = _read(listing, form, cache if not listing.faults else None)
+        if not by_name or len(looked.faults) == len(looked.files):
+            looked.require_sound()
     except DataError as fault:
         raise all_told([*listing.faults, str(fault)]) from None
     if listing.faults:
         raise all_told(listing.faults)
     splits = tuple(entry.split or "" for entry in listing.entries)
-    return Known(split, splits, found, listing.clients, listing.ignored, (depth,) if depth else ())
+    notes = tuple(filter(None, (depth, looked.left_out)))
+    known = Known(split, splits, found, listing.clients, listing.ignored, notes)
+    sound = torch.tensor([file not in looked.faults for file in listing.files], dtype=torch.bool)
+    return known.take(sound) if looked.faults else known
 
 
 def fitting_keys(place: Path, keys: str) -> str:
@@ -161,7 +166,8 @@ def _other_features(file: Path, found: int, form: Form) -> str:
     return f"{file}: its vectors have {found:,} features, {form.channels:,} are wanted"
 
 
-def _read(listing: Listing, form: Form, cache: Path | None) -> tuple[Split, str]:
+def _read(listing: Listing, form: Form, cache: Path | None) -> tuple[Split, str, Survey]:
+    """All images, a line about those of 16 bits, and which are damaged; these are black."""
     numbers = [
         NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in listing.entries
     ]
@@ -169,17 +175,16 @@ def _read(listing: Listing, form: Form, cache: Path | None) -> tuple[Split, str]
     kept = None if cache is None else _kept(cache, listing.files, form)
     shape = (len(labels), form.channels, form.size, form.size)
     if kept is not None and (found := _cached(kept, shape)) is not None:
-        return Split(found[0], labels), found[1]
+        return Split(found[0], labels), found[1], Survey(listing.files)
     needed = int(np.prod(shape, dtype=object))
     if needed > memory_limit():
         raise DataError(f"the images of {listing.root} need {in_words(needed)}, too much for this machine")
-    images, depth = decode_all(
-        survey(listing.files), form.channels, form.size, f"reading {listing.root.name}"
-    )
+    looked = survey(listing.files)
+    images, depth = decode_all(looked, form.channels, form.size, f"reading {listing.root.name}")
     split = Split(torch.from_numpy(images), labels)
-    if kept is not None:
+    if kept is not None and not looked.faults:
         _write_cache(kept, split.images, depth)
-    return split, depth
+    return split, depth, looked
 
 
 def read_npz(file: Path, form: Form, *, by_name: bool = False) -> Known:

@@ -81,11 +81,17 @@ def find(name: str) -> Source:
     word, colon, path = name.partition(":")
     source = SOURCES.get(word)
     if source is None:
-        raise ConfigError(
-            f"unknown data set '{word}': {nearest(word, SOURCES)} (your own: register it and name its file "
-            "with --plugin)"
-        )
+        hint = f"{nearest(word, SOURCES)} (your own: register it and name its file with --plugin)"
+        raise ConfigError(f"unknown data set '{word}': {meant(name) or hint}")
     return source.at(path) if colon else source
+
+
+def meant(path: str) -> str:
+    """A hint for whoever gave a bare path: how own data at that place is named. Empty where nothing is."""
+    place = Path(path).expanduser()
+    kinds = {".npz": "npz", ".csv": "table", ".parquet": "table"}
+    kind = "folder" if place.is_dir() else kinds.get(place.suffix.lower(), "") if place.is_file() else ""
+    return f"your own data there is called {kind}:{path}" if kind else ""
 
 
 OWN = ("folder", "npz", "table")

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZE = 32
 TEST_SHARE = 5
-MOST_UNREADABLE = 0.01
-"""The share of damaged images from which on something is wrong with the data as a whole."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ class Listed(Source):
         needed = len(entries) * channels * size * size
         if needed > memory_limit():
             raise DataError(f"{self.name}: the images need {in_words(needed)}; set a smaller data.image_size")
-        images, depth = decode_all(looked, channels, size, f"reading {place.name}", strict=False)
-        notes = tuple(filter(None, ("; ".join(dealt.notes), depth, _unreadable(looked))))
+        images, depth = decode_all(looked, channels, size, f"reading {place.name}")
+        notes = tuple(filter(None, ("; ".join(dealt.notes), depth, looked.left_out)))
         return self._dress(dealt, looked, images, notes)
 
     def _dress(self, dealt: Dealt, looked: Survey, images: Array, notes: Sequence[str]) -> Dataset:
@@ -195,13 +193,3 @@ def held_counts(labels: Array, classes: int) -> list[int]:
     """How many images of each class are held out."""
     counts = np.bincount(labels[labels >= 0], minlength=classes).tolist()
     return [max(round(count / TEST_SHARE), 1) if count > 1 else 0 for count in counts]
-
-
-def _unreadable(looked: Survey) -> str:
-    """What there is to tell about damaged files."""
-    share = len(looked.faults) / max(1, len(looked.files))
-    if not share:
-        return ""
-    loud = "; that is more than 1 %: check where they come from" if share > MOST_UNREADABLE else ""
-    count = f"{len(looked.faults):,} of {len(looked.files):,} images"
-    return f"{count} cannot be read and are left out: {looked.named}{loud}"
