@@ -75,7 +75,7 @@ class Environment(NamedTuple):
 
 ENVIRONMENTS = {
     "flower": Environment("flwr", ("flwr[simulation]",), ("ray",)),
-    "pfl": Environment("pfl", ("pfl==0.5.1",), ("absl-py", "attrs", "protobuf", "scipy")),
+    "pfl": Environment("pfl", ("pfl==0.5.1",), ("absl-py", "attrs")),
 }
 
 

@@ -11,7 +11,6 @@ import itertools
 import os
 import random
 import sys
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from peers_work import (
     Work,
     accuracy,
     casting,
+    kept,
     new_network,
     optimiser_of,
     seen,
@@ -95,13 +95,6 @@ def ours(work: Work, rounds: int, *, workers: int = 0, ray: bool = False) -> str
     for _ in federation.rounds(rounds, observers=[counted]):
         notes.round_ended(counted.taken)
     return notes.answer(100 * federation.evaluate().accuracy, version("proxyfl"))
-
-
-@lru_cache(maxsize=1)
-def kept(folder: str, tuned: bool) -> tuple[Work, Any]:
-    """An actor's images and network: made once, used for all its clients."""
-    torch.set_num_threads(1)
-    return Work.load(Path(folder)), new_network(tuned)
 
 
 def flower(work: Work, rounds: int, *, tuned: bool = False) -> str:

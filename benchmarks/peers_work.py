@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,6 +130,13 @@ def train_client(network: nn.Module, work: Work, client: int, round: int, tuned:
         optimiser.step()
         steps += 1
     return steps
+
+
+@lru_cache(maxsize=1)
+def kept(folder: str, tuned: bool) -> tuple[Work, nn.Module]:
+    """The images and the network of a process that trains many clients: made once. One thread for each."""
+    torch.set_num_threads(1)
+    return Work.load(Path(folder)), new_network(tuned)
 
 
 def accuracy(network: nn.Module, work: Work) -> float:
