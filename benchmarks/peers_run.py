@@ -130,8 +130,11 @@ def flower(work: Work, rounds: int, *, tuned: bool = False) -> str:
 
     @server_app.main()
     def main(grid: Any, context: Any) -> None:
-        share = size.per_round / size.clients
-        strategy = Noted(fraction_train=share, fraction_evaluate=0.0, min_available_nodes=size.clients)
+        # The share is one of the clients known so far, which in the first round may not be all.
+        strategy = Noted(
+            fraction_train=size.per_round / size.clients, fraction_evaluate=0.0,
+            min_train_nodes=size.per_round, min_available_nodes=size.clients,
+        )  # fmt: skip
         result = strategy.start(grid, ArrayRecord(network.state_dict()), num_rounds=rounds)
         network.load_state_dict(result.arrays.to_torch_state_dict())
 
