@@ -13,7 +13,7 @@ from proxyfl.core.state import Tensors
 def change_length(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
     """Euclidean length of the change over all floating tensors, the same in whatever order they come."""
     squares = [
-        float((value.double() - old[name].double()).square().sum())
+        float((value - old[name].double()).square_().sum())  # the difference is one of doubles
         for name, value in new.items()
         if value.is_floating_point()
     ]

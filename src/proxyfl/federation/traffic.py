@@ -13,7 +13,7 @@ from functools import cache
 
 from torch import Tensor
 
-from proxyfl.core.state import Task, Update
+from proxyfl.core.state import Task, Tensors, Update
 
 PARTS = ("trunk", "classifier", "heads", "extras")
 WAYS = ("up", "down", "down_once")
@@ -55,6 +55,7 @@ class Traffic:
     bytes: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
     numbers: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
     _tasks: dict[int, tuple[Both, Both]] = field(default_factory=dict)
+    _last: tuple[Tensors, Tensors, Both] | None = None
 
     said: set[str] = field(default_factory=set)
     """The purposes for which something was broadcast."""
@@ -62,12 +63,18 @@ class Traffic:
     def sent(self, task: Task) -> None:
         first = task.purpose not in self.said
         self.said.add(task.purpose)
-        broadcast, personal = _both(task.weights, task.extras), _both({}, task.personal)
+        broadcast, personal = self._broadcast(task), _both({}, task.personal)
         self._count("down", broadcast)
         self._count("down", personal)
         self._count("down_once", broadcast if first else _both({}))
         self._count("down_once", personal)
         self._tasks[task.client] = broadcast, personal
+
+    def _broadcast(self, task: Task) -> Both:
+        """The size of what all tasks of a round have in common, counted once as long as it is the same."""
+        if self._last is None or self._last[0] is not task.weights or self._last[1] is not task.extras:
+            self._last = task.weights, task.extras, _both(task.weights, task.extras)
+        return self._last[2]
 
     def unsent(self, client: int) -> None:
         """Take back what was counted for a client that could not be asked; the broadcast went to others."""
@@ -81,7 +88,8 @@ class Traffic:
 
     def _count(self, way: str, sizes: Both, sign: int = 1) -> None:
         for counter, size in zip((self.bytes[way], self.numbers[way]), sizes, strict=True):
-            counter.update({part: sign * count for part, count in size.items()})
+            for part, count in size.items():
+                counter[part] += sign * count
 
     def record(self) -> dict[str, object]:
         """Totals of both, the bytes of each way by part, and below ``numbers`` the numbers by part."""
