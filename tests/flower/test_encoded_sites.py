@@ -140,16 +140,16 @@ def test_samples_of_the_operator_tell_mean_and_standard_deviation_of_features(tm
     digits = proxyfl.load_dataset("digits")
     write_npz(tmp_path / "t.npz", digits.test.images[:90], digits.test.labels[:90], digits.classes)
     asked = {name: value for name, value in ASKED.items() if name != "data"}
-    plan = scaffold.Plan(("a", "b"), test=str(tmp_path / "t.npz"), overrides=asked, insecure=True)
+    plan = scaffold.Plan(("a", "b"), like=str(tmp_path / "t.npz"), overrides=asked, insecure=True)
     features = proxyfl.Encoder(Pooled())(digits.test.images[:90]).double()
-    for name, more in (("test", {}), ("like", {"test": "", "like": str(tmp_path / "t.npz")})):
-        made = scaffold.create(tmp_path / name, dataclasses.replace(plan, **more))
-        torch.testing.assert_close(torch.tensor(made.mean).double(), features.mean(0), rtol=1e-4, atol=1e-4)
-        deviation = features.std(0, correction=0)
-        expected = torch.where(deviation > 0, deviation, 1.0)
-        torch.testing.assert_close(torch.tensor(made.site("a").std).double(), expected, rtol=1e-4, atol=1e-4)
-    bare = scaffold.create(tmp_path / "bare", dataclasses.replace(plan, test=""))
-    assert (set(bare.mean), set(bare.std)) == ({0.0}, {1.0})
+    made = scaffold.create(tmp_path / "like", plan)
+    torch.testing.assert_close(torch.tensor(made.mean).double(), features.mean(0), rtol=1e-4, atol=1e-4)
+    deviation = features.std(0, correction=0)
+    expected = torch.where(deviation > 0, deviation, 1.0)
+    torch.testing.assert_close(torch.tensor(made.site("a").std).double(), expected, rtol=1e-4, atol=1e-4)
+    for name, test in (("bare", ""), ("tests tell nothing", str(tmp_path / "t.npz"))):
+        bare = scaffold.create(tmp_path / name, dataclasses.replace(plan, like="", test=test))
+        assert (set(bare.mean), set(bare.std)) == ({0.0}, {1.0})
 
 
 def test_a_site_with_another_encoder_cannot_take_part_and_does_not_say_where_it_lies(deployed, capsys):

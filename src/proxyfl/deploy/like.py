@@ -56,10 +56,10 @@ def described(form: Mapping[str, Any], like: str, test: str, overrides: Tree) ->
 
 def with_statistics(deployment: Deployment, like: str) -> Deployment:
     """With mean and standard deviation of a frozen encoder's features, measured on what is here: a file of
-    samples that was named, else the server's labelled ones, else its test samples. Without any of these,
-    features are taken as they are.
+    samples that was named, else the server's labelled ones. Without either, features are taken as they are:
+    test samples tell nothing about training.
     """
-    place = like or deployment.server_data_path or deployment.test_path
+    place = like or deployment.server_data_path
     if not deployment.encoded or place is None:
         return deployment
     form = Form(deployment.classes, deployment.channels, deployment.image_size, deployment.features)
