@@ -12,6 +12,14 @@ import torch
 from proxyfl.core import plugins
 
 
+FIRST = ("test_loopback.py", "test_cluster.py", "test_demo.py")
+"""Tests that wait for other programs: begun first, they wait while the others compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Small tensors: threads cost more than they give, and other processes want the cores."""

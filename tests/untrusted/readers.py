@@ -152,6 +152,7 @@ def read_image(content: bytes, folder: Path) -> Any:
     looked = survey([folder / "a.png"])
     channels = 1 if looked.grey else 3
     found, _ = decode_all(looked, channels, 8, "reading")
+    looked.require_sound()
     assert found.shape == (1, channels, 8, 8)
     assert found.dtype == np.uint8
     return found
