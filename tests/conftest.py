@@ -11,7 +11,6 @@ import torch
 
 from proxyfl.core import plugins
 
-
 FIRST = ("test_loopback.py", "test_cluster.py", "test_demo.py")
 """Tests that wait for other programs: begun first, they wait while the others compute."""
 
