@@ -87,6 +87,7 @@ def test_every_command_works(place: Path) -> None:
     assert refused.stderr == "error: method.keep = 1.5 is above 1\n"
 
 
+@pytest.mark.slow
 def test_the_test_passes(place: Path) -> None:
     assert "2 passed" in run("pytest", "-p", "no:cacheprovider", "test_graded.py", cwd=place)
 

@@ -43,6 +43,11 @@ NAMES = [recipe.name for recipe in recipes("clients")]
 FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values())
 """A method for each class of methods: the others differ from it in parameters and add-ons."""
 
+PARENTS = ("fedavg", "fixmatch-lpl", "sage", "fedmatch")
+"""Methods that the quick tests attach every add-on to: without pseudo-labels, with hard and soft ones, with a
+step of its own.
+"""
+
 ORACLES = {"fedavg-sl", "gpl-all-corrected"}
 """Methods that are given the true labels of unlabelled images by definition."""
 
@@ -368,7 +373,7 @@ def refusal(name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "addon"),
     [
-        pytest.param(name, addon, marks=slow_unless_first(name))
+        pytest.param(name, addon, marks=[] if name in PARENTS else pytest.mark.slow)
         for name, addon in itertools.product(NAMES, registry.addons())
     ],
 )

@@ -200,6 +200,7 @@ def with_addons(name: str) -> list[str]:
     return [full for full in dict.fromkeys(found) if full not in NAMES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARENTS)
 def test_every_class_of_methods_trains_with_all_it_can_carry(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
