@@ -13,15 +13,15 @@ COPY src ./src
 RUN /opt/proxyfl/bin/pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]"
 
 FROM python:3.11-slim
-RUN useradd --uid 10001 --create-home --home-dir /work proxyfl
+RUN useradd --uid 10001 --create-home --home-dir /home/proxyfl proxyfl
 COPY --from=build /opt/proxyfl /opt/proxyfl
 ENV PATH=/opt/proxyfl/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PROXYFL_DATA=/data \
-    PROXYFL_RUNS=/work/runs
-# Everything that is written goes to /work and /tmp: the root file system may be read-only.
+    PROXYFL_RUNS=/home/proxyfl/runs
+# Everything that is written goes to /home/proxyfl and /tmp: the root file system may be read-only.
 USER proxyfl
-WORKDIR /work
-VOLUME ["/work", "/data"]
+WORKDIR /home/proxyfl
+VOLUME ["/home/proxyfl", "/data"]
 ENTRYPOINT ["proxyfl"]
 CMD ["--help"]

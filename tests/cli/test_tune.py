@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calling import invoke
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.runs import tune
 from proxyfl.runs.config_file import load_toml
 from proxyfl.runs.settings import resolve
@@ -69,6 +69,24 @@ def test_a_search_that_was_stopped_goes_on_with_the_same_trials(
     assert len({resolve("", load_toml(file)).train for file in best}) == 1
     assert tomllib.loads(best[0].read_text())["data"]["validation"] == 0.1
     assert (tmp_path / "whole" / "tune" / "importance.png").is_file()
+
+
+def test_a_trial_that_fails_is_told_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def fails(*_: object, **__: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RunError("the weights are no longer finite")
+
+    monkeypatch.setattr(tune._Judge, "round_finished", fails)
+    result = search(tmp_path, 2)
+    assert result.exit_code == 0, result.stderr
+    assert "failed: the weights are no longer finite" in told(result)[0]
+    assert "validation accuracy" in told(result)[1]
 
 
 def test_another_search_needs_another_name(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ EXAMPLES = examples(
     "proxyfl tune folder:clinic --search train.lr=0.01..0.3 --search model.width=1,2,4 --trials 20",
 )
 VALIDATION = 0.1
+JUDGED = "validation accuracy "
 
 
 def tune(
@@ -89,7 +90,13 @@ def tune(
     spaces = [read_space(text, base) for text in search or ()]
     found = Search(runs / name, spaces, make, seed)
     try:
-        found.run(trials, data_root=data_root, workers=workers, tell=lambda trial: _tell(trial, trials))
+        found.run(
+            trials,
+            data_root=data_root,
+            workers=workers,
+            progress=True,
+            tell=lambda trial: _tell(trial, trials),
+        )
     except KeyboardInterrupt as interrupt:
         err().print("stopped; the same command continues the search", markup=False)
         raise typer.Exit(INTERRUPTED) from interrupt
@@ -97,9 +104,8 @@ def tune(
 
 
 def _tell(trial: Trial, trials: int) -> None:
-    ended = "stopped early" if trial.score is None else f"validation accuracy {percent(trial.score)}"
     values = ", ".join(f"{key} = {_short(value)}" for key, value in trial.settings.items())
-    err().print(f"trial {trial.number} of {trials}: {values}: {ended}", markup=False, soft_wrap=True)
+    err().print(f"trial {trial.number} of {trials}: {values}: {_ended(trial)}", markup=False, soft_wrap=True)
 
 
 def _conclude(found: Search, make: Any) -> None:
@@ -112,8 +118,8 @@ def _conclude(found: Search, make: Any) -> None:
     table = plain_table("trial", *names, "validation accuracy", "run", right=("trial", *names))
     ranked = sorted(found.trials(), key=lambda trial: (trial.score is None, -(trial.score or 0.0)))
     for trial in ranked[:10]:
-        score = "stopped early" if trial.score is None else percent(trial.score)
-        table.add_row(str(trial.number), *(_short(trial.settings[each]) for each in names), score, trial.run)
+        values = [_short(trial.settings[each]) for each in names]
+        table.add_row(str(trial.number), *values, _ended(trial).removeprefix(JUDGED), trial.run)
     console = out()
     console.print(table)
     shares = found.importances()
@@ -129,6 +135,12 @@ def _conclude(found: Search, make: Any) -> None:
         except ProxyFLError as error:  # matplotlib is an extra
             err().print(f"note: no picture: {error}", markup=False)
     console.print(f"best       {command('run', file)}", markup=False, soft_wrap=True)
+
+
+def _ended(trial: Trial) -> str:
+    if trial.score is not None:
+        return f"{JUDGED}{percent(trial.score)}"
+    return f"failed: {trial.fault}" if trial.fault else "stopped early"
 
 
 def _short(value: Any) -> str:

@@ -99,13 +99,13 @@ def _declared(name: str, config: Config, whole: bool) -> Space:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial, told: ``score`` is None where it was given up or failed."""
+    """One trial: ``score`` is None where it was stopped early or failed, with the ``fault`` in words."""
 
     number: int
     settings: dict[str, Any]
-    state: str
     score: float | None
     run: str
+    fault: str = ""
 
 
 class Search:
@@ -152,9 +152,10 @@ class Search:
         *,
         data_root: Path | None = None,
         workers: int | None = None,
+        progress: bool = False,
         tell: Callable[[Trial], None] = lambda trial: None,
     ) -> Trial:
-        """Go on until there are so many trials; gives the best."""
+        """Go on until there are so many trials; gives the best. One that fails counts, without a score."""
         optuna = _optuna()
         for lost in self.study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             self.study.tell(lost.number, state=optuna.trial.TrialState.FAIL)
@@ -162,7 +163,7 @@ class Search:
         while len(self._counted()) < trials:
             # A sampler of its own for each trial: one that goes on later draws what it would have drawn.
             self.study.sampler = optuna.samplers.TPESampler(seed=self.seed + len(self._counted()))
-            self.study.optimize(lambda trial: self._train(trial, data_root, workers), n_trials=1)
+            self.study.optimize(lambda trial: self._train(trial, data_root, workers, progress), n_trials=1)
             tell(self.trials()[-1])
         return self.best()
 
@@ -170,17 +171,20 @@ class Search:
         states = _optuna().trial.TrialState
         return list(self.study.get_trials(states=(states.COMPLETE, states.PRUNED)))
 
-    def _train(self, trial: Any, data_root: Path | None, workers: int | None) -> float:
+    def _train(self, trial: Any, data_root: Path | None, workers: int | None, progress: bool) -> float:
         config = self.make({space.name: space.suggest(trial) for space in self.spaces})
         path = self.folder / default_name(config)
         trial.set_user_attr("run", path.name)
         judge = _Judge(trial, config.federation.rounds)
-        if RunDirectory(path).is_rest or RunDirectory(path).aside.exists():
-            judge.catch_up(path)
-            run = resume(path, [judge], data_root, workers)
-        else:
-            run = Experiment(config=config, data_root=data_root).run(path, [judge], workers)
-        return score(run)
+        try:
+            if RunDirectory(path).is_rest or RunDirectory(path).aside.exists():
+                judge.catch_up(path)
+                return score(resume(path, [judge], data_root, workers, progress=progress))
+            experiment = Experiment(config=config, data_root=data_root)
+            return score(experiment.run(path, [judge], workers, progress=progress))
+        except RunError as error:  # as where weights are no longer finite: the search goes on elsewhere
+            trial.set_user_attr("fault", str(error))
+            raise _optuna().TrialPruned from error
 
     def trials(self) -> list[Trial]:
         """All that counted, in their order."""
@@ -188,9 +192,9 @@ class Search:
             Trial(
                 at,
                 dict(each.params),
-                each.state.name.lower(),
                 each.value if each.state.name == "COMPLETE" else None,
                 str(each.user_attrs.get("run", "")),
+                str(each.user_attrs.get("fault", "")),
             )
             for at, each in enumerate(self._counted(), 1)
         ]
