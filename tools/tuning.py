@@ -53,7 +53,7 @@ def made(size: Scale, data: str, folder: Path, root: Path | None, side_by_side: 
     def jobs() -> list[Job]:
         return plan.jobs(cases, TUNING_SEEDS, folder, root)
 
-    _train(plan.starts(cases, jobs(), folder, root), side_by_side)
+    _train(plan.starts(cases, jobs(), folder, root, plan.Known()), side_by_side)
     _train(jobs(), side_by_side)
     return [results.result(case, case.job(seed, folder, root)) for case in cases for seed in TUNING_SEEDS]
 

@@ -206,7 +206,7 @@ def test_every_method_of_a_seed_starts_from_one_run_that_repeats_nothing() -> No
     cases = [one("table1", "mini", row, "svhn@0.1") for row in ("FedAvg", "ProxyFL", "FedAvg-SL")]
     jobs = plan.jobs(cases, [1, 2], FOLDER)
     assert {job.config.model.weights_hash for job in jobs} == {plan.UNKNOWN}
-    starts = plan.starts(cases, jobs, FOLDER, None)
+    starts = plan.starts(cases, jobs, FOLDER, None, plan.Known())
     assert [job.config.seed for job in starts] == [1001, 1002]
     for start in starts:
         assert start.config.method.name == "fedavg"
@@ -240,9 +240,8 @@ def test_runs_on_record_count_as_done_and_bring_their_start(
     case = one("table1", "mini", "ProxyFL", "svhn@0.1")
     assert case.start is not None
     start = case.start.job(1, FOLDER)
-    known = {
-        identity(start.config): made("Common start", "svhn@0.1", 1, [0.5], final_hash="a" * 64, identity="1")
-    }
+    common = made("Common start", "svhn@0.1", 1, [0.5], final_hash="a" * 64, identity="1")
+    known = plan.Known({identity(start.config): common})
     job = case.job(1, FOLDER, known=known)
     assert job.config.model.weights_hash == "a" * 64
     assert not job.finished
@@ -254,3 +253,23 @@ def test_runs_on_record_count_as_done_and_bring_their_start(
     assert {each.final_hash for each in recorded(tmp_path).values()} == {"a" * 64, ""}
     found = gather([case], [1], FOLDER, known)
     assert [each.row for each in found[case.key]] == ["ProxyFL"]
+
+
+def test_a_start_that_came_with_the_results_is_not_made_again(
+    made: Callable[..., Result], tmp_path: Path
+) -> None:
+    case = one("table1", "mini", "ProxyFL", "svhn@0.1")
+    assert case.start is not None
+    start = case.start.job(1, tmp_path)
+    hashed = "a" * 64
+    common = made("Common start", "svhn@0.1", 1, [0.5], final_hash=hashed, identity=identity(start.config))
+    (tmp_path / "mini-warm.csv").write_text(to_csv({("r", "c"): [common]}), encoding="utf-8")
+    missing = [case.job(1, tmp_path)]
+    assert len(plan.starts([case], missing, tmp_path, None, recorded(tmp_path))) == 1, "its weights are lost"
+    file = tmp_path / "starts" / f"{hashed}.safetensors"
+    file.parent.mkdir()
+    file.touch()
+    known = recorded(tmp_path)
+    assert plan.starts([case], missing, tmp_path, None, known) == []
+    model = case.job(1, tmp_path, known=known).config.model
+    assert (model.weights, model.weights_hash) == (str(file.resolve()), hashed)

@@ -24,13 +24,24 @@ from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import default_name, identity
 
 if TYPE_CHECKING:
-    from proxyfl.paper.results import Known
+    from proxyfl.paper.results import Result
+
 
 KEYS = ("data", "alpha", "method", "row")
 """By what a part of an item can be chosen."""
 
 WARM_SEEDS = 1000
 """Added to the seed of a common start, so that what follows does not repeat its clients and batches."""
+
+
+class Known(dict[str, "Result"]):
+    """Runs that are finished, here or on another machine, by identity.
+
+    ``starts`` is the folder of weights that runs started from, each named by its hash.
+    """
+
+    starts: Path | None = None
+
 
 UNKNOWN = "0" * 64
 """In place of the hash of weights that are not made yet."""
@@ -101,7 +112,7 @@ class Case:
                 partition=dataclasses.replace(config.partition, seed=seed),
             )
         if self.start:
-            config = _from(config, self.start.job(seed, folder, root, known), known or {})
+            config = _from(config, self.start.job(seed, folder, root, known), known or Known())
         own = [f"{key.rpartition('.')[2]} {value}" for key, value in self.row.settings.items()]
         labels = [f"labels {self.ratio:g}"] if self.ratio != 0.1 else []
         method = "common start" if self.warming else self.config.method.name
@@ -118,8 +129,19 @@ def _from(config: Config, start: Job, known: Known) -> Config:
         digest = found.final_hash
     elif start.finished:
         digest = weights_hash(start.path) or UNKNOWN
-    model = dataclasses.replace(config.model, weights=str(start.path.resolve()), weights_hash=digest)
+    place = (kept_start(start, known) or start.path).resolve()
+    model = dataclasses.replace(config.model, weights=str(place), weights_hash=digest)
     return dataclasses.replace(config, model=model)
+
+
+def kept_start(start: Job, known: Known) -> Path | None:
+    """The file that came with exported results for runs to start from, if there is one.
+
+    Another kind of processor rounds otherwise, so a start that is made again may be another one.
+    """
+    found = known.get(identity(start.config))
+    file = known.starts / f"{found.final_hash}.safetensors" if found and known.starts else None
+    return file if file and file.is_file() else None
 
 
 @cache
@@ -215,11 +237,13 @@ def jobs(
     return list({job.path: job for job in found}.values())
 
 
-def starts(wanted: Iterable[Case], missing: Iterable[Job], folder: Path, root: Path | None) -> list[Job]:
-    """The runs that missing ones start from. Their weights have to be here: a record is not enough."""
+def starts(
+    wanted: Iterable[Case], missing: Iterable[Job], folder: Path, root: Path | None, known: Known
+) -> list[Job]:
+    """The runs that missing ones start from and whose weights are not here: a record is not enough."""
     cases = {case.start.column.key: case.start for case in wanted if case.start}
     seeds = dict.fromkeys(job.config.seed for job in missing)
-    return jobs(cases.values(), seeds, folder, root)
+    return [job for job in jobs(cases.values(), seeds, folder, root) if not kept_start(job, known)]
 
 
 def absent(names: Iterable[str], root: Path | None = None) -> dict[str, str]:
