@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,13 @@ def test_a_start_that_came_with_the_results_is_not_made_again(
     assert plan.starts([case], missing, tmp_path, None, known) == []
     model = case.job(1, tmp_path, known=known).config.model
     assert (model.weights, model.weights_hash) == (str(file.resolve()), hashed)
+
+
+def test_a_run_in_another_precision_counts_as_done(made: Callable[..., Result], tmp_path: Path) -> None:
+    case = one("table1", "mini", "ProxyFL", "svhn@0.1")
+    config = case.job(1, tmp_path).config
+    other = {"fp32": "bf16", "bf16": "fp32"}[config.compute.dtype]
+    elsewhere = replace(config, compute=replace(config.compute, dtype=other))
+    known = plan.Known({identity(elsewhere): made("ProxyFL", "svhn@0.1", 1, [0.5])})
+    assert case.job(1, tmp_path, known=known).finished
+    assert not case.job(2, tmp_path, known=known).finished

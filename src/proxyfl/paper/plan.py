@@ -42,6 +42,14 @@ class Known(dict[str, "Result"]):
 
     starts: Path | None = None
 
+    def find(self, config: Config) -> Result | None:
+        """The run of these settings, in whatever precision: machines differ in which one they compute in."""
+        settings = (
+            dataclasses.replace(config, compute=dataclasses.replace(config.compute, dtype=dtype))
+            for dtype in dict.fromkeys((config.compute.dtype, "fp32", "bf16"))
+        )
+        return next((self[name] for name in map(identity, settings) if name in self), None)
+
 
 UNKNOWN = "0" * 64
 """In place of the hash of weights that are not made yet."""
@@ -118,14 +126,14 @@ class Case:
         method = "common start" if self.warming else self.config.method.name
         words = [method, self.config.data.name, f"alpha {self.column.alpha:g}"]
         name = " · ".join([*words, *labels, *own, f"seed {seed}"])
-        recorded = known is not None and identity(config) in known
+        recorded = known is not None and known.find(config) is not None
         return Job(name, config, folder / default_name(config), root, recorded)
 
 
 def _from(config: Config, start: Job, known: Known) -> Config:
     """The config with the last weights of a run to start from."""
     digest = UNKNOWN
-    if found := known.get(identity(start.config)):
+    if found := known.find(start.config):
         digest = found.final_hash
     elif start.finished:
         digest = weights_hash(start.path) or UNKNOWN
@@ -139,7 +147,7 @@ def kept_start(start: Job, known: Known) -> Path | None:
 
     Another kind of processor rounds otherwise, so a start that is made again may be another one.
     """
-    found = known.get(identity(start.config))
+    found = known.find(start.config)
     file = known.starts / f"{found.final_hash}.safetensors" if found and known.starts else None
     return file if file and file.is_file() else None
 

@@ -108,7 +108,7 @@ def gather(
     for case in wanted:
         for seed in seeds:
             job = case.job(seed, folder, known=known)
-            if there := known.get(identity(job.config)):
+            if there := known.find(job.config):
                 row, column = case.key
                 placed = dataclasses.replace(there, item=case.item.name, row=row, column=column)
                 found.setdefault(case.key, []).append(placed)
