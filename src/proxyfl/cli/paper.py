@@ -17,8 +17,8 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
-    from proxyfl.paper.catalogue import Item
     from proxyfl.paper.cost import Experience
+    from proxyfl.paper.items import Item
     from proxyfl.paper.plan import Case
     from proxyfl.paper.scales import Scale
     from proxyfl.runs.batch import Job
@@ -290,7 +290,7 @@ def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[
     plan.check_choice(found, choice)
     wanted = plan.cases(found, size, choice, device)
     if choice and not (wanted if found.rows else plan.columns(found, size, choice)):
-        there = dict.fromkeys(f"data={each.data},alpha={each.alpha:g}" for each in found.columns)
+        there = [f"data={each.data},alpha={each.alpha:g}" for each in plan.columns(found, size)]
         hint = f"it has {'; '.join(there)}" if there else "it has no parts"
         raise ConfigError(f"--only {only} leaves nothing of {name}; {hint}")
     return found, wanted

@@ -17,8 +17,10 @@ from proxyfl.core.state import content_hash
 from proxyfl.core.trees import dotted, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.files import data_root
-from proxyfl.paper.catalogue import COMMON_START, Column, Item, Row, item
-from proxyfl.paper.scales import TITLES, Protocol, Scale
+from proxyfl.paper.catalogue import item
+from proxyfl.paper.items import Column, Item, Row
+from proxyfl.paper.questions import COMMON_START
+from proxyfl.paper.scales import DATA, TITLES, Protocol, Scale
 from proxyfl.runs.batch import Job
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import default_name, identity
@@ -76,7 +78,7 @@ class Case:
     @cached_property
     def start(self) -> Case | None:
         """The case whose last weights this one starts from: FedAvg on the same data, labels and partition."""
-        if self.warming or not self.protocol.warm:
+        if self.warming or self.item.scratch or not self.protocol.warm:
             return None
         row = dataclasses.replace(COMMON_START, ratio=self.ratio)
         return Case(item("warm"), self.scale, row, self.column, self.device, warming=True)
@@ -167,16 +169,28 @@ def _config(preset: str, method: str, settings: str) -> Config:
 
 
 def columns(item: Item, size: Scale, only: Choice | None = None) -> list[Column]:
-    """The columns of an item that are asked for; data sets that the paper lacks have to be named."""
+    """The columns of an item that are asked for; data sets that the paper lacks have to be named.
+
+    An item of a single data set is made on the one that the scale has for such, if it has one, unless its own
+    is named.
+    """
     only = only or {}
-    alphas = dict.fromkeys(column.alpha for column in item.columns)
-    more = [Column(data, alpha) for data in size.extra for alpha in alphas if data in only.get("data", ())]
+    own = [Column(_stand_in(item, size) or column.data, column.alpha) for column in item.columns]
+    alphas = dict.fromkeys(column.alpha for column in own)
+    named = [*(column.data for column in item.columns), *size.extra]
+    more = [Column(data, alpha) for data in named for alpha in alphas if data in only.get("data", ())]
     return [
         column
-        for column in (*item.columns, *more)
-        if column.data in only.get("data", [column.data])
+        for column in dict.fromkeys((*own, *more))
+        if column.data in size.protocols
+        and column.data in only.get("data", [column.data])
         and f"{column.alpha:g}" in only.get("alpha", [f"{column.alpha:g}"])
     ]
+
+
+def _stand_in(item: Item, size: Scale) -> str:
+    names = {column.data for column in item.columns}
+    return size.stand_in if len(names) == 1 and names <= DATA.keys() else ""
 
 
 def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cpu") -> list[Case]:
@@ -186,7 +200,7 @@ def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cp
         Case(item, size, row, column, device, warming=item.name == "warm")
         for column in columns(item, size, only)
         for row in item.rows
-        if item.name != "warm" or size.protocols[column.data].warm
+        if not (item.name == "warm" or item.scratch) or size.protocols[column.data].warm
         if row.label in only.get("row", [row.label]) and row.method in only.get("method", [row.method])
     ]
 
