@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from calling import invoke
 from proxyfl.core.errors import RunError
 from proxyfl.deploy import audit
 from proxyfl.deploy.audit import AuditLog, Mark

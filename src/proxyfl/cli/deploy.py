@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli import deploy_life, deploy_look, deploy_scaffold
+from proxyfl.cli import deploy_life, deploy_look, deploy_scaffold, deploy_trust
 from proxyfl.cli.common import INTERRUPTED, Quiet, command, err, examples, out, plain_table
 from proxyfl.cli.deploy_life import end_on_signals, require_flower, show
 from proxyfl.cli.deploy_scaffold import Folder
@@ -31,6 +31,8 @@ app = typer.Typer(
 app.command(epilog=deploy_scaffold.INIT_EXAMPLES)(deploy_scaffold.init)
 app.command(epilog=deploy_look.EXPLAIN_EXAMPLES)(deploy_look.explain)
 app.command(epilog=deploy_look.CHECK_EXAMPLES)(deploy_look.check)
+app.command(epilog=deploy_trust.APPROVE_EXAMPLES)(deploy_trust.approve)
+app.command(epilog=deploy_trust.AUDIT_EXAMPLES)(deploy_trust.audit)
 app.command(epilog=examples("proxyfl deploy attach DIR"))(deploy_life.attach)
 app.command(epilog=examples("proxyfl deploy stop DIR", "proxyfl deploy stop DIR --now"))(deploy_life.stop)
 app.command(epilog=examples("proxyfl deploy remove-site DIR lyon"))(deploy_life.remove_site)
@@ -61,7 +63,7 @@ def server(folder: Folder) -> None:
 
 @app.command(
     epilog=examples(
-        "proxyfl deploy site site-03 --data ~/images",
+        "proxyfl deploy site site-03 --data ~/images --approve",
         "proxyfl deploy site site-03 --data images.npz --server 10.0.0.5:8000",
     )
 )
@@ -73,6 +75,12 @@ def site(
     server: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the server is.", show_default="as in site.toml")
     ] = "",
+    approve: Annotated[
+        bool,
+        typer.Option(
+            "--approve", help="Show and approve what the folder offers, if nothing is approved yet."
+        ),
+    ] = False,
 ) -> None:
     """Take part with this machine's images: Flower's SuperNode, which computes what the server asks for.
 
@@ -80,10 +88,13 @@ def site(
     """
     require_flower()
     from proxyfl.deploy import supervise
+    from proxyfl.deploy.approval import APPROVAL_FILE
     from proxyfl.deploy.settings import Site
 
     settings = Site.read(folder)
     _warn_insecure(settings)
+    if approve and not settings.insecure and not (settings.path / APPROVAL_FILE).exists():
+        deploy_trust.agree(settings, yes=True)
     end_on_signals("SIGTERM", "SIGHUP")
     supervise.take_part(settings, data, _tell, server)
 

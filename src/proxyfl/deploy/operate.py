@@ -20,8 +20,9 @@ import tomli_w
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import write_bytes
-from proxyfl.deploy import entrance, expiry, signing
+from proxyfl.deploy import approval, entrance, expiry, signing
 from proxyfl.deploy.addresses import split_address
+from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.client_app import SITE, SITE_DATA
 from proxyfl.deploy.connector import Trouble
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
@@ -174,7 +175,18 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
     env = environment(settings.state / "flower", extra)
     port = entrance.free_port()
-    with entrance.line(settings, address, changed) as (_, words):
+
+    def approved(app: str) -> bool:
+        try:
+            approval.require_app(approval.require(settings), app)
+        except ProxyFLError as error:
+            say(f"{settings.name}: refused: {error}; {approval.cure(settings)}")
+            AuditLog(settings.path).add("refused", kind="app", app=app, reason=str(error))
+            approval.note_asked(settings, app, {})
+            return False
+        return True
+
+    with entrance.line(settings, address, changed, approved) as (_, words):
         words = ["flower-supernode", *words, "--isolation", "subprocess"]
         words += ["--host", "127.0.0.1", "--port", str(port)]
         with Program(words, env, settings.state / "supernode.log", say) as program:
@@ -210,6 +222,15 @@ def look(settings: Site, data: Path, say: Say) -> None:
         say(f"note: {note}")
     if not settings.insecure and settings.trusted.is_file():
         say(f"{settings.name} {signing.told_of(settings)}")
+
+
+def require_approval(settings: Site) -> None:
+    """Raise where a site's owner has not approved what it would take part in."""
+    if not settings.insecure:
+        try:
+            approval.require(settings)
+        except approval.Refused as error:
+            raise ConfigError(f"{error}; {approval.cure(settings)}") from None
 
 
 def require_server(deployment: Deployment, say: Say | None = None) -> None:

@@ -204,6 +204,22 @@ def site_key_pem(private_file: Path) -> bytes:
     return _read_private(private_file).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
+def sign_with_site(private_file: Path, message: bytes) -> str:
+    """A site's signature, as hexadecimal digits."""
+    return _read_private(private_file).sign(message, ec.ECDSA(hashes.SHA384())).hex()
+
+
+def check_signature(public_file: Path, message: bytes, signature: str) -> None:
+    """Raise :class:`ValueError` where a signature is not of a site's key."""
+    public = _read_public(public_file)
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise ValueError("not an elliptic-curve key")
+    try:
+        public.verify(bytes.fromhex(signature), message, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        raise ValueError("not a signature of this key") from None
+
+
 def key_of(certificate: bytes) -> bytes:
     """The public key of a certificate in DER form, in the form in which equal keys are equal bytes."""
     public = x509.load_der_x509_certificate(certificate).public_key()

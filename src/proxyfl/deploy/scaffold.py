@@ -16,7 +16,7 @@ from proxyfl.core.files import write_bytes
 from proxyfl.core.network import ModelSettings
 from proxyfl.core.trees import Tree, merge
 from proxyfl.data import sources
-from proxyfl.deploy import expiry, pki, signing
+from proxyfl.deploy import approval, expiry, pki, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.like import described, with_statistics
@@ -191,6 +191,8 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
         write_bytes(site.trusted, deployment.trusted.read_bytes())
     write_app(deployment.app)
     signing.sign_app(deployment)
+    for site in map(deployment.site, deployment.present):
+        approval.write_offer(deployment, site)
     return pki.days_left(deployment.server_certificate)
 
 
@@ -349,11 +351,11 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
         pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts)
         signing.create_operator(deployment)
     deployment.write()
-    for name in deployment.sites:
-        _write_site(deployment, name)
     write_app(deployment.app)
     if not deployment.insecure:
         signing.sign_app(deployment)
+    for name in deployment.sites:
+        _write_site(deployment, name)
     words = server_words(deployment, final)
     write_text(server / "start.sh", "start-server.sh", words, mode=0o755)
     write_text(server / "proxyfl-server.service", "server.service", words)
@@ -378,6 +380,7 @@ def _write_site(deployment: Deployment, name: str) -> None:
         write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
         write_bytes(site.trusted, deployment.trusted.read_bytes())
         _certify(deployment, site)
+        approval.write_offer(deployment, site)
     words = site_words(deployment, site)
     write_text(site.path / "start.sh", "start-site.sh", words, mode=0o755)
     write_text(site.path / "proxyfl-site.service", "site.service", words)

@@ -42,6 +42,7 @@ from proxyfl.encoders import load_encoder, settle_encoder
 from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
+from proxyfl.engines.flower.protocol import spoken
 from proxyfl.engines.flower.site import FORM
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, numerics
@@ -89,10 +90,9 @@ class DeployedServer:
         return open_server_data(self.deployment) if self.deployment.server_data else None
 
     def _enrolling(self) -> dict[str, Any]:
-        """What a site is told when it enrols; where an encoder reads its data, that is then done."""
-        if not self.deployment.encoded:
-            return self.form
-        return {**self.form, "config": json.loads(json.dumps(self.deployment.config.to_tree()))}
+        """What a site is told when it enrols: what it has to agree with, and what its owner approved."""
+        config = json.loads(json.dumps(self.deployment.config.to_tree()))
+        return {**self.form, **spoken(), "config": config}
 
     def say(self, text: str) -> None:
         self.live.tell("note", text=text)
@@ -280,6 +280,7 @@ class DeployedServer:
         versions, frozen = trainer.store.versions, frozen_part(trainer)
         setup = {
             **self.form,
+            **spoken(),
             "config": json.loads(json.dumps(config.to_tree())),
             "run": enrolment.run,
             "versions": versions,

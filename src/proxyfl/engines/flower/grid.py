@@ -37,7 +37,8 @@ FAULTS = {
     ErrorCode.MESSAGE_UNAVAILABLE: GONE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: GONE,
     ErrorCode.NODE_UNAVAILABLE: GONE,
-    ErrorCode.INVALID_FAB: "did not run the server's app: the operator's key did not sign it",
+    ErrorCode.INVALID_FAB: "did not run the server's app: the operator's key did not sign it, or the site's "
+    "owner did not approve it",
 }
 """Flower's errors in words; any other is a program of the site's that failed."""
 
