@@ -100,7 +100,7 @@ def audit(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The lines as they stand, for programs.")] = False,
 ) -> None:
-    """Verify the log of who did what, received and sent. An edit, a cut or a gap is named, with exit code 1."""
+    """Verify the log of who did what, received and sent. An edit, cut or gap is named, with exit code 1."""
     from proxyfl.core.errors import RunError
     from proxyfl.deploy.audit import AuditLog, Mark
 

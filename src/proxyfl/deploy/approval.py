@@ -23,7 +23,7 @@ from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
 from proxyfl.core.state import STATISTICS, TRAIN, Update, detached, within
-from proxyfl.deploy import pki, signing
+from proxyfl.deploy import pki, signers, signing
 from proxyfl.deploy.audit import AuditLog, user
 from proxyfl.deploy.explain import Explanation, explain, rehearse
 from proxyfl.deploy.form import ImageForm
@@ -134,7 +134,7 @@ def approve(site: Site, offer: Offer) -> Approval:
         "leaves": leaves,
         "metrics": sorted(update.metrics),
     }
-    record["signature"] = pki.sign_with_site(site.private_key, _message(record))
+    record["signature"] = signers.sign_with_site(site.private_key, _message(record))
     write_bytes(site.path / APPROVAL_FILE, f"{json.dumps(record, indent=1)}\n".encode())
     (site.state / ASKED_FILE).unlink(missing_ok=True)
     AuditLog(site.path).add(
@@ -152,7 +152,8 @@ def read(site: Site) -> Approval:
         record = _json(file)
         if record["format"] != FORMAT or record["site"] != site.name:
             raise ValueError
-        pki.check_signature(site.public_key, _message(record), record["signature"])
+        if not signers.is_of_site(site.public_key, _message(record), record["signature"]):
+            raise ValueError
         offer = Offer.from_tree(record)
         told = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
         return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *told)

@@ -1,4 +1,4 @@
-"""Which versions of the messages between server and sites a program speaks: both say it, the highest counts."""
+"""Which versions of the messages between server and sites a program speaks; the highest common one counts."""
 
 from __future__ import annotations
 
