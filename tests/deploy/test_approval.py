@@ -153,7 +153,7 @@ def test_under_differential_privacy_what_weakens_it_is_refused(site: Site) -> No
 
 def test_settings_that_are_left_out_are_no_way_around(site: Site) -> None:
     config = approval.read(site).offer.tree["config"]
-    for section in ("method", "train", "labels", "federation"):
+    for section in ("method", "train", "federation"):
         less = {name: value for name, value in config.items() if name != section}
         assert "did not approve" in refused(site, _with(site, less))
     assert "it carries no settings" in refused(site, content({**spoken(), "round": 1, "client": 0}))

@@ -11,7 +11,7 @@ import pytest
 
 from calling import invoke
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import pki, scaffold, sealing
+from proxyfl.deploy import pki, rotation, sealing
 from proxyfl.deploy.settings import Deployment
 
 
@@ -107,7 +107,7 @@ def test_a_site_cannot_sign_though_its_certificate_is_of_the_same_authority(
 def test_a_signature_outlives_its_certificate_but_cannot_be_made_later(
     made: Deployment, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scaffold.renew(made.path)
+    rotation.renew(made.path)
     assert sealing.check(model, made.ca_certificate).about["round"] == 3  # of the certificate before
 
     class Later(datetime.datetime):

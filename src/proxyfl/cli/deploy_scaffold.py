@@ -252,7 +252,7 @@ def _refuse_others(context: typer.Context, renew: bool) -> None:
 
 
 def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str] | None) -> None:
-    from proxyfl.deploy import scaffold
+    from proxyfl.deploy import rotation, scaffold
     from proxyfl.deploy.settings import Deployment
 
     if add_site:
@@ -260,12 +260,12 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
         done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
         typer.echo(_told_rounds(before, grown))
     elif new_key:
-        site = scaffold.new_key(folder, new_key)
+        site = rotation.new_key(folder, new_key)
         done = (
             f"{new_key} has a new key; hand it {site.private_key}, {site.public_key} and {site.certificate}"
         )
     else:
-        done = f"the server's certificate is new and lasts {scaffold.renew(folder, more_hosts or ())} days"
+        done = f"the server's certificate is new and lasts {rotation.renew(folder, more_hosts or ())} days"
     typer.echo(f"{done}; restart the server if it runs")
 
 

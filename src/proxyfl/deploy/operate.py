@@ -28,7 +28,7 @@ from proxyfl.deploy.connector import Trouble
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
 from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
-from proxyfl.deploy.roster import NOTES, noted, site_keys
+from proxyfl.deploy.roster import NOTES, noted, previous_key, previous_note, site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_data
@@ -39,6 +39,9 @@ LINK = "federation"
 
 START = 180.0
 """Seconds that a program has for starting."""
+
+ONLINE = "online"
+"""What Flower calls a node that is connected."""
 
 QUIET = 60.0
 """Seconds of silence after which Flower is asked whether the run is still there."""
@@ -126,30 +129,37 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
     notes = deployment.state / NOTES
     notes.mkdir(parents=True, exist_ok=True)
 
+    current = site_keys(deployment, former=False)
+
     def tell(key: bytes, client: int) -> None:
         site, node = deployment.site(deployment.sites[client]), ""
-        before = noted(deployment, site.name)
+        note, file = (site.name, site.public_key)
+        if key not in current:
+            note, file = previous_note(deployment, site.name).name, previous_key(site)
+        before = noted(deployment, note)
         if before.get("key") == key.hex():
             return
         if before.get("node"):
             with contextlib.suppress(FlowerError):  # it is no site's key in any case, see the roster
                 ask_flwr(["supernode", "unregister", before["node"], LINK], env)
         try:
-            words = ["supernode", "register", str(site.public_key), LINK, "--name", site.name]
+            words = ["supernode", "register", str(file), LINK, "--name", note]
             node = str(ask_flwr(words, env)["node-id"])
         except FlowerError as error:
             if "already in use" not in str(error).lower():
                 raise RunError(f"the key of {site.name} could not be registered: {error}") from error
-        write_bytes(notes / site.name, json.dumps({"key": key.hex(), "node": node}).encode())
+        write_bytes(notes / note, json.dumps({"key": key.hex(), "node": node}).encode())
 
+    keys = site_keys(deployment)
+    former = {deployment.sites[client] for key, client in keys.items() if key not in current}
+    wanted = {*deployment.present, *(previous_note(deployment, name).name for name in former)}
     for note in notes.iterdir():
-        if note.name not in deployment.sites or deployment.is_removed(note.name):
+        if note.name not in wanted:
             with contextlib.suppress(FlowerError):
                 ask_flwr(
                     ["supernode", "unregister", str(noted(deployment, note.name).get("node")), LINK], env
                 )
             note.unlink()
-    keys = site_keys(deployment)
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(tell, keys, keys.values()))
 
@@ -158,8 +168,14 @@ def node_states(deployment: Deployment, home: Path) -> dict[str, str]:
     """What the SuperLink says of each site's node: online, offline, registered."""
     listed = ask_flwr(["supernode", "list", LINK], flower_home(deployment, home))
     states = {str(node["node-id"]): str(node["status"]) for node in listed.get("nodes", [])}
-    nodes = {name: noted(deployment, name).get("node") for name in deployment.sites}
-    return {name: states[node] for name, node in nodes.items() if node in states}
+    found = {}
+    for name in deployment.sites:
+        own, former = (noted(deployment, n).get("node") for n in (name, previous_note(deployment, name).name))
+        if own in states:
+            found[name] = states[own]
+        if states.get(former) == ONLINE and found.get(name) != ONLINE:
+            found[name] = f"{ONLINE}, former key"
+    return found
 
 
 @contextmanager
