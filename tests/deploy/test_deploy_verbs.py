@@ -155,7 +155,7 @@ def test_a_certificate_that_ends_is_announced_with_the_command_that_renews_it(
 
 
 def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeypatch):
-    from proxyfl.deploy import operate
+    from proxyfl.deploy import operate, rotation
     from proxyfl.deploy.roster import site_keys
     from proxyfl.deploy.settings import Deployment
 

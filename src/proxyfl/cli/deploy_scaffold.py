@@ -53,6 +53,15 @@ def init(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds.", show_default=False, rich_help_panel=ROUNDS)
     ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN|FILE",
+            help="Start from these weights: a model file, or a run, as DIR/run of another federation.",
+            show_default=False,
+            rich_help_panel=ROUNDS,
+        ),
+    ] = "",
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -202,7 +211,9 @@ def init(
         _refuse_others(context, renew)
         _change(folder, add_site, new_key, host if renew else None)
         return
-    asked = overrides(method, {"rounds": rounds, "fidelity": fidelity, "scenario": scenario}, set_ or ())
+    start = str(Path(weights).expanduser().resolve()) if weights else None
+    short = {"rounds": rounds, "fidelity": fidelity, "scenario": scenario, "weights": start}
+    asked = overrides(method, short, set_ or ())
     form = {
         "classes": tuple(part.strip() for part in classes.split(",")) if classes else None,
         "channels": channels,
@@ -309,7 +320,7 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     for words in (
         ("deploy", "explain", path),
         ("deploy", "server", path),
-        ("deploy", "site", path / first, "--data", data),
+        ("deploy", "site", path / first, "--data", data, *([] if deployment.insecure else ["--approve"])),
         ("deploy", "run", path),
     ):
         say(f"  {command(*words)}", markup=False, soft_wrap=True)

@@ -286,6 +286,7 @@ def stop(deployment: Deployment) -> None:
     run = under_way(deployment)
     ask_flwr(["stop", run, LINK], flower_home(deployment))
     wait_until(lambda: not is_running(deployment), START)
+    AuditLog(deployment.path).add("stop asked for", now=True)
     log = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
     log.tell("stopped", asked=True, reason="stopped, as asked", text="stopped, as asked")
 

@@ -19,6 +19,7 @@ from proxyfl.data import sources
 from proxyfl.deploy import approval, pki, rotation, signing
 from proxyfl.deploy.addresses import with_listen
 from proxyfl.deploy.app_template import write_app
+from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.like import described, with_statistics
 from proxyfl.deploy.names import check_sites
 from proxyfl.deploy.server_data import open_server_data
@@ -32,6 +33,7 @@ from proxyfl.runs.config_file import load_preset, load_toml
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.simulation import Simulation, prepare
+from proxyfl.runs.start import read_weights
 
 PRIVATE = 0o700
 HOLDOUT = 0.2
@@ -90,6 +92,8 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     asked, overrides = described(plan.form, plan.like, plan.test, plan.overrides)
     plan = dataclasses.replace(plan, form=asked, overrides=overrides)
     config = settle_encoder(_experiment(plan))
+    if config.model.weights:
+        read_weights(path / Path(config.model.weights).expanduser())
     simulation = prepare(config, plan.data_root) if plan.sample else None
     deployment = _deployment(path, plan, config, simulation)
     if simulation and config.model.encoder:  # sites are dealt what their own encoder reads
@@ -145,6 +149,7 @@ def add_site(folder: str | Path, name: str) -> Deployment:
     )
     _write_site(grown, name)
     write_again(grown)
+    AuditLog(grown.path).add("site added", site=name)
     return Deployment.read(deployment.path)
 
 
@@ -323,6 +328,7 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
     for name in deployment.sites:
         _write_site(deployment, name)
     _write_texts(deployment, final)
+    AuditLog(here).add("created", sites=list(deployment.sites), method=deployment.config.method.name)
     if simulation:
         _write_sample(here / "sample", deployment, simulation)
 
