@@ -144,8 +144,9 @@ def run(
     if is_finished(deployment):
         another = f"{deployment.run} is finished; results: {command('show', deployment.run)}"
         raise RunError(
-            f"{another}; --rounds N goes on with it; for another run move that folder away, change what you like in [experiment] of "
-            f"{deployment.file} (rounds is in [experiment.federation]) and give this command again"
+            f"{another}; --rounds N goes on with it; for another run move that folder away, change what you "
+            f"like in [experiment] of {deployment.file} (rounds is in [experiment.federation]) and give this "
+            "command again"
         )
     deployment, changes = settle(deployment)
     for change in changes:

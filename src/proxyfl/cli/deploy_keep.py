@@ -56,8 +56,9 @@ def rotate(
     if operate.answers(deployment):
         operate.register(deployment, operate.flower_home(deployment))
     out().print(
-        f"{site} has a new key; hand it {changed.private_key}, {changed.public_key} and {changed.certificate}. "
-        f"Its former key is admitted until the new one is used, at most for {days:g} days",
+        f"{site} has a new key; hand it {changed.private_key}, {changed.public_key} and "
+        f"{changed.certificate}. Its former key is admitted until the new one is used, at most for {days:g} "
+        "days",
         markup=False,
         soft_wrap=True,
     )
