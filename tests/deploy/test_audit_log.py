@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from calling import invoke
 from proxyfl.core.errors import RunError
 from proxyfl.deploy import audit
 from proxyfl.deploy.audit import AuditLog, Mark
@@ -170,6 +171,30 @@ def test_several_programs_write_one_chain(tmp_path: Path) -> None:
 def test_no_bytes_break_the_reading(log: AuditLog, raw: bytes) -> None:
     log.file.write_bytes(raw + log.file.read_bytes())
     assert "audit.jsonl" in broken(log)
+
+
+def test_a_log_that_cannot_be_written_is_an_error_in_words(log: AuditLog) -> None:
+    log.file.unlink()
+    log.file.mkdir()
+    with pytest.raises(RunError, match=r"audit\.jsonl cannot be written .* nothing is done unnoted"):
+        log.add("sent")
+
+
+def test_the_command_verifies_shows_and_names_what_is_broken(log: AuditLog, tmp_path: Path) -> None:
+    head = log.verify().head
+    done = invoke("deploy", "audit", tmp_path, "--last", "2")
+    assert done.exit_code == 0
+    assert "5 lines, unbroken: 5 sent" in done.stdout
+    assert f"head {head}" in done.stdout
+    assert "round=4" in done.stdout
+    assert "round=3" not in done.stdout
+    third = Mark(*_mark_of(lines(log)[2].rstrip()))
+    rows = invoke("deploy", "audit", tmp_path, "--json", "--since", third)
+    assert [json.loads(row)["round"] for row in rows.stdout.splitlines()] == [4, 5]
+    log.file.write_bytes(log.file.read_bytes().replace(b"4000", b"9000"))
+    broken_one = invoke("deploy", "audit", tmp_path)
+    assert broken_one.exit_code == 1
+    assert "line 5: number 4 before it was changed" in broken_one.stderr
 
 
 def test_a_mark_that_is_none_is_an_error_in_words(log: AuditLog) -> None:

@@ -136,10 +136,9 @@ def test_an_authority_that_has_ended_is_replaced_at_once(
         pki.create_authority(made.ca_certificate, made.ca_key, "trial")
     finally:
         pki.EARLIER = earlier
+    pair, authority = (made.server_certificate, made.server_key), (made.ca_certificate, made.ca_key)
+    pki.issue_server(*pair, authority, ["a"], renew=True)
     with pytest.raises(ConfigError, match="proxyfl deploy rotate DIR --ca"):
-        pki.issue_server(
-            made.server_certificate, made.server_key, (made.ca_certificate, made.ca_key), ["a"], renew=True
-        )
         pki.check_server(made.server_certificate, made.ca_certificate)
     monkeypatch.undo()
     said = rotation.begin_authority(own_trial)

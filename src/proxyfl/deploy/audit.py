@@ -100,14 +100,20 @@ class AuditLog:
 
     def add(self, event: str, **details: Any) -> Mark:
         """One line, on the disk before this returns. What cannot be written is an error: no work unnoted."""
-        private(self.folder)
-        with held(self.folder / ".lock", f"{self.file} is being written", remove=False, patience=PATIENCE):
-            last = self._mended()
-            last = self._write(last, event, details)
-            if self.file.stat().st_size > PART_BYTES:
-                self.file.rename(self.folder / f"audit-{last.number:010d}.jsonl")
-                sync_folder(self.folder)
-            return last
+        lock, taken = self.folder / ".lock", f"{self.file} is being written"
+        try:
+            private(self.folder)
+            with held(lock, taken, remove=False, patience=PATIENCE):
+                last = self._write(self._mended(), event, details)
+                if self.file.stat().st_size > PART_BYTES:
+                    self.file.rename(self.folder / f"audit-{last.number:010d}.jsonl")
+                    sync_folder(self.folder)
+                return last
+        except OSError as error:
+            raise RunError(
+                f"{self.file} cannot be written ({error.strerror or error}), and nothing is done unnoted; "
+                "make room or make it writable"
+            ) from error
 
     def _write(self, last: Mark, event: str, details: dict[str, Any]) -> Mark:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
