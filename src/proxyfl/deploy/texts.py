@@ -102,8 +102,8 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
 
 
 APPROVE = (
-    "Agree to it: `proxyfl deploy approve THIS_FOLDER`. This site does and sends that and nothing else, whatever "
-    "the\n   server asks for. "
+    "Agree to it: `proxyfl deploy approve THIS_FOLDER`. This site does and sends that and nothing else,\n"
+    "   whatever the server asks for. "
 )
 IMAGE_DATA = """- a folder with one folder per class, and a folder `unlabelled` for images without a label;
 - a folder of images with a file `labels.csv` in it: a line `file,label`, then a line for each labelled image;
