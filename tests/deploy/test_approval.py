@@ -16,7 +16,7 @@ from flwr.proto.fab_pb2 import GetFabResponse
 from calling import invoke
 from proxyfl.core.state import Failure, Update, namespace
 from proxyfl.core.trees import merge, nested
-from proxyfl.deploy import approval, desk, pki, scaffold, signing
+from proxyfl.deploy import approval, desk, pki, signing
 from proxyfl.deploy.approval import Refused
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.connector import Connector
@@ -287,8 +287,6 @@ def test_an_offer_is_shown_by_check_and_a_site_does_not_start_without_approval(
     told = invoke("deploy", "approve", place, "--yes")
     assert told.exit_code == 2
     assert "proxyfl deploy init DIR --renew" in told.stderr
-    scaffold.approval.write_offer(made, Site.read(place))
-    assert (place / approval.OFFER_FILE).is_file()
 
 
 def test_an_insecure_site_has_no_key_to_approve_with(site: Site) -> None:

@@ -131,7 +131,7 @@ def deployment(
         pki.issue_site(site.certificate, site.public_key, authority, name)
         site.ca_certificate.write_bytes(made.ca_certificate.read_bytes())
         site.trusted.write_bytes(made.trusted.read_bytes())
-        approval.write_offer(made, site)
+        approval.write_offers(made, [name])
     site_data(folder, simulation)
     return made
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -88,10 +88,12 @@ class Approval:
     time: str
 
 
-def write_offer(deployment: Deployment, site: Site) -> None:
-    """What the operator puts into a site's folder. Without keys nobody can sign, so there is none then."""
+def write_offers(deployment: Deployment, names: Sequence[str] | None = None) -> None:
+    """What the operator puts into sites' folders. Without keys nobody can sign, so there is none then."""
     if not deployment.insecure:
-        Offer.of(deployment).write(site.path / OFFER_FILE)
+        offer = Offer.of(deployment)
+        for name in deployment.present if names is None else names:
+            offer.write(deployment.site_folder(name) / OFFER_FILE)
 
 
 def newest_offer(site: Site) -> tuple[Offer, bool]:
@@ -112,16 +114,22 @@ def described(site: Site, offer: Offer) -> Explanation:
     return explain(_as_deployment(site, offer.config))
 
 
-def approve(site: Site, offer: Offer) -> Approval:
-    """Sign what is offered, with what leaves in consequence."""
-    _require_keys(site)
-    deployment = _as_deployment(site, offer.config)
+def leaving(site: Site, config: Config) -> tuple[dict[str, Leaves], list[str]]:
+    """The tensors of every kind of answer, and the names of its numbers: seen in a rehearsal."""
+    deployment = _as_deployment(site, config)
     _, update = rehearse(deployment)
     leaves = {TRAIN: _shapes(update)}
-    if offer.config.model.norm == "static":
+    if config.model.norm == "static":
         leaves[STATISTICS] = _shapes(rehearse(deployment, STATISTICS)[1])
     if site.holdout:
         leaves[EVALUATE] = {COUNTS: ["I64", [len(site.classes)] * 2]}
+    return leaves, sorted(update.metrics)
+
+
+def approve(site: Site, offer: Offer) -> Approval:
+    """Sign what is offered, with what leaves in consequence."""
+    _require_keys(site)
+    leaves, metrics = leaving(site, offer.config)
     record = {
         "format": FORMAT,
         "site": site.name,
@@ -132,10 +140,11 @@ def approve(site: Site, offer: Offer) -> Approval:
         **offer.tree,
         "form": form_of(site),
         "leaves": leaves,
-        "metrics": sorted(update.metrics),
+        "metrics": metrics,
     }
     record["signature"] = signers.sign_with_site(site.private_key, _message(record))
     write_bytes(site.path / APPROVAL_FILE, f"{json.dumps(record, indent=1)}\n".encode())
+    offer.write(site.path / OFFER_FILE)  # what is agreed to again, when the key or the version changes
     (site.state / ASKED_FILE).unlink(missing_ok=True)
     AuditLog(site.path).add(
         "approved", app=offer.app, signer=record["signer"], method=offer.config.method.name

@@ -28,7 +28,6 @@ def lengthen(deployment: Deployment, rounds: int) -> Deployment:
     tree = merge(deployment.experiment, {"federation": {"rounds": rounds}})
     longer = dataclasses.replace(deployment, experiment=tree)
     scaffold.write_again(longer)
-    for site in map(longer.site, longer.present):
-        approval.write_offer(longer, site)
+    approval.write_offers(longer)
     AuditLog(longer.path).add("lengthened", before=before, rounds=rounds)
     return Deployment.read(longer.path)

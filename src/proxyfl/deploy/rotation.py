@@ -77,8 +77,7 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
         write_bytes(site.trusted, deployment.trusted.read_bytes())
     write_app(deployment.app)
     signing.sign_app(deployment)
-    for site in map(deployment.site, deployment.present):
-        approval.write_offer(deployment, site)
+    approval.write_offers(deployment)
     AuditLog(deployment.path).add("certificate renewed", hosts=list(hosts))
     return pki.days_left(deployment.server_certificate)
 

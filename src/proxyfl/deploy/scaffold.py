@@ -343,7 +343,7 @@ def _write_site(deployment: Deployment, name: str) -> None:
         write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
         write_bytes(site.trusted, deployment.trusted.read_bytes())
         rotation.certify(deployment, site)
-        approval.write_offer(deployment, site)
+        approval.write_offers(deployment, [name])
     words = site_words(deployment, site)
     write_text(site.path / "start.sh", "start-site.sh", words, mode=0o755)
     write_text(site.path / "proxyfl-site.service", "site.service", words)
