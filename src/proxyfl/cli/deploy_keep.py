@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from proxyfl.cli.common import command, err, examples, out
+from proxyfl.cli.deploy_life import require_flower
 from proxyfl.cli.deploy_scaffold import Folder
 from proxyfl.cli.deploy_trust import SiteFolder
 from proxyfl.core.errors import ConfigError
@@ -41,6 +42,7 @@ def rotate(
 
     For a key that was stolen, see --new-key of 'proxyfl deploy init', which has no overlap.
     """
+    require_flower()
     from proxyfl.deploy import operate, rotation
     from proxyfl.deploy.settings import Deployment
 
@@ -71,6 +73,7 @@ def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)],
 ) -> None:
     """Write a server or a site that does not run into one file, keys and all. Keep it private."""
+    require_flower()
     from proxyfl.deploy import backup as keeping
 
     with _bytes("backing up", keeping.size_of(folder)) as step:
@@ -83,6 +86,7 @@ def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.", show_default=False)],
 ) -> None:
     """Make a folder of a back-up, on this machine or another; every file is compared with its hash."""
+    require_flower()
     from proxyfl.deploy import backup as keeping
 
     size = file.stat().st_size if file.is_file() else 0
@@ -110,8 +114,10 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove what a site keeps for earlier runs. These cannot go on at this site then; the latest stays."""
+    require_flower()
     from datetime import datetime
 
+    from proxyfl.core.text import in_words
     from proxyfl.deploy import pruning
     from proxyfl.deploy.settings import Site
 
@@ -129,6 +135,4 @@ def prune(
         if not typer.confirm("Remove it?"):
             raise typer.Exit(1)
     freed = pruning.prune(site, old)
-    from proxyfl.core.text import in_words
-
     out().print(f"removed; {in_words(freed)} are free", markup=False)

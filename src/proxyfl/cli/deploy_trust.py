@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxyfl.cli.common import examples, out
+from proxyfl.cli.deploy_life import require_flower
 from proxyfl.cli.deploy_look import show_explanation
 from proxyfl.core.errors import ConfigError
 
@@ -32,6 +33,7 @@ def approve(
     The approval lies at the site, signed with its key. Where the server asked for something else since, that
     is shown, with what is different.
     """
+    require_flower()
     from proxyfl.deploy.settings import Site
 
     agree(Site.read(folder), yes)

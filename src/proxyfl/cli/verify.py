@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from proxyfl.cli.common import examples, out
+from proxyfl.cli.deploy_life import require_flower
 
 EXAMPLES = examples(
     "proxyfl verify hospital/run/models/best.safetensors --ca hospital/ca/ca.crt",
@@ -25,6 +26,7 @@ def verify(
     signature: Annotated[Path | None, typer.Option(help="The signature.", show_default="FILE.sig")] = None,
 ) -> None:
     """Check the server's signature under a model. Exit code 1 where it is missing or does not fit."""
+    require_flower()
     from proxyfl.core.errors import RunError
     from proxyfl.deploy import sealing
 
