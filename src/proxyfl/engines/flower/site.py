@@ -39,6 +39,7 @@ from proxyfl.engines.flower.codec import (
     whole,
 )
 from proxyfl.engines.flower.frozen import settle_frozen
+from proxyfl.engines.flower.protocol import spoken
 from proxyfl.engines.serialization import Header
 from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
@@ -96,7 +97,7 @@ class SiteSide:
             "heldout": len(images.heldout),
         }
         versions = {name: metadata.version(name) for name in ("proxyfl", "torch")}
-        return content({"kind": "enrolled", "name": self.name, **counts, "versions": versions})
+        return content({"kind": "enrolled", "name": self.name, **counts, **spoken(), "versions": versions})
 
     def _train(self, records: RecordDict, header: Header) -> RecordDict:
         if why := text(header, LEFT_OUT, 400):
