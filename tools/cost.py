@@ -63,4 +63,5 @@ class Cost:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Cost(config.getoption("--cost")))
+    collects = not hasattr(config, "workerinput")
+    config.pluginmanager.register(Cost(config.getoption("--cost") if collects else None))
