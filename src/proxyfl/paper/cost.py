@@ -102,9 +102,8 @@ def estimate(config: Config) -> float:
     pool = _images(config) / config.partition.clients
     batch = train.batch if train.epoch == "release" else train.batch * train.mu
     steps = max(1, int(pool // batch)) * train.epochs * federation.per_round * federation.rounds
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     unlabelled = train.batch * train.mu
-    views = len({"u_weak", "u_strong"} & set(method.wants))
+    views = len({"u_weak", "u_strong"} & registry.find(config.method.name).method.wants)
     passes = BACKWARD * (train.batch + views * unlabelled) + (unlabelled if views else 0)
     side = (config.data.image_size or SIDE.get(config.data.name, 32)) / 32
     gflop = 2 * GMAC * (config.model.width / 4) ** 2 * side**2 * passes
