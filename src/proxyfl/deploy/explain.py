@@ -218,6 +218,8 @@ def _noted(deployment: Deployment) -> str:
 def _stays(deployment: Deployment, method: Method) -> tuple[str, ...]:
     kept = [f"{part.name}: {part.keeps}" for part in method.parts if part.keeps]
     private = [f"{part.name}: weights of {', '.join(part.private)}" for part in method.parts if part.private]
+    if deployment.config.train.keeps_momentum("clients"):
+        kept.append("the momentum of its training (as many numbers as are trained)")
     return (f"{deployment.called}, labels and file names", *kept, *private)
 
 
