@@ -193,3 +193,13 @@ def test_a_killed_site_answers_no_more_rounds(tmp_path):
         answered = [line for line in log.read_text().splitlines() if " site-02 " in line]
         federation.wait_event(lambda line: line["event"] == "finished round" and line["round"] == 4)
         assert [line for line in log.read_text().splitlines() if " site-02 " in line] == answered
+
+        # Started again it takes part again; what it may have to wait for is its own earlier session.
+        again = federation.site(1)
+        federation.wait_event(
+            lambda line: line["event"] == "answered" and line["round"] > 4 and line["client"] == 1
+        )
+        assert "site-02 is connected" in again.text()
+        assert "does not know the key" not in again.text()
+        waits = [line for line in again.text().splitlines() if "site-02 waits: " in line]
+        assert all("the server still has an earlier session of site-02" in line for line in waits)

@@ -90,6 +90,33 @@ def test_every_single_process_may_be_killed(tmp_path):
     assert_same_end(made, config, tmp_path)
 
 
+FEW = """
+from proxyfl.deploy import supervise
+supervise.RESTARTS = 1
+"""
+"""A server that is started again once and then gives up, so that it need not be killed seven times."""
+
+
+def test_a_server_that_does_not_stay_up_gives_up_with_a_sentence_and_an_exit_code(tmp_path):
+    """So that systemd starts it anew."""
+    made = deployment(tmp_path / "federation", small())
+    plugin = tmp_path / "few.py"
+    plugin.write_text(FEW)
+    with loopback(made) as federation:
+        server = federation.start("server", "--plugin", plugin, "deploy", "server", made.path)
+        federation.wait_text(server, "ready at")
+        first = named(server, "flower-superlink")
+        os.kill(first, signal.SIGKILL)
+        again = wait_for(
+            lambda: pid if (pid := named(server, "flower-superlink")) != first else 0, "a new one"
+        )
+        wait_for(lambda: server.text().count("ready at") == 2, "it is up again")
+        os.kill(again, signal.SIGKILL)
+        assert server.process.wait(PATIENCE) == 2
+        assert "killed by signal 9); the server was started again 1 times and gives up" in server.text()
+        assert "Traceback" not in server.text()
+
+
 def test_stopping_the_server_in_a_run_leaves_nothing_and_a_new_run_starts_at_once(tmp_path):
     config = small()
     made = deployment(tmp_path / "federation", config)
