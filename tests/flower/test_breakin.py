@@ -117,7 +117,7 @@ def killed(federation, name):
 def federation(tmp_path_factory):
     """A federation of two sites whose run is under way and far from its end."""
     config = experiment("fedavg", rounds=500, clients=2, per_round=2, subset=80, labels__per_class=4)
-    made = deployment(tmp_path_factory.mktemp("breakin") / "federation", config, quorum=1, deadline=60.0)
+    made = deployment(tmp_path_factory.mktemp("breakin") / "federation", config, quorum=1, deadline=180.0)
     with loopback(made) as programs:
         programs.server()
         programs.sites()

@@ -205,7 +205,7 @@ def test_labels_in_a_folder_at_the_server_are_bit_equal_too(tmp_path):
 @pytest.mark.timeout(1800)
 def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
     config = experiment("fedavg", rounds=60, clients=3, per_round=3)
-    made = deployment(tmp_path / "federation", config, quorum=2, deadline=90.0)
+    made = deployment(tmp_path / "federation", config, quorum=2)
     with loopback(made) as federation:
         federation.server()
         federation.sites()
@@ -242,7 +242,7 @@ def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
 def test_two_of_four_sites_are_killed_and_the_run_ends_with_the_other_two(tmp_path):
     """Three a round, a quorum of two: in some rounds only one of the sites drawn is left."""
     config = experiment("fedavg", rounds=6, per_round=3)
-    made = deployment(tmp_path / "federation", config, quorum=2, deadline=90.0)
+    made = deployment(tmp_path / "federation", config, quorum=2)
     with loopback(made) as federation:
         federation.server()
         federation.sites()
