@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import forward, gate, pki
+from proxyfl.deploy import expiry, forward, gate, pki
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
 from proxyfl.deploy.peers import OwnSocket
@@ -172,11 +172,9 @@ def why(error: BaseException, address: str, site: Site) -> Trouble:
             return Trouble("network", f"nothing listens at {address}; is 'proxyfl deploy server' running?")
         if isinstance(cause, ssl.SSLError) and any(alert in str(cause).upper() for alert in ALERTS):
             left = pki.days_left(site.certificate)
-            ended = f"ended {-left} days ago" if left < 0 else "is not accepted"
-            return Trouble(
-                "certificate",
-                f"{site.certificate} {ended} by the server; ask the federation's operator for a new one",
-            )
+            fault = expiry.end(left) if left < 0 else "is not accepted by the server"
+            ask = "ask the federation's operator for a new one"
+            return Trouble("certificate", f"{site.certificate} {fault}; {ask}")
     return Trouble(
         "network", f"{address} does not answer ({type(error).__name__}); is the port open from here?"
     )
