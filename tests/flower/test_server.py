@@ -18,7 +18,7 @@ from calling import invoke
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.errors import BelowQuorum, ConfigError, RunError
 from proxyfl.core.state import content_hash
-from proxyfl.deploy import measure, server_run
+from proxyfl.deploy import crosssite, server_run
 from proxyfl.deploy.live import LIVE_FILE
 from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
@@ -252,10 +252,10 @@ def counted(counts):
 )
 def test_counts_that_cannot_be_are_refused(reply, reason):
     if not reason:
-        assert measure._confusion(reply, 2, 6).tolist() == [[2, 1], [0, 3]]
+        assert crosssite.read_counts(reply, 2, 6).confusion.tolist() == [[2, 1], [0, 3]]
         return
     with pytest.raises(codec.Malformed, match=reason):
-        measure._confusion(reply, 2, 6)
+        crosssite.read_counts(reply, 2, 6)
 
 
 def test_no_site_that_measures_ends_the_run_with_a_reason(tmp_path, small):

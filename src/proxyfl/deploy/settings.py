@@ -196,6 +196,12 @@ class Deployment(DeploymentSettings):
         return not self.test and self.scenario != SERVER
 
     @property
+    def notes_sites(self) -> bool:
+        """Whether anything of single sites is written down."""
+        config = self.config
+        return not config.privacy.clip and config.keep.watches(config.federation.per_round)
+
+    @property
     def test_path(self) -> Path | None:
         """The server's test images: as it stands when absolute, else below this folder."""
         return self._place(self.test)
@@ -273,6 +279,12 @@ class SiteSettings(ImageForm):
         "", "where the frozen encoder lies at this site, as hf:FOLDER or onnx:FILE; empty: as the server says"
     )
     keys: str = setting("", "names of arrays or columns of its data, as in images=pixels,labels=diagnosis")
+    send_scores: bool = setting(
+        True, "send histograms of scores where the server asks for AUROC; under differential privacy never"
+    )
+    share_model: bool = setting(
+        False, "let the model that this site trained last be measured at the other sites, which receive it"
+    )
 
     def check(self) -> None:
         super().check()

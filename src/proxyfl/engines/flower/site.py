@@ -67,6 +67,8 @@ class SiteImages:
 class SiteSide:
     """Answers messages. ``form`` is what the site was told when it was set up, ``state`` is on its disk.
     ``encoder`` is where the frozen encoder lies at this site, if that is not where the experiment says.
+    ``scores`` and ``shares`` are what its people allow: histograms of scores may be sent, and the models that
+    it trains may be measured at the other sites.
     """
 
     name: str
@@ -75,6 +77,8 @@ class SiteSide:
     state: Path
     device: str = ""
     encoder: str = ""
+    scores: bool = True
+    shares: bool = False
 
     def enrol(self, records: RecordDict) -> RecordDict:
         """Names and numbers of images, after the data was checked against the class list."""
@@ -84,7 +88,9 @@ class SiteSide:
         return self._guarded(records, lambda header: self._train(records, header))
 
     def evaluate(self, records: RecordDict) -> RecordDict:
-        """Counts of (true class, predicted class) over the images kept back."""
+        """Counts of (true class, predicted class) over the images kept back, and of scores where they may
+        be.
+        """
         return self._guarded(records, lambda header: self._evaluate(records))
 
     def _enrol(self, header: Header) -> RecordDict:
@@ -95,6 +101,8 @@ class SiteSide:
             "unlabelled": len(images.client.unlabelled),
             "heldout": len(images.heldout),
         }
+        if self.shares:
+            counts["shares"] = True
         versions = {name: metadata.version(name) for name in ("proxyfl", "torch")}
         return content({"kind": "enrolled", "name": self.name, **counts, "versions": versions})
 
@@ -118,7 +126,8 @@ class SiteSide:
 
     def _evaluate(self, records: RecordDict) -> RecordDict:
         task, header = read_task(records)
-        trainer, images = self._trainer(header, records), self._seen(self._config(header))
+        config = self._config(header)
+        trainer, images = self._trainer(header, records), self._seen(config)
         weights, strict = trainer.method.model(task.weights), not trainer.method.all_private
         trainer.network.load_state_dict(weights, strict=strict)
         compute, views = trainer.compute, trainer.views
@@ -130,8 +139,12 @@ class SiteSide:
                 views.std,
                 batch=eval_batch(compute.eval_batch, trainer.factory.image_size, trainer.device),
                 autocast=lambda: autocast(compute, trainer.device),
+                histograms=self.scores and config.keep.metrics == "all" and not config.privacy.clip,
             )
-        return content({"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion})})
+        counts = {"confusion": result.confusion}
+        if result.histograms is not None:
+            counts["histograms"] = result.histograms
+        return content({"kind": "evaluation"}, {OWN: packed(counts)})
 
     def _trainer(self, header: Header, records: RecordDict) -> ClientTrainer:
         self._require_agreement(header)

@@ -213,6 +213,24 @@ function confusion(data) {
   return [...(maps.length ? [columns(maps)] : []), ...missing(data, "confusion")];
 }
 
+// Every model at every site: one site's failure must not be hidden in the sum.
+function bySite(data) {
+  const held = data.runs.filter((run) => run.sites);
+  const maps = held.flatMap((run) => {
+    const { sites, images, total, models, measures } = run.sites, several = data.runs.length > 1 ? `${run.name}: ` : "";
+    const rows = models.map(([name]) => name), heads = sites.map((name, k) => `${name} (${whole(images[k])})`);
+    const more = total > sites.length ? ` The first ${sites.length} of ${whole(total)} sites.` : "";
+    const cells = (values) => values.map((row, r) => [models[r][0], String(models[r][1]), ...row.map((value) => percent(value))]);
+    return Object.entries(measures).map(([measure, values], k) => el("div", {},
+      heatMap(`${several}${measure}, model by site`, {
+        rows, columns: sites, values, low: 0, high: 1, numbered: true, text: (value) => percent(value, 0), x: "site whose images are measured", y: "model",
+        tell: (r, c, value) => [`${models[r][0]}, round ${models[r][1]}`, `at ${sites[c]}: ${percent(value, 2)} on ${whole(images[c])} ${run.called}`], note: () => `Faint: 0 %. Strong: 100 %.${more}`,
+      }),
+      ...(k ? [] : [table(["model", "round", ...heads], cells(values), { caption: `${capital(measure)}; in brackets the ${run.called} that each site keeps back.` })])));
+  });
+  return maps.length ? maps : null;
+}
+
 function partition(data) {
   const seen = new Map();
   for (const run of data.runs.filter((one) => one.partition)) {
@@ -320,6 +338,6 @@ function failed(data) {
 const SECTIONS = [
   ["overview", "Result", overview], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["measures", "More measures", measures], ["classes", "By class", perClass],
   ["confusion", "Confusion", confusion], ["pseudo", "Pseudo-labels", pseudo], ["losses", "Losses", losses], ["prior", "Class prior", prior],
-  ["proxies", "Proxies", proxies], ["partition", "Partition", partition], ["clients", "Clients", clients], ["communication", "Communication", communication],
+  ["proxies", "Proxies", proxies], ["sites", "By site", bySite], ["partition", "Partition", partition], ["clients", "Clients", clients], ["communication", "Communication", communication],
   ["time", "Time", time], ["failures", "Clients that failed", failed],
 ];
