@@ -209,7 +209,7 @@ def _scores(deployment: Deployment, classes: int) -> list[str]:
     size = classes * 2 * BINS * 4 / 1000
     return [
         f"and for AUROC histograms of scores, {classes} × 2 × {BINS} counts ({size:.0f} kB), which tell "
-        f"of few {deployment.called} how sure the model is of each; send_scores = false in a site's site.toml "
+        f"of few {deployment.called} how sure the model is of each; send_scores = false in site.toml "
         'keeps them there, metrics = "accuracy" in [experiment.keep] asks nobody'
     ]
 

@@ -51,6 +51,9 @@ class DeploymentSettings(ImageForm):
     max_request_mb: int = setting(16, "largest request of a site; Flower cuts models into 5 MB pieces", low=1)
     max_site_mb: int = setting(0, "megabytes a site may send in a minute; 0: 8 models and 64", low=0)
     max_images: int = setting(1_000_000, "most images a site may claim; its weight follows its claim", low=1)
+    metrics: str = setting(
+        "", "HOST:PORT of OpenMetrics: on the loopback device, or elsewhere with TLS; empty: none are served"
+    )
     secure_aggregation: bool = setting(False, "not offered: setting it explains why")
     experiment: Tree = field(default_factory=dict)
     """The experiment, as in a run's config.toml."""
@@ -60,6 +63,8 @@ class DeploymentSettings(ImageForm):
         split_address(self.address)
         if self.listen:
             split_address(self.listen)
+        if self.metrics:
+            split_address(self.metrics)
         if self.insecure and not is_loopback(split_address(self.listen or self.address)[0]):
             raise ConfigError(
                 "insecure = true is for one machine; use localhost as the address, or insecure = false"

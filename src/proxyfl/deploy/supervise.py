@@ -17,6 +17,7 @@ from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.gate import sign_of_life
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
+from proxyfl.deploy.openmetrics import served
 from proxyfl.deploy.post import Post
 from proxyfl.deploy.programs import PatientLog, Program
 from proxyfl.deploy.settings import Deployment, Site
@@ -216,7 +217,7 @@ class Illness:
 
 def serve(deployment: Deployment, say: Say, ready: Callable[[], None]) -> NoReturn:
     """Run the server until it is stopped; one command at a time may."""
-    with operate.supervisor(deployment).taken():
+    with operate.supervisor(deployment).taken(), served(deployment, say):
         ServerWatch(deployment, Journal(deployment.state / "server.log", say)).serve(ready)
 
 
