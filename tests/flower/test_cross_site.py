@@ -16,8 +16,8 @@ from wireless import Node, WirelessGrid, handled_by, sides
 
 from calling import invoke
 from proxyfl.core.errors import RunError
-from proxyfl.data.dataset import Split
 from proxyfl.deploy import crosssite
+from proxyfl.deploy.enrolment import Enrolment
 from proxyfl.deploy.explain import explain
 from proxyfl.engines.flower import codec
 from proxyfl.engines.flower.site import SiteImages
@@ -35,15 +35,14 @@ def small(**more):
     return experiment("fedavg", **{**settings, **more})
 
 
-def places(deployed, config, sharing=(), silent=(), broken=None):
-    """Sites of different sizes; the labels of ``broken`` are wrong."""
+def places(deployed, config, sharing=(), silent=()):
+    """Sites of different sizes, and what they allow."""
     simulation, found = prepare(config), []
     test = simulation.dataset.test
 
     def images(place, side):
-        labels = test.labels[: 20 + 5 * place]
-        labels = (labels + 1) % 10 if place == broken else labels
-        kept = Split(test.images[: len(labels)], labels)
+        index = torch.arange(40 * place, 40 * place + 20 + 5 * place)
+        kept = test.take(index)
         return lambda: SiteImages(side.images().client, kept)
 
     for place, side in enumerate(sides(simulation, deployed.path / "elsewhere")):
@@ -62,7 +61,7 @@ def played(tmp_path, config=None, **places_):
 
 
 def test_each_site_is_told_apart_and_all_of_them_are_the_sum(tmp_path):
-    deployed, run = played(tmp_path, broken=2)
+    deployed, run = played(tmp_path)
     for line in run.metrics:
         at = line["evaluation"]["at"]
         assert [at[name]["images"] for name in deployed.sites] == [20, 25, 30, 35]
@@ -70,12 +69,14 @@ def test_each_site_is_told_apart_and_all_of_them_are_the_sum(tmp_path):
         assert right / 110 == pytest.approx(line["accuracy"], abs=1e-5)
         assert {"macro_f1", "balanced_accuracy", "auroc"} <= line["measures"].keys() & at["site-01"].keys()
     found = matrix(run)
-    assert found.worst[0] == "site-03"
-    shown = invoke("show", str(run.path), "--sites")
-    assert shown.index("site-03") < shown.index("site-01")
-    assert "worst: site-03" in shown
+    worst, *_, best = sorted(deployed.sites, key=lambda name: at[name]["accuracy"])
+    assert at[worst]["accuracy"] < line["accuracy"] < at[best]["accuracy"]
+    assert found.worst[0] == worst
+    shown = invoke("show", run.path, "--sites").output
+    assert shown.index(worst) < shown.index(best)
+    assert f"worst: {worst}" in shown
     assert "AUROC" in shown
-    told = json.loads(invoke("show", str(run.path), "--sites", "--json"))
+    told = json.loads(invoke("show", run.path, "--sites", "--json").output)
     assert told["images"] == {"site-01": 20, "site-02": 25, "site-03": 30, "site-04": 35}
 
 
@@ -91,7 +92,7 @@ def test_models_that_sites_share_are_measured_at_every_site_in_the_last_round(tm
     rows = [row for row in matrix(run).rows if row.own]
     assert [row.own for row in rows] == ["site-02", "site-04"]
     assert not (run.path / "shared" / "site-01.safetensors").exists()
-    assert "of site-04" in invoke("show", str(run.path), "--sites")
+    assert "of site-04" in invoke("show", run.path, "--sites").output
     part = gather([run])["runs"][0]["sites"]
     assert [name for name, _ in part["models"]][-1] == "of site-04"
     assert part["images"] == [20, 25, 30, 35]
@@ -117,7 +118,7 @@ def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_different
         for node in net.nodes.values():
             inner = node.handler
 
-            def watched(kind, records, inner=inner):
+            def watched(kind, records, inner=inner, seen=seen):
                 answer = inner(kind, records)
                 seen.extend(codec.unpacked(part).keys() for part in answer.array_records.values())
                 return answer
@@ -155,24 +156,18 @@ def test_histograms_that_cannot_be_are_refused():
             crosssite.read_counts(reply(confusion, wrong), 2, 3)
 
 
-def test_a_damaged_shared_model_is_left_out(tmp_path):
-    config = small()
-    deployed = deployment(tmp_path / "f", config, test="", holdout=0.5, insecure=True)
-    one = server(deployed, places(deployed, config, sharing=(0, 1)))
-    told, heard = one.live.round_started, []
-
-    def spoil(round, clients):
-        told(round, clients)
-        heard.append(round)
-
-    one.live.round_started = spoil
-    read = crosssite.SharedModels.read
-    try:
-        crosssite.SharedModels.read = lambda self, client: None if client == 0 else read(self, client)
-        one.run()
-    finally:
-        crosssite.SharedModels.read = read
-    assert list(Run(deployed.run).metrics[-1]["evaluation"]["models"]) == ["site-02"]
+def test_a_damaged_shared_model_is_none(tmp_path):
+    _, run = played(tmp_path, sharing=(0,))
+    enrolment = Enrolment.load(run.path, ("site-01", "site-02", "site-03", "site-04"))
+    shared = crosssite.SharedModels(run.path, enrolment)
+    assert shared.sharing() == [0]
+    weights, trained = shared.read(0)
+    assert weights
+    assert trained == 2
+    file = run.path / "shared" / "site-01.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert shared.read(0) is None
+    assert shared.read(1) is None
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,13 @@ class Overview:
             "certificates": certificate_days(form),
         }
 
+    def page(self) -> Table:
+        """What the live page shows; it changes only where something happens, not with every second."""
+        found = self.look()
+        for site in found["sites"]:
+            site["seen"] = site["seen"] and 10 * round(site["seen"] / 10)
+        return {name: found[name] for name in ("name", "address", "run", "sites", "certificates")}
+
     def _records(self) -> Played:
         run = RunDirectory(self.deployment.run)
         try:

@@ -82,6 +82,26 @@ function overview(data) {
   return [...nodes, ...data.notes.map(nothing)];
 }
 
+// A real federation while it is under way: who is there, who has answered, what each has sent.
+function federation({ federation: found }) {
+  if (!found) return null;
+  if (found.problem) return [nothing(found.problem)];
+  const { run, sites, certificates } = found, clock = (time) => (time ? new Date(1000 * time).toLocaleTimeString("en-GB") : "–");
+  const heads = ["site", "state", "last heard", "now", "answered", "late", "away", "refused", "last update", "seconds", "sent", "accuracy"];
+  const rows = sites.map(({ name, state, seen, doing, rounds, last_answer: last, gate, accuracy: share }) => [
+    name, el("span", { class: `state ${state === "connected" ? "finished" : "stopped"}` }, state), clock(seen), doing || "–",
+    ...["answered", "late", "away", "refused"].map((key) => String(rounds[key])),
+    last ? `round ${last.round}: ${bytes(last.bytes)}` : "–", last ? short(last.seconds) : "–", gate ? bytes(gate.received) : "–", percent(share),
+  ]);
+  const soon = Object.entries(certificates).filter(([, days]) => days < 30);
+  const playing = run.begun > run.round ? `Round ${run.begun} of ${run.rounds} is being played. ` : "";
+  return [
+    table(heads, rows, { caption: `${playing}${run.round} of ${run.rounds} rounds are finished. Server ${found.address}. Sent: to the gate since it opened.`, numeric: (place) => place > 3 && place !== 8, spare: (place) => place > 8 }),
+    ...(run.said ? [nothing(`Last: ${run.said}`)] : []),
+    ...soon.map(([name, days]) => nothing(`The certificate of ${name} ${days < 0 ? "has ended" : `ends in ${days} days`}.`)),
+  ];
+}
+
 // A run that is still under way would pull the mean of its seeds down: it waits until it is finished.
 function seedTable(data) {
   const finished = (group) => group.runs.map((k) => data.runs[k]).filter((run) => run.state === "finished");
@@ -336,7 +356,7 @@ function failed(data) {
 }
 
 const SECTIONS = [
-  ["overview", "Result", overview], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["measures", "More measures", measures], ["classes", "By class", perClass],
+  ["overview", "Result", overview], ["federation", "Federation", federation], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["measures", "More measures", measures], ["classes", "By class", perClass],
   ["confusion", "Confusion", confusion], ["pseudo", "Pseudo-labels", pseudo], ["losses", "Losses", losses], ["prior", "Class prior", prior],
   ["proxies", "Proxies", proxies], ["sites", "By site", bySite], ["partition", "Partition", partition], ["clients", "Clients", clients], ["communication", "Communication", communication],
   ["time", "Time", time], ["failures", "Clients that failed", failed],

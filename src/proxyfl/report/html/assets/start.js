@@ -50,6 +50,7 @@ function renew(old, made) {
 }
 
 function sectionKey(id, data) {
+  if (id === "federation") return signature(data.federation || null);
   const needs = {
     settings: ["settings"], accuracy: ["curves", "done"], measures: ["curves"], classes: ["per_class", "precision", "classes", "data"], confusion: ["confusion", "classes", "data", "notes"], pseudo: ["curves", "notes"],
     losses: ["curves"], prior: ["prior", "partition", "classes", "notes"], proxies: ["proxies", "classes", "notes"], partition: ["partition", "notes"],
