@@ -17,6 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 from calling import invoke
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy import openmetrics, overview
+from proxyfl.deploy.entrance import free_port
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.openmetrics import FAMILIES, grafana, render, samples, served, token_of
 from proxyfl.deploy.overview import Overview
@@ -139,7 +140,7 @@ def test_metrics_are_served_on_the_loopback_device_to_whoever_has_the_token(depl
     with served(deployed, said.append) as nothing:
         assert nothing is None
         assert not (deployed.state / "metrics.token").exists()
-    with served(written(deployed, metrics="127.0.0.1:0"), said.append) as server:
+    with served(written(deployed, metrics=f"127.0.0.1:{free_port()}"), said.append) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}"
         token = token_of(deployed)
         assert (deployed.state / "metrics.token").stat().st_mode & 0o777 == 0o600
@@ -165,7 +166,7 @@ def test_metrics_are_served_on_the_loopback_device_to_whoever_has_the_token(depl
 
 
 def test_elsewhere_metrics_are_served_with_tls(deployed):
-    with served(written(deployed, metrics="0.0.0.0:0"), lambda text: None) as server:
+    with served(written(deployed, metrics=f"0.0.0.0:{free_port()}"), lambda text: None) as server:
         port = server.server_address[1]
         trust = ssl.create_default_context(cafile=str(deployed.ca_certificate))
         assert "# EOF" in ask(f"https://localhost:{port}", token_of(deployed), context=trust)[1]
@@ -176,7 +177,7 @@ def test_elsewhere_metrics_are_served_with_tls(deployed):
 
 
 def test_without_certificates_only_this_machine_is_served(deployed):
-    bare = dataclasses.replace(deployed, insecure=True, metrics="0.0.0.0:0")
+    bare = dataclasses.replace(deployed, insecure=True, metrics=f"0.0.0.0:{free_port()}")
     with pytest.raises(ConfigError, match="only localhost"), openmetrics.served(bare, print):
         pass
 

@@ -109,7 +109,7 @@ def test_auroc_of_all_needs_the_scores_of_all(tmp_path):
 
 
 def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_differential_privacy(tmp_path):
-    private = {"privacy__clip": 1.0, "privacy__draw": "system"}
+    private = {"privacy__clip": 1.0, "privacy__draw": "system", "federation__weighting": "uniform"}
     for settings, sent in (({}, True), ({"keep__metrics": "accuracy"}, False), (private, False)):
         config = small(**settings)
         deployed = deployment(tmp_path / f"f{len(list(tmp_path.iterdir()))}", config, test="", holdout=0.5,
