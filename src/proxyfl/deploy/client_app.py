@@ -51,6 +51,7 @@ def site_side() -> SiteSide:
         site.encoder,
         scores=site.send_scores,
         shares=site.share_model,
+        limits=site.limits,
     )
 
 

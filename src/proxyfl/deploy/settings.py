@@ -19,6 +19,7 @@ from proxyfl.core.settings import read_section, setting
 from proxyfl.core.trees import Tree
 from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
+from proxyfl.deploy.allowed import Allowed
 from proxyfl.deploy.form import ImageForm
 from proxyfl.deploy.names import REMOVED, check_sites, inside, known_site
 from proxyfl.deploy.settings_text import to_toml
@@ -267,7 +268,7 @@ class Deployment(DeploymentSettings):
 
 
 @dataclass(frozen=True)
-class SiteSettings(ImageForm):
+class SiteSettings(Allowed):
     """What ``site.toml`` holds."""
 
     name: str = setting("", "the site's name in the federation")
@@ -279,17 +280,10 @@ class SiteSettings(ImageForm):
         "used; partial, a site for all its images or for none",
         choices=SCENARIOS,
     )
-    device: str = setting("", "torch device of this site, as cuda; empty: as the experiment says")
     encoder: str = setting(
         "", "where the frozen encoder lies at this site, as hf:FOLDER or onnx:FILE; empty: as the server says"
     )
     keys: str = setting("", "names of arrays or columns of its data, as in images=pixels,labels=diagnosis")
-    send_scores: bool = setting(
-        True, "send histograms of scores where the server asks for AUROC; under differential privacy never"
-    )
-    share_model: bool = setting(
-        False, "let the model that this site trained last be measured at the other sites, which receive it"
-    )
 
     def check(self) -> None:
         super().check()

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from flwr.app import RecordDict
 
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import ConfigError, DataError, MethodError, ProxyFLError
-from proxyfl.core.state import STATISTICS, Failure
+from proxyfl.core.state import STATISTICS, Failure, size_in_bytes
 from proxyfl.data.dataset import Split
 from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.encoders import load_encoder
@@ -39,6 +39,7 @@ from proxyfl.engines.flower.codec import (
     whole,
 )
 from proxyfl.engines.flower.frozen import settle_frozen
+from proxyfl.engines.flower.limits import Limits
 from proxyfl.engines.serialization import Header
 from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
@@ -68,7 +69,7 @@ class SiteSide:
     """Answers messages. ``form`` is what the site was told when it was set up, ``state`` is on its disk.
     ``encoder`` is where the frozen encoder lies at this site, if that is not where the experiment says.
     ``scores`` and ``shares`` are what its people allow: histograms of scores may be sent, and the models that
-    it trains may be measured at the other sites.
+    it trains may be measured at the other sites. ``limits`` are what they let it use of the machine.
     """
 
     name: str
@@ -79,6 +80,7 @@ class SiteSide:
     encoder: str = ""
     scores: bool = True
     shares: bool = False
+    limits: Limits = field(default_factory=Limits)
 
     def enrol(self, records: RecordDict) -> RecordDict:
         """Names and numbers of images, after the data was checked against the class list."""
@@ -117,9 +119,13 @@ class SiteSide:
         trainer = self._trainer(header, records)
         if trainer.method.oracle:
             raise MethodError(f"{trainer.method.name} needs the true labels of unlabelled images")
+        steps = self.limits.steps()
         data = self._seen(self._config(header)).client
+        if not measures:
+            self.limits.require_disk(self.state, size_in_bytes(task.weights) * trainer.method.keeps_state)
+            self.limits.require_memory(trainer)
         with numerics(trainer.compute):
-            answer = answer_records(trainer.train(task, data))
+            answer = answer_records(trainer.train(task, data, steps=steps))
         seconds = time.monotonic() - began
         self._say(f"round {task.round}: {done} in {seconds:.1f} s, sending {_size(answer)}")
         return answer
@@ -195,9 +201,7 @@ class SiteSide:
         if not isinstance(tree, dict) or not isinstance(tree.get("fidelity"), str):
             raise Malformed("it carries no settings")
         config = read_config(tree, tree["fidelity"])
-        if not self.device:
-            return config
-        return dataclasses.replace(config, compute=dataclasses.replace(config.compute, device=self.device))
+        return dataclasses.replace(config, compute=self.limits.compute(config.compute, self.device))
 
     def _require_agreement(self, header: Header) -> None:
         for name in FORM:
