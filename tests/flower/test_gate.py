@@ -28,7 +28,7 @@ from loopback import deployment, experiment, free_port, wait_for
 from serving import pem
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.deploy import entrance, forward, pki, rotation, scaffold, signing
+from proxyfl.deploy import entrance, forward, pki, rotation, signing
 from proxyfl.deploy import gate as gates
 from proxyfl.deploy.connector import Connector, Trouble, client_tls, why
 from proxyfl.deploy.programs import environment

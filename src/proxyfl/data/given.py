@@ -19,6 +19,7 @@ from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.medical import suffix_of
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, check_images, in_eight_bits, read_headers, samples_of
 from proxyfl.data.reader.columns import read_rows, read_texts
@@ -140,7 +141,7 @@ def _found(place: str, suffixes: Iterable[str]) -> list[Path]:
     """A file, those of a kind in a folder and in the folders in it, or those that a pattern fits."""
     path = Path(place).expanduser()
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
+        files = [file for file in path.rglob("*") if suffix_of(file) in suffixes and file.is_file()]
         if not files:
             what = "texts" if TEXT in suffixes else "images"
             raise DataError(f"there are no {what} in {place}; known are {', '.join(sorted(suffixes))}")

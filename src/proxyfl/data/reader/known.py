@@ -24,7 +24,8 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import SUFFIXES, Survey, decode_all, survey
+from proxyfl.data.images import Survey, decode_all, is_image, survey
+from proxyfl.data.medical import split_slice
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, read_arrays, read_headers
 from proxyfl.data.reader.columns import Rows, read_rows, read_texts
@@ -85,7 +86,7 @@ def find_form(path: Path) -> str:
         raise DataError(f"{path} does not exist; give a folder of images, a CSV of labels or an npz file")
     if path.suffix.lower() in (".csv", ".parquet", ".npz"):
         return path.suffix.lower()[1:]
-    kind = "an image" if path.suffix.lower() in SUFFIXES else f"a '{path.suffix}' file"
+    kind = "an image" if is_image(path) else f"a '{path.suffix}' file"
     raise DataError(f"{path} is {kind}; give a folder of images, a CSV of labels or an npz file")
 
 
@@ -279,7 +280,11 @@ def _by_number(classes: Sequence[str]) -> bool:
 
 def _kept(cache: Path, files: Sequence[Path], form: Form) -> Path:
     """Where the decoded images of these very files belong."""
-    states = [(str(file), state.st_size, state.st_mtime_ns) for file in files for state in (file.stat(),)]
+    states = [
+        (str(file), state.st_size, state.st_mtime_ns)
+        for file in files
+        for state in ((file if file.is_file() else split_slice(file)[0]).stat(),)
+    ]
     key = hashlib.sha256(json.dumps([CACHE_FORMAT, form.channels, form.size, states]).encode()).hexdigest()
     return cache / f"images-{key[:32]}.safetensors"
 
