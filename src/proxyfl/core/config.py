@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar
 
 from proxyfl.core.dealing import LabelSettings, PartitionSettings
@@ -326,11 +327,18 @@ class Config:
 
 
 def _table(section: Any) -> Tree:
-    return {spec.name: _plain(getattr(section, spec.name)) for spec in dataclasses.fields(section)}
+    return {name: _plain(getattr(section, name)) for name in _field_names(type(section))}
+
+
+@cache
+def _field_names(section: Any) -> tuple[str, ...]:
+    return tuple(spec.name for spec in dataclasses.fields(section))
 
 
 def _plain(value: Any) -> Any:
     """As TOML holds it: tables and lists, no tuples."""
+    if isinstance(value, (str, int, float)):
+        return value
     if dataclasses.is_dataclass(value):
         return _table(value)
     if isinstance(value, Mapping):

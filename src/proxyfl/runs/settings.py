@@ -242,7 +242,17 @@ def explained(config: Config, first_line: str = "") -> str:
 
 
 def identity(config: Config) -> str:
-    """A hash of everything that decides the result, for naming runs."""
+    """A hash of everything that decides the result, for naming runs. A config never changes: it is computed
+    once and kept with it.
+    """
+    known: dict[str, Any] = vars(config)
+    if "_identity" not in known:
+        known["_identity"] = _identity(config)
+    found: str = known["_identity"]
+    return found
+
+
+def _identity(config: Config) -> str:
     tree = config.to_tree()
     del tree["keep"], tree["preset"], tree["model"]["weights"]  # where weights lie; what they are counts
     if config.model.encoder:
@@ -254,20 +264,21 @@ def identity(config: Config) -> str:
 
 def _drop_later(settings: Any, tree: Tree) -> None:
     """Take out what came later and is at its default."""
-    section: Any = type(settings)
-    usual = _usual(section)
-    for spec in dataclasses.fields(settings):
-        value = getattr(settings, spec.name)
-        if spec.metadata.get("later") and value == getattr(usual, spec.name):
-            tree.pop(spec.name, None)
-        elif dataclasses.is_dataclass(value) and spec.name in tree:
-            _drop_later(value, tree[spec.name])
+    for name, later, usual in _usual(type(settings)):
+        value = getattr(settings, name)
+        if later and value == usual:
+            tree.pop(name, None)
+        elif dataclasses.is_dataclass(value) and name in tree:
+            _drop_later(value, tree[name])
 
 
 @cache
-def _usual(section: Any) -> Any:
-    """A section with every setting at its default."""
-    return section()
+def _usual(section: Any) -> list[tuple[str, bool, Any]]:
+    """What of a section came later or is a section itself: name, whether it came later, and default."""
+    usual = section()
+    fields = [(spec.name, bool(spec.metadata.get("later"))) for spec in dataclasses.fields(section)]
+    found = [(name, later, getattr(usual, name)) for name, later in fields]
+    return [each for each in found if each[1] or dataclasses.is_dataclass(each[2])]
 
 
 def default_name(config: Config) -> str:
