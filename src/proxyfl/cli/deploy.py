@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from proxyfl.cli import deploy_keep, deploy_life, deploy_look, deploy_scaffold, 
 from proxyfl.cli.common import INTERRUPTED, Quiet, command, err, examples, out, plain_table
 from proxyfl.cli.deploy_life import end_on_signals, require_flower, show
 from proxyfl.cli.deploy_scaffold import Folder
+from proxyfl.cli.ls import AsJson
 from proxyfl.core.errors import RunError
 
 if TYPE_CHECKING:
@@ -168,15 +170,18 @@ def run(
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
-@app.command(epilog=examples("proxyfl deploy status DIR"))
-def status(folder: Folder) -> None:
+@app.command(epilog=examples("proxyfl deploy status DIR", "proxyfl deploy status DIR --json"))
+def status(folder: Folder, as_json: AsJson = False) -> None:
     """Is the server up, which sites are connected, how far is the run."""
     require_flower()
     from proxyfl.deploy.settings import Deployment
-    from proxyfl.deploy.status import look
+    from proxyfl.deploy.status import as_table, look
 
     deployment = Deployment.read(folder)
     found = look(deployment)
+    if as_json:
+        typer.echo(json.dumps(as_table(deployment, found), indent=1))
+        return
     console = out()
     console.print(f"{deployment.name}: server {found.server} at {deployment.address}", markup=False)
     table = plain_table(

@@ -49,7 +49,17 @@ def site_side(site: Site) -> SiteSide:
 
     values = {name: getattr(site, name) for name in FORM}
     form = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return SiteSide(site.name, form, images, site.state, site.device, site.encoder)
+    return SiteSide(
+        site.name,
+        form,
+        images,
+        site.state,
+        site.device,
+        site.encoder,
+        scores=site.send_scores,
+        shares=site.share_model,
+        limits=site.limits,
+    )
 
 
 def train(message: Message, context: Context) -> Message:

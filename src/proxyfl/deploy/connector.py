@@ -21,9 +21,10 @@ from pathlib import Path
 import httpx
 
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import forward, gate, pki
+from proxyfl.deploy import expiry, forward, gate, pki
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
+from proxyfl.deploy.pace import Pace
 from proxyfl.deploy.peers import OwnSocket
 from proxyfl.deploy.settings import Site
 
@@ -94,6 +95,7 @@ class Connector:
         self.told = "nothing yet"
         self.clock: float | None = None
         self.reached = False
+        self.ask = Pace(site.max_kbit).ask if site.max_kbit else forward.ask
         self.client = forward.new_client(f"https://{address}", client_tls(site), gate.CONNECTIONS // 4)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +107,7 @@ class Connector:
     async def _pass_on(self, kind: str, scope: Scope, body: bytes) -> Answer:
         """What the server answers. While it does not let this site in, Flower's program is to try again."""
         try:
-            found = await forward.ask(self.client, kind, forward.headers_of(scope), body)
+            found = await self.ask(self.client, kind, forward.headers_of(scope), body)
         except httpx.HTTPError as error:
             self._tell(why(error, self.address, self.site))
             return Answer(503)
@@ -172,11 +174,9 @@ def why(error: BaseException, address: str, site: Site) -> Trouble:
             return Trouble("network", f"nothing listens at {address}; is 'proxyfl deploy server' running?")
         if isinstance(cause, ssl.SSLError) and any(alert in str(cause).upper() for alert in ALERTS):
             left = pki.days_left(site.certificate)
-            ended = f"ended {-left} days ago" if left < 0 else "is not accepted"
-            return Trouble(
-                "certificate",
-                f"{site.certificate} {ended} by the server; ask the federation's operator for a new one",
-            )
+            fault = expiry.end(left) if left < 0 else "is not accepted by the server"
+            ask = "ask the federation's operator for a new one"
+            return Trouble("certificate", f"{site.certificate} {fault}; {ask}")
     return Trouble(
         "network", f"{address} does not answer ({type(error).__name__}); is the port open from here?"
     )

@@ -41,11 +41,12 @@ LOOK = 1.0
 
 @dataclass(frozen=True)
 class Enrolled:
-    """A site's numbers of images."""
+    """A site's numbers of images, and whether it lets its models be measured at the other sites."""
 
     labelled: int
     unlabelled: int
     heldout: int = 0
+    shares: bool = False
 
 
 @dataclass
@@ -137,7 +138,8 @@ class Registrar:
         return client
 
     def _counts(self, client: int, header: Header) -> Enrolled:
-        row = Enrolled(*(whole(header, name) for name in ("labelled", "unlabelled", "heldout")))
+        numbers = (whole(header, name) for name in ("labelled", "unlabelled", "heldout"))
+        row = Enrolled(*numbers, shares=header.get("shares") is True)
         if min(row.labelled, row.unlabelled, row.heldout) < 0 or row.labelled + row.unlabelled == 0:
             raise Malformed("it has no images to train on")
         scenario = self.form.get("scenario", CLIENTS)

@@ -28,6 +28,7 @@ from proxyfl.deploy import fleet, forward, pki, seen, signing
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
 from proxyfl.deploy.roster import node_key, noted, previous_note, site_keys
 from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.tally import Tally
 
 CONNECTIONS = 32
 """Open connections of one site; its own program uses a quarter of them."""
@@ -60,6 +61,7 @@ class Door(socket.socket):
 
     opened: dict[str, list[tuple[socket.socket, Any]]]
     greeted: set[Any]
+    tally: Tally | None = None
 
     @classmethod
     def at(cls, host: str, port: int) -> Door:
@@ -100,6 +102,8 @@ class Door(socket.socket):
                     self.greeted.discard(address)
                 else:
                     log("stranger", host, "no-certificate", 0)
+                    if self.tally is not None:
+                        self.tally.turned_away()
             if not self.opened[host]:
                 del self.opened[host]
 
@@ -151,6 +155,7 @@ class Gate:
         self.requests = defaultdict[str, Allowance](lambda: Allowance(RATE, BURST))
         self.volume = defaultdict[str, Allowance](lambda: Allowance(volume / 60, volume))
         self.connections = defaultdict[str, int](int)
+        self.tally = Tally(deployment.state)
         trust = ssl.create_default_context(cafile=str(deployment.ca_certificate))
         self.client = forward.new_client(f"https://127.0.0.1:{port}", trust, ALL)
 
@@ -174,7 +179,9 @@ class Gate:
                 answer = _refuse(403, "message", why)
             else:
                 answer = await self._pass_on(site, kind, scope, body)
-        sizes = f"in={len(body) if isinstance(body, bytes) else 0} out={len(answer.body)}"
+        received = len(body) if isinstance(body, bytes) else 0
+        self.tally.note(site or "stranger", answer.status, received, len(answer.body))
+        sizes = f"in={received} out={len(answer.body)}"
         what = kind or ascii(f"{scope['method']} {scope['raw_path'].decode('latin1')}"[:100])
         took = f"{(time.monotonic() - began) * 1000:.0f}ms"
         log(site or "stranger", host, what, answer.status, note=f"{sizes} {took}")
@@ -297,12 +304,14 @@ def main(words: list[str]) -> None:
         pass
 
     Protocol.gate, Protocol.door = gate, door
+    door.tally = gate.tally
 
     alive = sign_of_life(deployment)
     alive.touch()
 
     async def sweep() -> None:
         door.sweep()
+        gate.tally.save()
         with contextlib.suppress(OSError):
             os.utime(alive)
 

@@ -234,7 +234,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
         f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled {what} "
         f"to train on, {sum(counts.held_out):,} kept back"
     )
-    for note in (*found.notes, *expiry.of_site(settings)):
+    for note in (*found.notes, *settings.limits_in_words, *expiry.of_site(settings)):
         say(f"note: {note}")
     if not settings.insecure and settings.trusted.is_file():
         say(f"{settings.name} {signing.told_of(settings)}")

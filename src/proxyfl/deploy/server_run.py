@@ -28,6 +28,7 @@ from proxyfl.data.dataset import Encoded, Split
 from proxyfl.data.partition import Partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.stream import ViewSettings
+from proxyfl.deploy.crosssite import SharedModels
 from proxyfl.deploy.draws import Draws
 from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
@@ -181,7 +182,9 @@ class DeployedServer:
                 enrolment.save(run.path)
             federation, _, measure = self._federation(run, config, method, enrolment)
             recorder = Recorder(run, config, whole, card, saved)
-            observers = (SourceNote(measure), recorder, self.audit, self.live)
+            observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.audit, self.live)
+            if (shared := self._shared(run, enrolment)) and isinstance(measure, SiteTest):
+                observers = (shared, *observers)
             with contextlib.closing(federation.engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
             run.event("finished", round=rounds)
@@ -303,13 +306,20 @@ class DeployedServer:
             every = config.keep.metrics == "all"
             measure = ServerTest(trainer, self._seen(split, config), form.taken[1], scores=every)
         else:
-            measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen)
+            measure = SiteTest(
+                self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen,
+                by_site=form.notes_sites, shared=self._shared(run, enrolment), last=config.federation.rounds,
+            )  # fmt: skip
         population = enrolment.population()
         federation = server_of(
             config, method, population, engine, measure, classes, store=self._store(run.server, config),
             spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own, form, config)),
         )  # fmt: skip
         return federation, trainer, measure
+
+    def _shared(self, run: RunDirectory, enrolment: Enrolment) -> SharedModels | None:
+        """The models of sites that let others measure them; none where nothing of single sites is noted."""
+        return SharedModels(run.path, enrolment) if self.deployment.notes_sites else None
 
     def _seen(self, split: Split, config: Config) -> Split:
         """The server's test images, or what the frozen encoder makes of them."""

@@ -19,6 +19,7 @@ from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.gate import sign_of_life
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
+from proxyfl.deploy.openmetrics import served
 from proxyfl.deploy.post import Post
 from proxyfl.deploy.programs import PatientLog, Program
 from proxyfl.deploy.settings import Deployment, Site
@@ -218,7 +219,7 @@ class Illness:
 
 def serve(deployment: Deployment, say: Say, ready: Callable[[], None]) -> NoReturn:
     """Run the server until it is stopped; one command at a time may."""
-    with operate.supervisor(deployment).taken():
+    with operate.supervisor(deployment).taken(), served(deployment, say):
         AuditLog(deployment.path).add("server started", address=deployment.address, pid=os.getpid())
         ServerWatch(deployment, Journal(deployment.state / "server.log", say)).serve(ready)
 
