@@ -64,11 +64,13 @@ def test_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the first patient is malignant" in said
 
 
+@pytest.mark.slow
 def test_odd_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_of("odd_client")(tmp_path, rounds=1, workers=0)
     assert "ward 5: score " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_frozen_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_of("frozen_encoder")(tmp_path, rounds=1, workers=0)
     said = capsys.readouterr()
