@@ -38,7 +38,7 @@ def images() -> proxyfl.Dataset:
 
 
 NETWORKS = ("mlp", "resnet8", "wrn-16-1", "linear")
-"""Every method trains the first in quick tests, two kinds of them all; on images test_contract.py asks more."""
+"""Quick tests train the first with every method, and all of them with two."""
 
 
 @cache
