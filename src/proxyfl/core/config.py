@@ -101,9 +101,19 @@ class TrainSettings:
     leak_momentum: bool = setting(
         False, "hand the momentum of one client to the next, as the released program does", code=True
     )
+    keep_momentum: str = setting(
+        "none",
+        "whose momentum lasts from round to round: each client's own, that of the server's own training",
+        choices=("none", "clients", "server", "all"),
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
+
+    def keeps_momentum(self, who: str) -> bool:
+        """Whether the momentum of ``who`` (clients, server) lasts from round to round."""
+        return self.keep_momentum in (who, "all")
 
     def lr_factor(self, round: int, rounds: int) -> float:
         """What the learning rate of this round (from 1) is multiplied by."""

@@ -14,11 +14,10 @@ import torch
 from proxyfl.core.config import Config
 from proxyfl.data import sources
 from proxyfl.methods import registry
-from proxyfl.paper.results import Known
+from proxyfl.paper.plan import Known
 from proxyfl.profiling.hardware import matrix_peak
 from proxyfl.runs.batch import BY_WORKERS, Job
 from proxyfl.runs.run import Run
-from proxyfl.runs.settings import identity
 
 GMAC = 0.195
 """Billions of multiplications of a forward pass: ResNet-8 of width 4, one image of 32 × 32."""
@@ -57,9 +56,9 @@ class Experience:
 
     @classmethod
     def of(cls, jobs: Iterable[Job], known: Known | None = None) -> Experience:
-        found, known = cls(), known or {}
+        found, known = cls(), known or Known()
         for job in {job.path: job for job in jobs}.values():
-            result = known.get(identity(job.config))
+            result = known.find(job.config)
             seconds = result.cpu_seconds if result else core_seconds(Run(job.path)) if job.finished else None
             if seconds:
                 found.seconds[protocol(job.config), job.config.method.name].append(seconds)

@@ -16,6 +16,7 @@ from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import build_aggregator, require_sound
 from proxyfl.core.config import Config, MethodSettings, TrainSettings, read_config
+from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.core.network import FROZEN, ModelSettings
 from proxyfl.core.settings import FIDELITIES, OBJECT, describe
@@ -164,10 +165,20 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
         raise ConfigError("train.nesterov needs train.optimiser = 'sgd' and train.momentum above 0")
     if train.leak_momentum and train.optimiser != "sgd":
         raise ConfigError("train.leak_momentum hands on the momentum of SGD; set it to false for AdamW")
+    if train.keep_momentum != "none" and (train.optimiser != "sgd" or train.leak_momentum):
+        raise ConfigError(
+            "train.keep_momentum keeps the momentum of SGD where it is; set train.optimiser = 'sgd' and "
+            "train.leak_momentum = false"
+        )
+    if train.keep_momentum == "server" and config.labels.where != SERVER:
+        raise ConfigError(
+            "train.keep_momentum = 'server', but the server has no images to train on; set labels.where = "
+            "'server'"
+        )
     if method.own_optimiser and train.optimiser.startswith(OBJECT):
         raise ConfigError(f"{method.name} trains with {method.own_optimiser}; take your own optimiser out")
     usual = TrainSettings()
-    schedule = ("optimiser", "nesterov", "schedule", "warmup", "max_grad_norm")
+    schedule = ("optimiser", "nesterov", "schedule", "warmup", "max_grad_norm", "keep_momentum")
     changed = [name for name in schedule if getattr(train, name) != getattr(usual, name)]
     if method.own_optimiser and changed:
         raise ConfigError(
