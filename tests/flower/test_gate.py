@@ -26,7 +26,7 @@ from loopback import deployment, experiment, free_port, wait_for
 from serving import pem
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.deploy import entrance, forward, pki, scaffold, signing
+from proxyfl.deploy import entrance, forward, pki, rotation, signing
 from proxyfl.deploy.connector import Connector, Trouble, client_tls, why
 from proxyfl.deploy.programs import environment
 from proxyfl.deploy.roster import NOTES, site_keys
@@ -324,7 +324,7 @@ def test_a_replaced_key_is_locked_out_without_a_restart(made, gate, behind):
     old = client_tls(made.site("site-02"))
     header = node_header(made, "site-02")
     assert post(made, "/v1/fleet/pull-messages", site="site-02") == (200, "")
-    scaffold.new_key(made.path, "site-02")
+    rotation.new_key(made.path, "site-02")
     locked = lambda: post(made, "/v1/fleet/pull-messages", context=old, headers=header) == (403, "key")  # noqa: E731
     wait_for(locked, "the old key is let in", 5)
     assert post(made, "/v1/fleet/pull-messages", site="site-02") == (200, "")

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture
 def small():
-    return experiment("proxyfl", rounds=2, per_round=4, subset=80, labels__per_class=4)
+    return experiment("fixmatch-gpl", rounds=2, per_round=4, subset=80, labels__per_class=4)
 
 
 def trainer_for(config, folder):

@@ -21,7 +21,7 @@ from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
 from proxyfl.data.medical import suffix_of
 from proxyfl.data.numbers import is_vectors
-from proxyfl.data.reader.arrays import Array, check_images, grey_bits, read_headers, samples_of
+from proxyfl.data.reader.arrays import Array, check_images, in_eight_bits, read_headers, samples_of
 from proxyfl.data.reader.columns import read_rows, read_texts
 from proxyfl.data.reader.tables import read_table
 from proxyfl.data.texts import NUMBERS, pack, unpack
@@ -169,8 +169,8 @@ def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Gi
             raise ValueError(f"it holds {in_words(bytes_)}, too much for this machine's memory")
         with np.load(file.expanduser(), allow_pickle=False) as content:
             read = content[f"{key}.npy"]
-        bits, note = grey_bits([read] if read.dtype == np.uint16 and not is_vectors(read) else [])
-        array = samples_of(file, key, read, bits)
+        to_bytes, note = in_eight_bits(f"{file}: {key}", [read])
+        array = samples_of(file, key, read, to_bytes)
     except FileNotFoundError:
         raise DataError(f"{file} does not exist") from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:

@@ -6,6 +6,7 @@ gate by mutual TLS, and knows why when the server cannot be reached.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import ssl
@@ -78,12 +79,18 @@ class Trouble:
 
 
 class Connector:
-    """Passes requests on. ``changed`` is told of trouble when it begins or changes, None once all is well."""
+    """Passes requests on. ``changed`` is told of trouble when it begins or changes, None once all is well;
+    ``approved`` says whether the owner agreed to an app, by its SHA-256.
+    """
 
     def __init__(
-        self, site: Site, address: str, changed: Callable[[Trouble | None], None] = lambda trouble: None
+        self,
+        site: Site,
+        address: str,
+        changed: Callable[[Trouble | None], None] = lambda trouble: None,
+        approved: Callable[[str], bool] = lambda app: True,
     ) -> None:
-        self.site, self.address, self.changed = site, address, changed
+        self.site, self.address, self.changed, self.approved = site, address, changed, approved
         self.trouble: Trouble | None = None
         self.told = "nothing yet"
         self.clock: float | None = None
@@ -112,7 +119,21 @@ class Connector:
             return Answer(503)
         self.reached = True
         self._tell(None)
-        return forward.of_response(found)
+        answer = forward.of_response(found)
+        return self._agreed(answer) if kind == "get-fab" and answer.status == 200 else answer
+
+    def _agreed(self, answer: Answer) -> Answer:
+        """An app that the owner did not approve loses its signature: Flower's program then does not run it,
+        and tells the server so.
+        """
+        from flwr.proto.fab_pb2 import GetFabResponse
+
+        told = GetFabResponse()
+        told.ParseFromString(answer.body)
+        if self.approved(hashlib.sha256(told.fab.content).hexdigest()):
+            return answer
+        told.fab.verifications.clear()
+        return Answer(answer.status, told.SerializeToString(), answer.headers)
 
     def _measure(self, date: str) -> None:
         try:

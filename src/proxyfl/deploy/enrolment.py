@@ -19,12 +19,13 @@ import numpy as np
 from flwr.app import MessageType, RecordDict
 
 from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER
-from proxyfl.core.errors import RunError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
 from proxyfl.core.text import told
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.engines.flower.codec import Malformed, content, header_of, text, whole
 from proxyfl.engines.flower.grid import Courier
+from proxyfl.engines.flower.protocol import negotiated
 from proxyfl.engines.serialization import Header
 from proxyfl.federation.sampling import Population
 
@@ -150,6 +151,10 @@ class Registrar:
             raise Malformed(
                 f"it claims {claimed} images; federation.toml allows max_images = {self.max_images}"
             )
+        try:
+            negotiated(header, self.roster.name(client), "the server")
+        except ConfigError as error:
+            raise Malformed(str(error)) from None
         said = header.get("versions")
         for package in ("proxyfl", "torch"):
             ours, theirs = metadata.version(package), said.get(package) if isinstance(said, dict) else None

@@ -24,9 +24,9 @@ from typing import Any
 import httpx
 
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.deploy import fleet, forward, pki, signing
+from proxyfl.deploy import fleet, forward, pki, seen, signing
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
-from proxyfl.deploy.roster import node_key, noted, site_keys
+from proxyfl.deploy.roster import node_key, noted, previous_note, site_keys
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.tally import Tally
 
@@ -211,11 +211,22 @@ class Gate:
         if kind == "activate-node" and found.status_code == NOT_ACTIVATED:
             return self._turned_away(site, scope["proxyfl.key"])
         answer = forward.of_response(found)
+        if kind == "activate-node" and answer.status == 200:
+            self._let_in(site, scope)
         return self._signed(answer) if kind == "get-fab" and answer.status == 200 else answer
+
+    def _let_in(self, site: str, scope: Scope) -> None:
+        """A site that came with its new key has no former one any more; and by whose certificate it came."""
+        try:
+            current = scope["proxyfl.key"] in site_keys(self.deployment, former=False)
+            seen.settle_key(self.deployment, site, current, scope["proxyfl.issuer"])
+        except (ProxyFLError, OSError) as error:
+            log("gate", "-", "not-noted", 0, note=str(error))
 
     def _turned_away(self, site: str, key: bytes) -> Answer:
         """Why the SuperLink does not take a site in: it has not its key, or another session of it."""
-        if noted(self.deployment, site).get("key") != key.hex():
+        notes = (site, previous_note(self.deployment, site).name)
+        if key.hex() not in [noted(self.deployment, note).get("key") for note in notes]:
             return _refuse(403, "unregistered", "the server was not restarted since this key was made")
         return _refuse(403, "session", "an earlier session of this site has not ended")
 
@@ -241,7 +252,8 @@ class GateProtocol(forward.PatientProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.door.greeted.add(transport.get_extra_info("peername"))
-        self.key = pki.key_of(transport.get_extra_info("ssl_object").getpeercert(True))
+        shown = transport.get_extra_info("ssl_object").getpeercert(True)
+        self.key, self.issuer = pki.key_of(shown), seen.issuer_of(shown)
         self.site = self.gate.sites.name(self.key) or "stranger"
         self.gate.connections[self.site] += 1
         if self.gate.connections[self.site] > CONNECTIONS:
@@ -253,7 +265,7 @@ class GateProtocol(forward.PatientProtocol):
         super().connection_lost(exc)
 
     async def called(self, inner: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        await inner({**scope, "proxyfl.key": self.key}, receive, send)
+        await inner({**scope, "proxyfl.key": self.key, "proxyfl.issuer": self.issuer}, receive, send)
 
 
 def log(who: str, host: str, what: str, status: int, note: str = "") -> None:

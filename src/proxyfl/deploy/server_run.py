@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
+from proxyfl.deploy.server_audit import ServerAudit
 from proxyfl.deploy.server_data import open_server_data, own_images, require_same, seal
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
@@ -43,6 +44,7 @@ from proxyfl.encoders import load_encoder, settle_encoder
 from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
+from proxyfl.engines.flower.protocol import spoken
 from proxyfl.engines.flower.site import FORM
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, numerics
@@ -77,7 +79,8 @@ class DeployedServer:
         self.deployment, self.directory = deployment, RunDirectory(deployment.run, self.again)
         self.live = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run, aloud=True)
         self.roster = SiteRoster(grid, deployment)
-        self.courier = Courier(grid, self.roster)
+        self.audit = ServerAudit(deployment, self.roster)
+        self.courier = Courier(grid, self.roster, self.audit)
         self.form = {name: _plain(getattr(deployment, name)) for name in FORM}
         self.registrar = Registrar(
             self.courier, self.roster, self._enrolling(), self.say, deployment.max_images
@@ -90,10 +93,9 @@ class DeployedServer:
         return open_server_data(self.deployment) if self.deployment.server_data else None
 
     def _enrolling(self) -> dict[str, Any]:
-        """What a site is told when it enrols; where an encoder reads its data, that is then done."""
-        if not self.deployment.encoded:
-            return self.form
-        return {**self.form, "config": json.loads(json.dumps(self.deployment.config.to_tree()))}
+        """What a site is told when it enrols: what it has to agree with, and what its owner approved."""
+        config = json.loads(json.dumps(self.deployment.config.to_tree()))
+        return {**self.form, **spoken(), "config": config}
 
     def say(self, text: str) -> None:
         self.live.tell("note", text=text)
@@ -109,6 +111,7 @@ class DeployedServer:
                     self._continue()
         except StopAsked as asked:
             self.live.tell("stopped", asked=True, reason=str(asked), text=f"{asked}; the checkpoint is kept")
+            self.audit.failed(asked)
         except (KeyboardInterrupt, SystemExit):  # by who stops the run, or by the end of the SuperLink
             self.live.tell("interrupted", text="interrupted; the checkpoint is kept")
             raise
@@ -118,6 +121,8 @@ class DeployedServer:
         except BaseException as error:
             reason = str(error) or type(error).__name__
             self.live.tell("stopped", reason=reason, text=f"stopped: {reason}", full=_is_full(error))
+            with contextlib.suppress(OSError, RunError):  # the reason itself, where the disk is full
+                self.audit.failed(error)
             raise
 
     def _create(self) -> None:
@@ -170,18 +175,20 @@ class DeployedServer:
         if state.round < rounds:
             run.event("resumed" if state.round else "started", round=state.round)
             self.live.tell("resumed" if state.round else "started", round=state.round, rounds=rounds)
+            self.audit.begin("run resumed" if state.round else "run started", round=state.round)
             enrolment = Enrolment.load(run.path, self.deployment.sites)
             if len(enrolment.counts) < min(self.deployment.quorum, len(enrolment.sites)):
                 self._gather(enrolment)
                 enrolment.save(run.path)
             federation, _, measure = self._federation(run, config, method, enrolment)
             recorder = Recorder(run, config, whole, card, saved)
-            observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.live)
+            observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.audit, self.live)
             if (shared := self._shared(run, enrolment)) and isinstance(measure, SiteTest):
                 observers = (shared, *observers)
-            with closing(federation.engine), numerics(config.compute):
+            with contextlib.closing(federation.engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
             run.event("finished", round=rounds)
+            self.audit.log.add("run finished", round=rounds)
         self.live.tell("finished", round=rounds, text=f"finished after {rounds} rounds: {run.path}")
 
     def _play(
@@ -246,6 +253,7 @@ class DeployedServer:
             enrolment.save(self.directory.path)
             federation.population = enrolment.population()
             self.directory.event("removed", client=client, site=enrolment.sites[client])
+            self.audit.log.add("removed", site=enrolment.sites[client])
             self.say(f"{enrolment.sites[client]} was removed and takes part no longer")
         if new := self.registrar.enrol(enrolment):
             enrolment.save(self.directory.path)
@@ -283,6 +291,7 @@ class DeployedServer:
         versions, frozen = trainer.store.versions, frozen_part(trainer)
         setup = {
             **self.form,
+            **spoken(),
             "config": json.loads(json.dumps(config.to_tree())),
             "run": enrolment.run,
             "versions": versions,

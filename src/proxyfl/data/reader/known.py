@@ -235,7 +235,7 @@ def _misfits(file: Path, samples: Array, form: Form) -> list[str]:
 
 def _labels(file: Path, labels: Tensor, names: Sequence[str] | None, form: Form, by_name: bool) -> Tensor:
     """Labels as numbers in the order that is wanted."""
-    if by_name:
+    if by_name or (names is None and _by_number(form.classes)):
         labels = _renumbered(file, labels, names, list(form.classes))
     wrong = ((labels < NO_LABEL) | (labels >= len(form.classes))).nonzero()[:, 0].tolist()
     if not wrong:
@@ -256,18 +256,26 @@ def _fitting(samples: Array, labels: Tensor, form: Form) -> Split:
 
 def _renumbered(file: Path, labels: Tensor, names: Sequence[str] | None, classes: list[str]) -> Tensor:
     """Labels of a file with its own order of classes, as numbers in ours."""
-    own = [str(number) for number in range(len(classes))] if names is None else list(names)
-    if names is None and own != classes:
+    if names is None and not _by_number(classes):
         raise DataError(
             f"{file} has no array 'classes', so nobody knows which class a number means; add the names, in "
             "the order of their numbers"
         )
-    if bool((labels >= len(own)).any()):
-        raise DataError(f"{file}: an image has class {int(labels.max())}, but there are {len(own)} names")
-    for number in sorted(set(labels[labels >= 0].tolist())):
-        class_number(own[number], classes, str(file))
-    places = torch.tensor([classes.index(name) if name in classes else NO_LABEL for name in own])
-    return torch.where(labels < 0, labels, places[labels.clamp(min=0)])
+    known, places = labels.unique(return_inverse=True)
+    if names is not None and len(known) and int(known[-1]) >= len(names):
+        raise DataError(f"{file}: an image has class {int(known[-1])}, but there are {len(names)} names")
+    numbers = [
+        label
+        if label < 0
+        else class_number(str(label) if names is None else names[label], classes, str(file))
+        for label in known.tolist()
+    ]
+    return torch.tensor(numbers, dtype=torch.int64)[places]
+
+
+def _by_number(classes: Sequence[str]) -> bool:
+    """Whether classes are called by numbers: 0, 1, … or, as many people count, from 1 on, or with gaps."""
+    return all(name.isascii() and name.isdecimal() for name in classes)
 
 
 def _kept(cache: Path, files: Sequence[Path], form: Form) -> Path:

@@ -40,11 +40,13 @@ from proxyfl.engines.flower.codec import (
 )
 from proxyfl.engines.flower.frozen import settle_frozen
 from proxyfl.engines.flower.limits import Limits
+from proxyfl.engines.flower.protocol import spoken
 from proxyfl.engines.serialization import Header
 from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch, evaluate
+from proxyfl.federation.histograms import counts_scores
 from proxyfl.methods import registry
 from proxyfl.models import Network
 
@@ -106,7 +108,7 @@ class SiteSide:
         if self.shares:
             counts["shares"] = True
         versions = {name: metadata.version(name) for name in ("proxyfl", "torch")}
-        return content({"kind": "enrolled", "name": self.name, **counts, "versions": versions})
+        return content({"kind": "enrolled", "name": self.name, **counts, **spoken(), "versions": versions})
 
     def _train(self, records: RecordDict, header: Header) -> RecordDict:
         if why := text(header, LEFT_OUT, 400):
@@ -145,7 +147,7 @@ class SiteSide:
                 views.std,
                 batch=eval_batch(compute.eval_batch, trainer.factory.image_size, trainer.device),
                 autocast=lambda: autocast(compute, trainer.device),
-                histograms=self.scores and config.keep.metrics == "all" and not config.privacy.clip,
+                histograms=self.scores and counts_scores(config),
             )
         counts = {"confusion": result.confusion}
         if result.histograms is not None:
