@@ -207,6 +207,17 @@ def decode_all(found: Survey, channels: int, size: int, title: str) -> tuple[np.
     return images, note if deep else ""
 
 
+def with_channels(images: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
+    """Arrays of images (N, 1 or 3, H, W) in grey or in colour, as :func:`decode` makes them of files."""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 1:
+        return images.repeat(channels, axis=1)
+    red, green, blue = (images[:, place].astype(np.uint32) for place in range(3))
+    grey = (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16  # Pillow's weights
+    return grey.astype(np.uint8)[:, None]
+
+
 def bits_for(highest: int) -> int:
     """How many bits an instrument has whose largest grey level this is."""
     return next(bits for bits in BITS if highest < 1 << bits)
