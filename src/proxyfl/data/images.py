@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import warnings
@@ -168,7 +169,9 @@ class Survey:
     @property
     def named(self) -> str:
         """The damaged images in one list, up to a bound."""
-        names = ", ".join(str(file)[-LONGEST_NAME:] for file in list(self.faults)[:MOST_NAMED])
+        here = Path.cwd()
+        shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in self.faults)
+        names = ", ".join(str(file)[-LONGEST_NAME:] for file in itertools.islice(shown, MOST_NAMED))
         more = len(self.faults) - MOST_NAMED
         return names + (f" and {more:,} more" if more > 0 else "")
 
