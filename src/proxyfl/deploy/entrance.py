@@ -21,8 +21,8 @@ from proxyfl.models import Network
 PORT_FILE = "superlink.port"
 """Below the deployment's state: the port of the loopback device at which the SuperLink was started."""
 
-START = 60.0
-"""Seconds that the gate has for opening."""
+START = 180.0
+"""Seconds that the gate has for opening, as the other programs have: a busy machine is no illness."""
 
 MODELS, MORE = 8, 64 << 20
 """A site may send so many models in a minute, and so many bytes more."""
