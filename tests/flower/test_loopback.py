@@ -99,6 +99,7 @@ def refused(strange):
     assert all(program.ended is None for program in programs)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_sites_are_bit_equal_to_the_simulation(tmp_path):
     """What takes half a minute of the test below."""

@@ -22,7 +22,7 @@ PORT_FILE = "superlink.port"
 """Below the deployment's state: the port of the loopback device at which the SuperLink was started."""
 
 START = 180.0
-"""Seconds that the gate has for opening, as the other programs have: a busy machine is no illness."""
+"""Seconds that the gate has for opening."""
 
 MODELS, MORE = 8, 64 << 20
 """A site may send so many models in a minute, and so many bytes more."""
