@@ -35,6 +35,7 @@ site: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/memory.py
 
 # Vulnerabilities and licences of all pinned packages. Exit code 3, said in words, where no advisory database

@@ -264,7 +264,8 @@ def _identity(config: Config) -> str:
 
 def _drop_later(settings: Any, tree: Tree) -> None:
     """Take out what came later and is at its default."""
-    for name, later, usual in _usual(type(settings)):
+    section: Any = type(settings)
+    for name, later, usual in _usual(section):
         value = getattr(settings, name)
         if later and value == usual:
             tree.pop(name, None)
