@@ -25,6 +25,7 @@ import numpy as np
 
 from proxyfl import Experiment, resume
 from proxyfl.core.checksum import read_verified
+from proxyfl.core.dealing import SCENARIOS
 from proxyfl.core.state import content_hash
 from proxyfl.methods import registry
 from proxyfl.runs.settings import identity
@@ -68,10 +69,16 @@ def cases(drawn: Path) -> Iterable[tuple[str, str, dict[str, Any]]]:
     """(name, method, settings) of each."""
     sources = {"digits": {"subset": 160}, "drawn": {"data__name": f"npz:{drawn}", "labels__rule": "release"}}
     for source, data in sources.items():
-        for name in (recipe.name for recipe in registry.recipes("clients")):
-            yield f"{name} on {source}", name, {**TINY, **data}
+        for name in (recipe.name for recipe in registry.recipes()):
+            yield f"{name} on {source}", name, {**TINY, **data, **scenario(name)}
     for name, (method, settings) in COMPOSITIONS.items():
         yield name, method, {**TINY, **sources["digits"], **settings}
+
+
+def scenario(method: str) -> dict[str, str]:
+    """Who has labels: every client, where the method is defined so; else the first scenario that it is for."""
+    where = next(where for where in SCENARIOS if registry.defined(registry.create(method), where))
+    return {} if where == SCENARIOS[0] else {"labels__where": where}
 
 
 def draw(path: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from proxyfl.core.dealing import LabelSettings, PartitionSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.network import ModelSettings
-from proxyfl.core.settings import FIDELITIES, check_fields, read_section, setting
+from proxyfl.core.settings import FIDELITIES, check_fields, known_fidelity, read_section, setting
 from proxyfl.core.trees import Tree
 from proxyfl.core.views import EncoderSettings, TextSettings, VectorSettings
 
@@ -103,6 +103,16 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
+
+    @classmethod
+    def of(cls, fidelity: str, **values: Any) -> TrainSettings:
+        """As ``code`` or ``paper`` has them, but for the values given.
+
+        >>> import proxyfl
+        >>> proxyfl.Train.of("code", epochs=2).leak_momentum
+        True
+        """
+        return read_section(cls, values, known_fidelity(fidelity), "train.")
 
     def lr_factor(self, round: int, rounds: int) -> float:
         """What the learning rate of this round (from 1) is multiplied by."""

@@ -24,6 +24,13 @@ LARGEST = 10**18
 """What no whole number of a config reaches, so that it fits wherever it is used."""
 
 
+def known_fidelity(name: str) -> str:
+    """The name, where it is one."""
+    if name not in FIDELITIES:
+        raise ConfigError(f"unknown fidelity '{name}'; {nearest(name, FIDELITIES)}")
+    return name
+
+
 def setting(
     default: Any,
     meaning: str,

@@ -144,7 +144,7 @@ def _confusion(reply: RecordDict | str, classes: int, registered: int) -> Tensor
 
 
 class SourceNote:
-    """An observer, told before the recorder: a measured round's metrics say where its accuracy is from."""
+    """An observer, before the recorder: a measured round's metrics say where its accuracy is from."""
 
     def __init__(self, measure: ServerTest | SiteTest) -> None:
         self.measure = measure

@@ -43,7 +43,7 @@ class Engine(Protocol):
 
 @dataclass
 class RoundReport:
-    """What observers are told after a round; ``state`` is what a checkpoint must hold."""
+    """What observers get after a round; ``state`` is what a checkpoint must hold."""
 
     state: ServerState
     metrics: dict[str, Any]

@@ -103,7 +103,7 @@ def estimate(config: Config) -> float:
     pool = _images(config) / config.partition.clients
     batch = train.batch if train.epoch == "release" else train.batch * train.mu
     steps = max(1, int(pool // batch)) * train.epochs * federation.per_round * federation.rounds
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    method = registry.method_of(config)
     unlabelled = train.batch * train.mu
     views = len({"u_weak", "u_strong"} & set(method.wants))
     passes = BACKWARD * (train.batch + views * unlabelled) + (unlabelled if views else 0)
