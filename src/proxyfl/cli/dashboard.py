@@ -51,13 +51,13 @@ def dashboard(
         place = find_run(run).resolve()
         RunDirectory(place).require()
         server = _server(place.parent, port, place.name)
-        what, url = f"the run {place}", server.link("run", name=place.name)
+        told, url = f"the run {place}", server.link("run", name=place.name)
     elif runs.is_dir():
         server = _server(runs, port)
-        what, url = f"runs in {runs}", server.link()
+        told, url = f"runs in {runs}", server.link()
     else:
         raise RunError(f"{runs} is not a folder; start a run first, or name the folder with --runs")
-    out().print(f"{url}  ({what}; Ctrl-C ends it)", markup=False, soft_wrap=True)
+    out().print(f"{url}  ({told}; Ctrl-C ends it)", markup=False, soft_wrap=True)
     with _opened(url) if browser else nullcontext():
         serve(server)
 

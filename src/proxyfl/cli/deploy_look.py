@@ -116,13 +116,13 @@ def check(
         own = open_server_data(deployment, str(data))
         _show_counts("the server", data, deployment, own, notes(own))
     elif site is not None:
-        settings = Site.read(site)
-        found = open_data(settings, data)
-        _show_counts(settings.name, data, settings, found, [*found.notes, *_of_folder(settings)])
-        if not settings.insecure and settings.trusted.is_file():
-            from proxyfl.deploy.signing import trust_in_words
+        told = Site.read(site)
+        found = open_data(told, data)
+        _show_counts(told.name, data, told, found, [*found.notes, *_of_folder(told)])
+        if not told.insecure and told.trusted.is_file():
+            from proxyfl.deploy.signing import told_of
 
-            out().print(f"{settings.name} {trust_in_words(settings)}", markup=False, soft_wrap=True)
+            out().print(f"{told.name} {told_of(told)}", markup=False, soft_wrap=True)
     out().print("nothing was sent")
 
 
@@ -149,7 +149,7 @@ def _show_counts(
 
 
 def _of_folder(site: Site) -> list[str]:
-    """Notes on the site's folder: what ends soon, what is missing."""
+    """What there is to tell about the site's folder: what ends soon, what is missing."""
     from proxyfl.deploy.expiry import of_site
 
     return [*of_site(site), *_missing(site)]

@@ -104,16 +104,6 @@ class TrainSettings:
     def __post_init__(self) -> None:
         check_fields(self, "train.")
 
-    @classmethod
-    def of(cls, fidelity: str, **values: Any) -> TrainSettings:
-        """As ``code`` or ``paper`` has them, but for the values given.
-
-        >>> import proxyfl
-        >>> proxyfl.Train.of("code", epochs=2).leak_momentum
-        True
-        """
-        return read_section(cls, values, known_fidelity(fidelity), "train.")
-
     def lr_factor(self, round: int, rounds: int) -> float:
         """What the learning rate of this round (from 1) is multiplied by."""
         if round <= self.warmup:
@@ -124,6 +114,16 @@ class TrainSettings:
         if self.schedule == "step":
             return float(self.decay ** (done // self.decay_every))
         return 1.0
+
+    @classmethod
+    def of(cls, fidelity: str, **values: Any) -> TrainSettings:
+        """As ``code`` or ``paper`` has them, but for the values given.
+
+        >>> import proxyfl
+        >>> proxyfl.Train.of("code", epochs=2).leak_momentum
+        True
+        """
+        return read_section(cls, values, known_fidelity(fidelity), "train.")
 
 
 @dataclass(frozen=True)

@@ -77,14 +77,14 @@ class Trouble:
 
 
 class Connector:
-    """Passes requests on. ``changed`` is called with each new problem, and with None once all is well."""
+    """Passes requests on. ``changed`` is told of trouble when it begins or changes, None once all is well."""
 
     def __init__(
         self, site: Site, address: str, changed: Callable[[Trouble | None], None] = lambda trouble: None
     ) -> None:
         self.site, self.address, self.changed = site, address, changed
         self.trouble: Trouble | None = None
-        self.reported = "nothing yet"
+        self.told = "nothing yet"
         self.clock: float | None = None
         self.reached = False
         self.client = forward.new_client(f"https://{address}", client_tls(site), gate.CONNECTIONS // 4)
@@ -134,8 +134,8 @@ class Connector:
 
     def _tell(self, trouble: Trouble | None) -> None:
         kind, self.trouble = trouble.kind if trouble else "", trouble
-        if kind != self.reported:
-            self.reported = kind
+        if kind != self.told:
+            self.told = kind
             self.changed(trouble)
 
 

@@ -209,7 +209,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
     for note in (*found.notes, *expiry.of_site(settings)):
         say(f"note: {note}")
     if not settings.insecure and settings.trusted.is_file():
-        say(f"{settings.name} {signing.trust_in_words(settings)}")
+        say(f"{settings.name} {signing.told_of(settings)}")
 
 
 def require_server(deployment: Deployment, say: Say | None = None) -> None:

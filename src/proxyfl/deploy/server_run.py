@@ -89,7 +89,7 @@ class DeployedServer:
         return open_server_data(self.deployment) if self.deployment.server_data else None
 
     def _enrolling(self) -> dict[str, Any]:
-        """What a site receives when it enrols; where an encoder reads its data, that is then done."""
+        """What a site is told when it enrols; where an encoder reads its data, that is then done."""
         if not self.deployment.encoded:
             return self.form
         return {**self.form, "config": json.loads(json.dumps(self.deployment.config.to_tree()))}

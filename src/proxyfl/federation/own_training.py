@@ -41,10 +41,10 @@ class OwnImages:
             trainer.network.train().requires_grad_(True)
             for batches in every_step(ctx):
                 trainer.method.learn(next(batches), ctx)
-        measured = {"loss": float(ctx.losses["supervised"]) / ctx.steps, "steps": float(ctx.steps)}
+        told = {"loss": float(ctx.losses["supervised"]) / ctx.steps, "steps": float(ctx.steps)}
         trained = trainer.method.learned(ctx)
         vars(ctx).clear()
-        return trained, measured
+        return trained, told
 
     def measure(self, round: int, weights: Tensors) -> Tensors:
         """What static batch norm sees of the images, as sums."""

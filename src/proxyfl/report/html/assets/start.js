@@ -60,7 +60,7 @@ function sectionKey(id, data) {
 
 function follow(address, take) {
   const source = new EventSource(address);
-  const notice = el("p", { class: "muted", role: "status", hidden: true }, "The dashboard has stopped; this page shows what it last received.");
+  const notice = el("p", { class: "muted", role: "status", hidden: true }, "The dashboard has stopped; this page shows what was last told.");
   document.body.prepend(notice);
   source.onmessage = (event) => take(JSON.parse(event.data));
   source.onopen = () => (notice.hidden = true);
@@ -85,7 +85,7 @@ function drawList({ folder, runs }) {
   if (focused) [...main.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
 }
 
-// Every new round is announced by the server; the page then asks for its data, one request at a time.
+// Every new round is told by the server; the page then asks for its data, one request at a time.
 function followRuns(query) {
   let busy = false, again = false;
   const load = async () => {
