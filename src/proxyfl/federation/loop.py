@@ -92,7 +92,7 @@ class RoundReport:
 
 
 class Observer(Protocol):
-    """Someone who follows a run."""
+    """Someone who follows a run. A class that inherits from it has only to say what it cares for."""
 
     def round_started(self, round: int, clients: list[int]) -> None: ...
 

@@ -355,15 +355,11 @@ def _usual_network(data: Dataset) -> str:
     return "mlp" if data.is_vectors else "resnet8"
 
 
-class _Taken:
+class _Taken(Observer):
     """An observer that holds a round's report until it is asked for."""
 
     def __init__(self) -> None:
         self.report: RoundReport | None = None
-
-    def round_started(self, round: int, clients: list[int]) -> None: ...
-
-    def answered(self, answer: object) -> None: ...
 
     def round_finished(self, report: RoundReport) -> None:
         self.report = report
