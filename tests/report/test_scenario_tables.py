@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from proxyfl.methods import registry
+from proxyfl.methods.fixmatch import FixMatch
+from proxyfl.methods.registry import Recipe
 from proxyfl.report.pages import refreshed, results
 from proxyfl.report.scenario_tables import measured, methods
 
@@ -25,6 +30,14 @@ def test_methods_are_listed_with_what_they_send_and_the_reasons_where_they_are_n
     assert "| `semifl` | – | yes | – | the size of the fix set up (1 number) |" in lines
     assert "| `fixmatch-gpl` | yes | yes | yes | nothing |" in lines
     assert any(line.startswith("- not with `server`: `feddure`, because its regulators") for line in lines)
+
+
+def test_a_method_that_is_being_written_makes_no_page_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = methods()
+    for name in ("_recipes", "_shown"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    registry.register(Recipe("fresh", "as new-method writes it", FixMatch))
+    assert methods() == before
 
 
 def test_results_stand_beside_the_lower_bound_of_their_scenario(tmp_path: Path) -> None:

@@ -22,12 +22,14 @@ By = dict[str, dict[int, dict[str, float]]]
 
 
 def methods() -> str:
-    """Every method of the library: the scenarios in which it is defined, and what travels beside weights."""
+    """Every method that has a group in listings: the scenarios in which it is defined, and what travels
+    beside weights. A plug-in, or a method that is being written, has none.
+    """
     lines = [f"| method | {' | '.join(SCENARIOS)} | sent beside the weights |", "|---|:-:|:-:|:-:|---|"]
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for recipe in registry.recipes():
-        if not recipe.method.__module__.startswith("proxyfl.methods."):
-            continue  # somebody's plug-in
+        if registry.shown(recipe.name).group == registry.OTHERS:
+            continue
         method = registry.create(recipe.name)
         cells = []
         for where in SCENARIOS:
