@@ -25,7 +25,7 @@ def main() -> int:
     stale = []
     for page in [*sorted((DOCS / "methods").glob("*.md")), *sorted(DOCS.glob("*.md"))]:
         old = page.read_text(encoding="utf-8")
-        of_paper = page.name == "paper.md"
+        of_paper = page.name.startswith("paper")
         new = paper_pages.refreshed(old, MEASURED) if of_paper else refreshed(old, RESULTS)
         if of_paper and not check:
             paper_pages.draw_pictures(new, MEASURED, DOCS / "images")

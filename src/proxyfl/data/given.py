@@ -20,8 +20,9 @@ from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.medical import suffix_of
 from proxyfl.data.numbers import is_vectors
-from proxyfl.data.reader.arrays import Array, check_images, grey_bits, read_headers, samples_of
+from proxyfl.data.reader.arrays import Array, check_images, in_eight_bits, read_headers, samples_of
 from proxyfl.data.reader.columns import read_rows, read_texts
 from proxyfl.data.reader.tables import read_table
 from proxyfl.data.texts import NUMBERS, pack, unpack
@@ -139,7 +140,7 @@ def _found(place: str, suffixes: Iterable[str]) -> list[Path]:
     """A file, those of a kind in a folder and in the folders in it, or those that a pattern fits."""
     path = Path(place).expanduser()
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
+        files = [file for file in path.rglob("*") if suffix_of(file) in suffixes and file.is_file()]
         if not files:
             what = "texts" if TEXT in suffixes else "images"
             raise DataError(f"there are no {what} in {place}; known are {', '.join(sorted(suffixes))}")
@@ -167,8 +168,8 @@ def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Gi
             raise ValueError(f"it holds {in_words(bytes_)}, too much for this machine's memory")
         with np.load(file.expanduser(), allow_pickle=False) as content:
             read = content[f"{key}.npy"]
-        bits, note = grey_bits([read] if read.dtype == np.uint16 and not is_vectors(read) else [])
-        array = samples_of(file, key, read, bits)
+        to_bytes, note = in_eight_bits(f"{file}: {key}", [read])
+        array = samples_of(file, key, read, to_bytes)
     except FileNotFoundError:
         raise DataError(f"{file} does not exist") from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:

@@ -16,9 +16,11 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from proxyfl.core.errors import DataError
+from proxyfl.data import medical
 from proxyfl.data.files import progress
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+PICTURES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SUFFIXES = PICTURES | frozenset(medical.SUFFIXES)
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What Pillow may take a file for, whatever its name. Of the others one starts an interpreter (EPS)."""
 
@@ -41,6 +43,11 @@ FAULTS = (
     *(RuntimeError, struct.error, zlib.error),
 )
 """What Pillow's decoders raise on damaged files, the decompression bombs apart."""
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file's name is that of an image; a slice may be named behind it."""
+    return medical.suffix_of(path) in SUFFIXES
 
 
 def _inside(path: Path, home: Path) -> bool:
@@ -68,7 +75,7 @@ def list_folder(folder: Path, within: Path) -> tuple[list[Path], list[Path], int
                 raise DataError(f"{path} is a link that leads out of {within}; copy the file there instead")
             if entry.is_dir():
                 folders.append(path)
-            elif entry.is_file() and path.suffix.lower() in SUFFIXES:
+            elif entry.is_file() and is_image(path):
                 files.append(path)
             else:
                 others += 1
@@ -89,6 +96,10 @@ def every_image(folder: Path, root: Path) -> tuple[list[Path], int]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
+    if medical.suffix_of(path) in medical.SUFFIXES:
+        with medical.open_medical(path) as image:
+            yield image
+        return
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

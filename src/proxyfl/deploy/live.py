@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.records import CPU
-from proxyfl.core.state import Failure, Update
+from proxyfl.core.state import Failure, Update, size_in_bytes
 from proxyfl.engines.flower.grid import GONE
 from proxyfl.federation.loop import RoundReport
 
@@ -74,7 +74,9 @@ class LiveLog:
                 self.left_out[answer.client] = f"round {answer.round}: it was not there by the deadline"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:
-            self.tell("answered", round=answer.round, client=answer.client, site=name)
+            sent = size_in_bytes(answer.weights) + size_in_bytes(answer.extras)
+            details = {"bytes": sent, "seconds": round(answer.seconds, 3)}
+            self.tell("answered", round=answer.round, client=answer.client, site=name, **details)
 
     def round_finished(self, report: RoundReport) -> None:
         metrics = report.metrics
@@ -88,7 +90,7 @@ def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: t
     named: dict[str, list[str]] = {"late": [], "away": [], "refused": []}
     for client, reason in metrics["failed"].items():
         name = sites[int(client)]
-        named[_kind(str(reason).removeprefix(name).lstrip(": "))].append(name)
+        named[kind_of_failure(name, reason)].append(name)
     answered = ", ".join(sites[client] for client in metrics["clients"]) or "nobody"
     measured = "accuracy" in metrics
     parts = [
@@ -99,6 +101,11 @@ def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: t
     if measured:
         spent += f", {timing['evaluate']:.1f} s of it measuring accuracy"
     return f"round {metrics['round']}: {'; '.join([*parts, spent])}"
+
+
+def kind_of_failure(name: str, reason: str) -> str:
+    """What became of a site: ``late``, ``away`` or ``refused``."""
+    return _kind(str(reason).removeprefix(name).lstrip(": "))
 
 
 def _kind(reason: str) -> str:

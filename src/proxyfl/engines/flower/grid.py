@@ -37,7 +37,8 @@ FAULTS = {
     ErrorCode.MESSAGE_UNAVAILABLE: GONE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: GONE,
     ErrorCode.NODE_UNAVAILABLE: GONE,
-    ErrorCode.INVALID_FAB: "did not run the server's app: the operator's key did not sign it",
+    ErrorCode.INVALID_FAB: "did not run the server's app: the operator's key did not sign it, or the site's "
+    "owner did not approve it",
 }
 """Flower's errors in words; any other is a program of the site's that failed."""
 
@@ -56,11 +57,19 @@ class Roster(Protocol):
         ...
 
 
+class Witness(Protocol):
+    """Notes what goes out and what comes in, or in words why nothing does."""
+
+    def sent(self, client: int, kind: str, records: RecordDict) -> None: ...
+
+    def received(self, client: int, kind: str, reply: RecordDict | str) -> None: ...
+
+
 class Courier:
     """Carries one request to each of several clients and brings the replies back in order."""
 
-    def __init__(self, grid: Grid, roster: Roster) -> None:
-        self.grid, self.roster = grid, roster
+    def __init__(self, grid: Grid, roster: Roster, witness: Witness | None = None) -> None:
+        self.grid, self.roster, self.witness = grid, roster, witness
 
     def ask(
         self,
@@ -75,11 +84,19 @@ class Courier:
         """
         until = time.monotonic() + deadline
         nodes = self.roster.online() if online is None else online
-        sent = [self._send(nodes.get(client), records, kind, until) for client, records in requests]
-        for one in sent:
-            yield one if isinstance(one, str) else self._reply(*one, until, deadline)
+        asked, sent = [], []
+        for client, records in requests:
+            asked.append(client)
+            sent.append(self._send(client, nodes.get(client), records, kind, until))
+        for client, one in zip(asked, sent, strict=True):
+            reply = one if isinstance(one, str) else self._reply(*one, until, deadline)
+            if self.witness:
+                self.witness.received(client, kind, reply)
+            yield reply
 
-    def _send(self, node: int | None, records: RecordDict, kind: str, until: float) -> tuple[str, int] | str:
+    def _send(
+        self, client: int, node: int | None, records: RecordDict, kind: str, until: float
+    ) -> tuple[str, int] | str:
         """The message's id and its node, or why it was not sent."""
         if node is None:
             return NotSent("is not connected")
@@ -90,6 +107,8 @@ class Courier:
         ids = list(self.grid.push_messages([message]))
         if not ids or not ids[0]:
             return NotSent("was not asked: the SuperLink did not take the message")
+        if self.witness:
+            self.witness.sent(client, kind, records)
         return ids[0], node
 
     def _reply(self, sent: str, node: int, until: float, deadline: float) -> RecordDict | str:
