@@ -337,7 +337,8 @@ class Config:
 
 
 def _table(section: Any) -> Tree:
-    return {name: _plain(getattr(section, name)) for name in _field_names(type(section))}
+    kind: Any = type(section)
+    return {name: _plain(getattr(section, name)) for name in _field_names(kind)}
 
 
 @cache
