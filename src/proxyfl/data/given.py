@@ -19,7 +19,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.images import SUFFIXES, decode_all, survey, with_channels
 from proxyfl.data.medical import suffix_of
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, check_images, in_eight_bits, read_headers, samples_of
@@ -183,11 +183,7 @@ def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Gi
     if not size:
         _require_features(file, array, channels)
         return Given(names, torch.from_numpy(array))
-    images = torch.from_numpy(array)
-    if images.shape[1] != channels:
-        kinds = {1: "grey", 3: "in colour"}
-        theirs, ours = (kinds.get(count, f"of {count} channels") for count in (images.shape[1], channels))
-        raise DataError(f"{file}: its images are {theirs}, those of the model {ours}")
+    images = torch.from_numpy(with_channels(array, channels))
     fits = images.shape[-2:] == (size, size)
     if not fits:
         images = resize(Split(images, torch.zeros(len(images), dtype=torch.int64)), size).images

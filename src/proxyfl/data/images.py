@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import warnings
@@ -168,7 +169,9 @@ class Survey:
     @property
     def named(self) -> str:
         """The damaged images in one list, up to a bound."""
-        names = ", ".join(str(file)[-LONGEST_NAME:] for file in list(self.faults)[:MOST_NAMED])
+        here = Path.cwd()
+        shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in self.faults)
+        names = ", ".join(str(file)[-LONGEST_NAME:] for file in itertools.islice(shown, MOST_NAMED))
         more = len(self.faults) - MOST_NAMED
         return names + (f" and {more:,} more" if more > 0 else "")
 
@@ -211,6 +214,17 @@ def decode_all(
         found.require_sound()
     note = f"{len(deep):,} 16-bit images with grey levels up to {highest:,} are read as {bits} bits"
     return images if sound.all() else images[sound], sound, note if deep else ""
+
+
+def with_channels(images: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
+    """Arrays of images (N, 1 or 3, H, W) in grey or in colour, as :func:`decode` makes them of files."""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 1:
+        return images.repeat(channels, axis=1)
+    red, green, blue = (images[:, place].astype(np.uint32) for place in range(3))
+    grey = (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16  # Pillow's weights
+    return grey.astype(np.uint8)[:, None]
 
 
 def bits_for(highest: int) -> int:

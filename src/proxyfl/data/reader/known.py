@@ -25,7 +25,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import decode_all, is_image, survey
+from proxyfl.data.images import decode_all, is_image, survey, with_channels
 from proxyfl.data.medical import split_slice
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, read_arrays, read_headers
@@ -230,11 +230,9 @@ def _misfits(file: Path, samples: Array, form: Form) -> list[str]:
     if is_vectors(samples) != (not form.size):
         theirs, ours = ("vectors", "images") if form.size else ("images", "vectors")
         return [f"{file} holds {theirs}, but {ours} are wanted"]
-    if samples.shape[1] == form.channels:
+    if form.size or samples.shape[1] == form.channels:
         return []
-    if not form.size:
-        return [_other_features(file, samples.shape[1], form)]
-    return [f"{file}: images have {samples.shape[1]} channel(s), {form.channels} are wanted"]
+    return [_other_features(file, samples.shape[1], form)]
 
 
 def _labels(file: Path, labels: Tensor, names: Sequence[str] | None, form: Form, by_name: bool) -> Tensor:
@@ -252,7 +250,8 @@ def _labels(file: Path, labels: Tensor, names: Sequence[str] | None, form: Form,
 
 
 def _fitting(samples: Array, labels: Tensor, form: Form) -> Split:
-    """The samples of one split; images are brought to their size."""
+    """The samples of one split; images are brought to their size, and to grey or colour."""
+    samples = with_channels(samples, form.channels) if form.size else samples
     split = Split(torch.from_numpy(np.require(samples, requirements=["C", "W"])), labels)
     fits = not form.size or split.images.shape[-2:] == (form.size, form.size)
     return split if fits else resize(split, form.size)
