@@ -70,8 +70,8 @@ def compared(where: str, results: Path) -> Measured:
 
 
 def methods(results: Path) -> str:
-    """Accuracy of every method with a group in listings in the scenarios in which it is defined; then what travels
-    beside weights, and why it is not defined elsewhere.
+    """Accuracy of every method that has a group in listings, in the scenarios in which it is defined; then
+    what travels beside weights, and why it is not defined elsewhere.
     """
     tables = {where: compared(where, results) for where in SCENARIOS}
     known = [recipe.name for recipe in registry.recipes()]  # a plug-in, or one being written, has no group
