@@ -61,7 +61,7 @@ def test_who_does_not_know_the_token_learns_nothing(server):
     for path in ("/", "/run?name=first", "/api/runs", "/api/run?name=first", "/api/follow", "/nowhere"):
         for cookie in ("", old, server.cookie[:-1], server.token, f"proxyfl-1={server.token}", "é; ;="):
             found = ask(server, f"{path}{'&' if '?' in path else '?'}token=none", Cookie=cookie)
-            assert found[:2] == (403, f"{dashboard.STRANGER}\n"), (path, cookie)
+            assert found[:2] == (403, f"{dashboard.NOT_YOURS}\n"), (path, cookie)
             assert "set-cookie" not in found[2]
     assert ask(server, "/", "POST", Cookie="")[0] == 403
     assert Dashboard(server.library.folder).token != server.token

@@ -108,8 +108,8 @@ def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
     plot_style.dress(axes, title=title, x=f"test accuracy (%), mean of the last {rounds} rounds", grid="x")
     counts = {*map(len, cells.values())}
     many = f"Line and number: mean of {span(counts)} seeds. Dots: each of them."
-    told = "One seed." if counts == {1} else many
-    plot_style.note(figure, f"{told} Hollow: every label is known.")
+    seeds = "One seed." if counts == {1} else many
+    plot_style.note(figure, f"{seeds} Hollow: every label is known.")
     return figure
 
 

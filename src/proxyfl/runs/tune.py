@@ -14,9 +14,8 @@ from typing import Any
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError, missing_extra, nearest
-from proxyfl.core.state import Failure, Update
 from proxyfl.core.trees import dotted, parse_assignment
-from proxyfl.federation.loop import RoundReport
+from proxyfl.federation.loop import Observer, RoundReport
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.run import Run
@@ -223,7 +222,7 @@ def score(run: Run) -> float:
     return float(sum(tail) / len(tail))
 
 
-class _Judge:
+class _Judge(Observer):
     """Follows a run and gives it up where the trials before it were better at the same round."""
 
     def __init__(self, trial: Any, rounds: int) -> None:
@@ -235,12 +234,6 @@ class _Judge:
             for line in Run(path).lines:
                 if "validation" in line:
                     self.trial.report(line["validation"]["accuracy"], line["round"])
-
-    def round_started(self, round: int, clients: list[int]) -> None:
-        pass
-
-    def answered(self, answer: Update | Failure) -> None:
-        pass
 
     def round_finished(self, report: RoundReport) -> None:
         if report.validation is None:

@@ -2,7 +2,7 @@
 
 A page of another site must not be able to read runs through the user's browser: requests whose Host is not
 this machine (a foreign name that resolves to it) or whose Origin is another site are refused. Other accounts
-of the machine must not read them at all: a request brings this start's token, in the address that was told
+of the machine must not read them at all: a request brings this start's token, in the address that was printed
 to whoever started it, and from then on in a cookie.
 """
 
@@ -51,7 +51,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-STRANGER = "this page is for whoever started it; open the address, token and all, that its command printed"
+NOT_YOURS = "this page is for whoever started it; open the address, token and all, that its command printed"
 HTML, CSS, JS = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 TEXT, JSON, EVENTS = "text/plain; charset=utf-8", "application/json", "text/event-stream"
 
@@ -180,7 +180,7 @@ class Dashboard(ThreadingHTTPServer):
         return json.dumps(told, allow_nan=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that goes away in the middle is no error; anything else is told."""
+        """A reader that goes away in the middle is no error; anything else is logged."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -222,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
         cookies = self.headers.get_all("Cookie") or []
         self.admitted = self.server.knows(query.get("token", []), cookies)
         if not self.admitted:
-            self.send_error(HTTPStatus.FORBIDDEN, STRANGER)
+            self.send_error(HTTPStatus.FORBIDDEN, NOT_YOURS)
         elif self.command not in ("GET", "HEAD"):
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is for reading")
         else:
@@ -297,11 +297,11 @@ class Handler(BaseHTTPRequestHandler):
                 self._stream(names)
 
     def _stream(self, names: list[str]) -> None:
-        told, spoke = "", time.monotonic()
+        sent, spoke = "", time.monotonic()
         while not self.server.stopping.is_set():
             now = self.server.listing(names)
-            if now != told:
-                told, spoke = now, time.monotonic()
+            if now != sent:
+                sent, spoke = now, time.monotonic()
                 self.wfile.write(f"data: {now}\n\n".encode())
             elif time.monotonic() - spoke > BREATH:
                 spoke = time.monotonic()
@@ -312,7 +312,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             known = bool(names) and all(self.server.library.find(name) for name in names)
         except TROUBLE:
-            known = True  # it is there; why it cannot be read is told with its data
+            known = True  # it is there; why it cannot be read stands with its data
         if not known:
             self.send_error(HTTPStatus.NOT_FOUND, "there is no such run")
         return known
