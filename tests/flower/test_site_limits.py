@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture
 def small():
-    return experiment("proxyfl", rounds=2, per_round=4, subset=80, labels__per_class=4)
+    return experiment("fixmatch-gpl", rounds=2, per_round=4, subset=80, labels__per_class=4)
 
 
 def trainer_for(config, folder):
@@ -124,7 +124,7 @@ def test_the_server_hears_the_number_and_the_round_goes_on_without_the_site(tmp_
     net.nodes[52] = Node(handled_by(tight))
     server(deployed, net).run()
     run = Run(deployed.run)
-    assert all(line["clients"] == [0, 1, 3] for line in run.metrics)
+    assert all(sorted(line["clients"]) == [0, 1, 3] for line in run.metrics)
     assert "training needs about" in run.metrics[0]["failed"]["2"]
     assert any("site-03 left out" in text and "max_memory_mb" in text for text in texts(deployed))
 

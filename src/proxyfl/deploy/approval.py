@@ -31,12 +31,13 @@ from proxyfl.deploy.post import private
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.widening import widened
 from proxyfl.engines.flower.codec import forms_of, packed, whole
+from proxyfl.federation.histograms import BINS, counts_scores
 
 OFFER_FILE, APPROVAL_FILE, ASKED_FILE = "offer.json", "approval.json", "asked.json"
 FORMAT = 1
 ENROL, EVALUATE = "enrol", "evaluate"
-COUNTS = "confusion"
-"""The one tensor that leaves a site which measures accuracy."""
+COUNTS, SCORES = "confusion", "histograms"
+"""The tensors that leave a site which measures accuracy: counts, and those of scores where it sends them."""
 
 Leaves = dict[str, list[Any]]
 """Names of tensors, with type and shape."""
@@ -123,6 +124,8 @@ def leaving(site: Site, config: Config) -> tuple[dict[str, Leaves], list[str]]:
         leaves[STATISTICS] = _shapes(rehearse(deployment, STATISTICS)[1])
     if site.holdout:
         leaves[EVALUATE] = {COUNTS: ["I64", [len(site.classes)] * 2]}
+        if site.send_scores and counts_scores(config):
+            leaves[EVALUATE][SCORES] = ["I32", [len(site.classes), 2, BINS]]
     return leaves, sorted(update.metrics)
 
 
@@ -240,7 +243,8 @@ def cure(site: Site) -> str:
 def form_of(site: Site) -> dict[str, Any]:
     """What of the site's own settings decides about what leaves: all that it shares with the server."""
     table = {spec.name: getattr(site, spec.name) for spec in dataclasses.fields(ImageForm)}
-    return dict(json.loads(json.dumps({**table, "seed": site.seed, "scenario": site.scenario})))
+    shares = {"share_model": True} if site.share_model else {}
+    return dict(json.loads(json.dumps({**table, "seed": site.seed, "scenario": site.scenario, **shares})))
 
 
 def _as_deployment(site: Site, config: Config) -> Deployment:

@@ -21,7 +21,7 @@ from proxyfl.models import Network
 PORT_FILE = "superlink.port"
 """Below the deployment's state: the port of the loopback device at which the SuperLink was started."""
 
-START = 60.0
+START = 180.0
 """Seconds that the gate has for opening."""
 
 MODELS, MORE = 8, 64 << 20

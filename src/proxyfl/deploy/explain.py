@@ -29,7 +29,7 @@ from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
-from proxyfl.federation.histograms import BINS
+from proxyfl.federation.histograms import BINS, counts_scores
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
@@ -204,7 +204,7 @@ def _measured(deployment: Deployment, classes: int) -> str:
 def _scores(deployment: Deployment, classes: int) -> list[str]:
     """What is sent for AUROC."""
     config = deployment.config
-    if config.keep.metrics != "all" or config.privacy.clip:
+    if not counts_scores(config):
         return []
     size = classes * 2 * BINS * 4 / 1000
     return [

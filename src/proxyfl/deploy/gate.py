@@ -219,7 +219,7 @@ class Gate:
         """A site that came with its new key has no former one any more; and by whose certificate it came."""
         try:
             current = scope["proxyfl.key"] in site_keys(self.deployment, former=False)
-            seen.settle_key(self.deployment, site, current, scope["proxyfl.issuer"])
+            seen.settle_key(self.deployment, site, current, scope.get("proxyfl.issuer", ""))
         except (ProxyFLError, OSError) as error:
             log("gate", "-", "not-noted", 0, note=str(error))
 

@@ -17,6 +17,7 @@ from typing import Any
 from proxyfl.core.records import CPU
 from proxyfl.core.state import Failure, Update, size_in_bytes
 from proxyfl.engines.flower.grid import GONE
+from proxyfl.engines.flower.grid import LATE as LATE_ANSWERS
 from proxyfl.federation.loop import RoundReport
 
 LIVE_FILE, OLD = "live.jsonl", ".old.jsonl"
@@ -26,7 +27,7 @@ LIVE_BYTES = 5_000_000
 ENDS = ("finished", "stopped")
 """The last event of a run."""
 
-LATE = ("did not answer within", "did not send its whole answer", "was not asked: the round's deadline")
+LATE = (*LATE_ANSWERS, "was not asked: the round's deadline")
 AWAY = ("is not connected", GONE)
 """How reasons begin that are no refusals, behind the site's name."""
 
@@ -70,7 +71,7 @@ class LiveLog:
             if kind == "refused":
                 text = f"round {answer.round}: {name} left out: {reason}"
                 self.left_out[answer.client] = f"round {answer.round}: {reason}"
-            elif reason.startswith(LATE[:2]):
+            elif reason.startswith(LATE_ANSWERS):
                 self.left_out[answer.client] = f"round {answer.round}: it was not there by the deadline"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:

@@ -297,7 +297,7 @@ class DeployedServer:
             "versions": versions,
             **frozen.header,
         }
-        engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out, frozen)
+        engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out, frozen, form.adapt)
         measure: ServerTest | SiteTest
         own = self.own
         kept = own.held_out if own is not None else None

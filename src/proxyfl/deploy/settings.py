@@ -48,6 +48,11 @@ class DeploymentSettings(ImageForm):
     )
     quorum: int = setting(1, "sites that must answer for a round to count", low=1)
     deadline: float = setting(600.0, "seconds that a round waits for its sites", low=1)
+    adapt: float = setting(
+        0.0,
+        "wait this many times the slowest answer of the last rounds, at most the deadline; 0: as set",
+        low=0,
+    )
     patience: float = setting(3600.0, "seconds to wait for enough sites before stopping", low=0)
     max_request_mb: int = setting(16, "largest request of a site; Flower cuts models into 5 MB pieces", low=1)
     max_site_mb: int = setting(0, "megabytes a site may send in a minute; 0: 8 models and 64", low=0)
@@ -66,6 +71,10 @@ class DeploymentSettings(ImageForm):
             split_address(self.listen)
         if self.metrics:
             split_address(self.metrics)
+        if 0 < self.adapt < 1.5:
+            raise ConfigError(
+                f"adapt = {self.adapt:g} would shut out who is a little slower; from 1.5 on, or 0"
+            )
         if self.insecure and not is_loopback(split_address(self.listen or self.address)[0]):
             raise ConfigError(
                 "insecure = true is for one machine; use localhost as the address, or insecure = false"

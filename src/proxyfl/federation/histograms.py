@@ -10,12 +10,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from proxyfl.core.config import Config
+
 LIMIT = 12.0
 """Log-odds beyond it, probabilities of less than one in 160,000, are in the outermost bins."""
 
 BINS = 240
 OTHERS, OWN = 0, 1
 """Which images a row counts: those of other classes, and those of the class."""
+
+
+def counts_scores(config: Config) -> bool:
+    """Whether an experiment asks sites for histograms; under differential privacy none does."""
+    return config.keep.metrics == "all" and not config.privacy.clip
 
 
 def score_histograms(probabilities: Tensor, labels: Tensor) -> Tensor:

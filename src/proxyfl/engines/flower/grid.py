@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.engines.flower.codec import LEFT_OUT, pack_broadcast, read_answer, task_records
+from proxyfl.engines.flower.deadline import Deadline
 from proxyfl.engines.flower.frozen import FrozenPart
 from proxyfl.engines.serialization import Header
 
@@ -33,6 +34,9 @@ TRANSFER = 30.0
 
 
 GONE = "was stopped or lost its connection"
+LATE = ("did not answer within", "did not send its whole answer")
+"""How the words begin that a site gets for being late."""
+
 FAULTS = {
     ErrorCode.MESSAGE_UNAVAILABLE: GONE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: GONE,
@@ -174,26 +178,31 @@ class FlowerEngine:
         deadline: float,
         left_out: dict[int, str] | None = None,
         frozen: FrozenPart | None = None,
+        adapt: float = 0.0,
     ) -> None:
-        self.courier, self.setup, self.deadline = courier, setup, deadline
+        self.courier, self.setup, self.deadline = courier, setup, Deadline(deadline, adapt)
         self.frozen = frozen or FrozenPart({}, known=True)
         self.left_out = {} if left_out is None else left_out
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
         given = deque[Task]()
         requests = self._requests(tasks, given)
-        replies = self.courier.ask(requests, MessageType.TRAIN, self.deadline)
+        replies = self.courier.ask(requests, MessageType.TRAIN, self.deadline.seconds())
+        began, took, late = time.monotonic(), 0.0, False
         for reply in replies:
             task = given.popleft()
             if isinstance(reply, str):
+                late = late or reply.startswith(LATE)
                 name = self.courier.roster.name(task.client)
                 answer: Update | Failure = Failure(
                     task.round, task.client, f"{name} {reply}", unsent=isinstance(reply, NotSent)
                 )
             else:
+                took = time.monotonic() - began
                 answer = self._named(read_answer(reply, task))
             self.frozen.heard(task.client, isinstance(answer, Update))
             yield answer
+        self.deadline.took(took, late=late)
 
     def close(self) -> None:
         """Nothing to end: the grid belongs to Flower."""

@@ -46,6 +46,7 @@ from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch, evaluate
+from proxyfl.federation.histograms import counts_scores
 from proxyfl.methods import registry
 from proxyfl.models import Network
 
@@ -146,7 +147,7 @@ class SiteSide:
                 views.std,
                 batch=eval_batch(compute.eval_batch, trainer.factory.image_size, trainer.device),
                 autocast=lambda: autocast(compute, trainer.device),
-                histograms=self.scores and config.keep.metrics == "all" and not config.privacy.clip,
+                histograms=self.scores and counts_scores(config),
             )
         counts = {"confusion": result.confusion}
         if result.histograms is not None:
