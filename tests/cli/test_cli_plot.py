@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from proxyfl import Run
-from proxyfl.report.plot import _values, grouped
+from proxyfl.report.plot import grouped
 from written_runs import write_run
 
 
@@ -50,12 +49,3 @@ def test_what_cannot_be_drawn_is_told(call, few):
     assert "must end in .pdf, .png or .svg" in call("plot", few, "-o", "a.gif").stderr
     assert "no metric 'acuracy'; did you mean 'accuracy'?" in call("plot", few, "--metric", "acuracy").stderr
     assert "no run has a setting 'alfa'; did you mean 'alpha'?" in call("plot", few, "--by", "alfa").stderr
-
-
-def test_measures_are_called_as_in_tables_and_drawn_in_per_cent(few):
-    run = few / "sage-1"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows = "".join(json.dumps(line | {"macro_f1": 0.25}) + "\n" for line in lines)
-    (run / "metrics.jsonl").write_text(rows)
-    assert _values("sage", [Run(run)], "macro_f1").tolist() == [[25.0, 25.0]]
-    assert Run(run).plot("a.svg", "macro-f1").is_file()
