@@ -31,12 +31,15 @@ from proxyfl.deploy.post import private
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.widening import widened
 from proxyfl.engines.flower.codec import forms_of, packed, whole
+from proxyfl.federation.histograms import BINS
 
 OFFER_FILE, APPROVAL_FILE, ASKED_FILE = "offer.json", "approval.json", "asked.json"
 FORMAT = 1
 ENROL, EVALUATE = "enrol", "evaluate"
-COUNTS = "confusion"
-"""The one tensor that leaves a site which measures accuracy."""
+COUNTS, SCORES = "confusion", "histograms"
+"""The tensors that leave a site which measures accuracy."""
+OWN_SETTINGS = ("seed", "scenario", "send_scores", "share_model")
+"""What of ``site.toml``, beside the form of its samples, decides about what leaves."""
 
 Leaves = dict[str, list[Any]]
 """Names of tensors, with type and shape."""
@@ -123,6 +126,8 @@ def leaving(site: Site, config: Config) -> tuple[dict[str, Leaves], list[str]]:
         leaves[STATISTICS] = _shapes(rehearse(deployment, STATISTICS)[1])
     if site.holdout:
         leaves[EVALUATE] = {COUNTS: ["I64", [len(site.classes)] * 2]}
+        if site.send_scores and config.keep.metrics == "all" and not config.privacy.clip:
+            leaves[EVALUATE][SCORES] = ["I32", [len(site.classes), 2, BINS]]
     return leaves, sorted(update.metrics)
 
 
@@ -238,9 +243,10 @@ def cure(site: Site) -> str:
 
 
 def form_of(site: Site) -> dict[str, Any]:
-    """What of the site's own settings decides about what leaves: all that it shares with the server."""
+    """What of the site's own settings decides about what leaves."""
     table = {spec.name: getattr(site, spec.name) for spec in dataclasses.fields(ImageForm)}
-    return dict(json.loads(json.dumps({**table, "seed": site.seed, "scenario": site.scenario})))
+    own = {name: getattr(site, name) for name in OWN_SETTINGS}
+    return dict(json.loads(json.dumps({**table, **own})))
 
 
 def _as_deployment(site: Site, config: Config) -> Deployment:
