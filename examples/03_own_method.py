@@ -44,7 +44,7 @@ split = proxyfl.partition(data, clients=10, per_class=10)
 train = proxyfl.Train(epochs=1, batch=16, lr=0.05)
 rows = []
 for method in (FixMatch(teacher="global"), Sharp(teacher="global"), Sharp(teacher="global", addons=[GPT()])):
-    federation = proxyfl.Federation(data, split, method=method, width=1, rounds=4, per_round=4, train=train)
+    federation = proxyfl.Federation(data, split, method=method, width=1, rounds=2, per_round=3, train=train)
     last = federation.run().history[-1]
     rows.append({"method": repr(method), "accuracy": f"{last.accuracy:.1%}", **last.losses})
 print(pd.DataFrame(rows).round(3).to_string(index=False))

@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from links import broken
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "site" / "pages"
 MOVED = {
@@ -42,10 +44,13 @@ def main() -> int:
 
 
 def build(pages: Path) -> int:
-    """Make the site of these pages; 0 where there was nothing to warn about."""
+    """Make the site of these pages; 0 where nothing was to be warned about and every link works."""
     config = pages.parent / "mkdocs.yml"
     line = [sys.executable, "-m", "mkdocs", "build", "--clean", "--quiet", "-f", str(config)]
-    return subprocess.run(line, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode
+    code = subprocess.run(line, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode
+    faults = [] if code else broken(pages.parent / "html")
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return code or bool(faults)
 
 
 def gather(pages: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import yaml
 
 from proxyfl import __version__
 from proxyfl.cli import app
+from proxyfl.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
 INSTRUCTION = re.compile(r"(FROM|ARG|WORKDIR|COPY|RUN|ENV|USER|VOLUME|ENTRYPOINT|CMD) \S")
@@ -97,3 +99,23 @@ def test_actionlint_finds_nothing_in_the_workflow(tmp_path: Path) -> None:
 
     assert lint(text) == []
     assert len(lint(text.replace("matrix.python", "matrix.pyton"))) == 1
+
+
+def allowed() -> bool:
+    tools = all(map(shutil.which, ("ip", "unshare", "nsenter", "setpriv", "chroot")))
+    return tools and subprocess.run(["unshare", "-Urnm", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not allowed(), reason="this machine allows no namespaces")
+def test_the_services_train_together_in_networks_and_roots_of_their_own(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("rehearsal.py")
+    done = subprocess.run(
+        ["unshare", "-Urnm", sys.executable, script, tmp_path], capture_output=True, text=True
+    )
+    logs = "".join(f"\n{log.name}:\n{log.read_text()}" for log in sorted(tmp_path.glob("*.log")))
+    assert done.returncode == 0, done.stderr + logs
+    run = Run(tmp_path / "trial" / "run")
+    assert run.finished
+    assert {row["client"] for row in run.client_rows} == {0, 1, 2}
