@@ -23,7 +23,7 @@ def some_digits(first):
 def federate(data, method, labels, **more):
     split = proxyfl.partition(data, clients=8, per_class=labels, scheme="iid")
     train = proxyfl.Train(epochs=1, batch=16, lr=0.05)
-    return proxyfl.Federation(data, split, method=method, rounds=6, train=train, width=1, **more).run()
+    return proxyfl.Federation(data, split, method=method, rounds=4, train=train, width=1, **more).run()
 
 
 # %% [markdown]

@@ -44,6 +44,8 @@ def draw_results(
         curves = {label: _curves(cell, warm=warm) for label, cell in cells.items()}
         looks = _told_apart(_looks(cells))
         figure = draw_curves(curves, title, legend="", looks=looks, first=0 if warm else 1)
+        if {*map(len, cells.values())} == {1}:
+            plot_style.note(figure, "One seed.")
     return plot_style.save(figure, folder / picture_name(kind, item, size, column))
 
 
