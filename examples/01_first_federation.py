@@ -36,7 +36,8 @@ for method in (FedAvg(), ProxyFL(tau=0.9)):
     curves[method.name] = [100 * report.accuracy for report in federation.rounds()]
 accuracy = pd.DataFrame(curves, index=range(1, 5))
 print(accuracy.round(1).to_string())
-axis = accuracy.plot(figsize=(6, 3), marker="o", xlabel="round", ylabel="test accuracy (%)")
+axis = accuracy.plot(figsize=(6, 3), marker="o", xlabel="round", xticks=accuracy.index)
+label = axis.set_ylabel("test accuracy (%)")
 
 # %% [markdown]
 # One seed of four rounds shows how it works, not which method is better: `proxyfl compare fedavg,proxyfl

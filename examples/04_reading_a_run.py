@@ -24,17 +24,21 @@ np.savez(
 # %%
 settings = {"rounds": 4, "label_ratio": 0.3, "train__epochs": 1, "data__validation": 0.2}
 run = proxyfl.Experiment("fixmatch", "npz:wards.npz", **settings).run("runs/wards")
-print(run)
+print(f"{run.summary.mean_last:.1%} over the last {run.summary.rounds} rounds")
 
 # %% [markdown]
 # A row per round, as a pandas data frame; `proxyfl.results("runs")` does the same for many runs.
 
 # %%
 frame = run.frame()
-print(list(frame.columns))
+some = ["round", "accuracy", "validation_accuracy", "pseudo_selected_share", "pseudo_accuracy"]
+print(len(frame.columns), "columns, among them:")
+print(frame[some].round(3).to_string(index=False))
 
 # %%
-axis = frame.plot(x="round", y=["accuracy", "pseudo_accuracy"], figsize=(6, 3), marker="o")
+axis = frame.plot(
+    x="round", y=["accuracy", "pseudo_accuracy"], xticks=frame["round"], figsize=(6, 3), marker="o"
+)
 
 # %% [markdown]
 # A row per round and client that took part. `cosine` compares the client's update with the mean of the
