@@ -34,7 +34,7 @@ for report in federation.rounds():
 # %%
 model = proxyfl.Run("runs/scans").model("last")
 unknown = data.train.images[data.train.labels < 0][:8]
-sure, found = model(unknown).softmax(1).max(1)
+sure, found = model(unknown).max(1)  # probabilities
 figure, axes = plt.subplots(1, 8, figsize=(9, 1.6))
 for image, place, share, axis in zip(unknown, found, sure, axes, strict=True):
     axis.imshow(image[0], cmap="gray_r")

@@ -50,6 +50,8 @@ for method in (FixMatch(teacher="global"), Sharp(teacher="global"), Sharp(teache
 print(pd.DataFrame(rows).round(3).to_string(index=False))
 
 # %% [markdown]
+# Two rounds are only enough to see that it trains: no pseudo-label is trusted yet, so the unlabelled loss is 0.
+#
 # Settings are typed and checked wherever they are set:
 
 # %%

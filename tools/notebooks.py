@@ -54,7 +54,8 @@ def notebook(script: Path) -> Any:
 def executed(made: Any, place: Path) -> Any:
     """The notebook with what its cells give when they run in a folder. An error in a cell is one here."""
     where = {"metadata": {"path": str(place)}}
-    NotebookClient(made, timeout=PATIENCE, record_timing=False, resources=where).execute()
+    options = {"timeout": PATIENCE, "record_timing": False, "coalesce_streams": True}
+    NotebookClient(made, resources=where, **options).execute()
     made.metadata.pop("language_info", None)  # it names a version of Python
     for cell in made.cells:
         if cell.cell_type == "code":  # progress is for who waits, not for who reads
