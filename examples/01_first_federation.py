@@ -16,7 +16,7 @@ split = proxyfl.partition(data, clients=10, per_class=13, alpha=0.1)
 print(len(data.train), "training images,", len(data.test), "test images,", len(data.classes), "classes")
 
 # %% [markdown]
-# Who holds what? `alpha=0.1` makes the clients differ: each has many images of some digits and none of others.
+# Who holds what? `alpha=0.1` makes the clients differ: each has many images of some digits, none of others.
 
 # %%
 counts = [data.train.labels[split.unlabelled[client]].bincount(minlength=10) for client in range(10)]

@@ -50,7 +50,7 @@ for method in (FixMatch(teacher="global"), Sharp(teacher="global"), Sharp(teache
 print(pd.DataFrame(rows).round(3).to_string(index=False))
 
 # %% [markdown]
-# Two rounds are only enough to see that it trains: no pseudo-label is trusted yet, so the unlabelled loss is 0.
+# Two rounds are just enough to see that it trains: no pseudo-label is trusted yet, and that loss is 0.
 #
 # Settings are typed and checked wherever they are set:
 
