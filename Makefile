@@ -6,6 +6,9 @@ READY  := $(VENV)/.ready
 AUDIT  := $(VENV)/audit
 SECONDS ?= 60
 
+# Tests start hundreds of processes; without bytecode each of them compiles the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: audit fuzz bench demo docs notebooks site test test-full quick every torture lint format clean
 
 # Installed once; again only when the pins or the dependencies change.

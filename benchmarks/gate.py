@@ -69,7 +69,8 @@ def measure(folder: Path, port: int, rounds: int, insecure: bool) -> dict[str, A
         for number in range(1, SITES + 1):
             name = f"site-{number:02d}"
             data = made / "sample" / f"{name}.npz"
-            programs.append(start(folder / f"{name}.out", "deploy", "site", made / name, "--data", data))
+            words = ("deploy", "site", made / name, "--data", data, "--approve")
+            programs.append(start(folder / f"{name}.out", *words))
         for number in range(1, SITES + 1):
             wait("is starting", folder / f"site-{number:02d}.out")
         watched = [pid for pid in (gate_of(programs[0].pid), *(p.pid for p in programs[1:])) if pid]

@@ -11,18 +11,23 @@ from pathlib import Path
 from proxyfl.core.config import Config
 from proxyfl.paper import catalogue
 from proxyfl.paper.captions import name_of
-from proxyfl.paper.catalogue import PROXYFL, Column, Item
 from proxyfl.paper.differences import differences
+from proxyfl.paper.items import Column, Item
 from proxyfl.paper.pictures import draw_results, picture_name, same_seeds
 from proxyfl.paper.plan import Case, cases, columns
+from proxyfl.paper.questions import PROXYFL
 from proxyfl.paper.results import Results, from_csv
 from proxyfl.paper.scales import NAMES, TITLES, Scale, scale
 from proxyfl.paper.tables import tables
 from proxyfl.results.formats import to_markdown
 
-PICTURES = {"ranking": "what each reached", "curves": "accuracy after each round"}
+PICTURES = {
+    "ranking": "what each reached",
+    "curves": "accuracy after each round",
+    "along": "what each reached along the axis",
+}
 BLOCK = re.compile(
-    r"<!-- (items|scales|measured|ranking|curves|reached)( .+?)? -->\n.*?<!-- /\1 -->", re.DOTALL
+    r"<!-- (items|scales|measured|ranking|curves|along|reached)( .+?)? -->\n.*?<!-- /\1 -->", re.DOTALL
 )
 
 
@@ -41,7 +46,8 @@ def refreshed(text: str, results: Path, images: str = "images") -> str:
             body = reached(*_exported(words, results))
         else:
             name, size = words.split()
-            body = measured(catalogue.item(name), scale(size), results / f"{size}-{name}.csv")
+            item = catalogue.item(name)
+            body = measured(item, scale(size), results / f"{size}-{item.exported or name}.csv")
         return f"<!-- {kind}{words} -->\n{body}\n<!-- /{kind} -->"
 
     return BLOCK.sub(fill, text)

@@ -27,13 +27,12 @@ def main() -> int:
     stale = []
     for page in [*sorted((DOCS / "methods").glob("*.md")), *sorted(DOCS.glob("*.md")), README]:
         old = page.read_text(encoding="utf-8")
+        of_paper = page.name.startswith("paper")
         if page == README:
             new = paper_pages.refreshed(old, MEASURED, "docs/images")
-        elif page.name == "paper.md":
-            new = paper_pages.refreshed(old, MEASURED)
         else:
-            new = refreshed(old, RESULTS)
-        if page.name == "paper.md" and not check:
+            new = paper_pages.refreshed(old, MEASURED) if of_paper else refreshed(old, RESULTS)
+        if of_paper and not check:
             paper_pages.draw_pictures(new, MEASURED, DOCS / "images")
         if new != old:
             stale.append(page.name)

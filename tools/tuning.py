@@ -1,4 +1,4 @@
-"""Choose the length of the common start of a mini protocol, by the rule of docs/paper.md and nothing else.
+"""Choose the length of the common start of a mini protocol, by the rule of docs/paper-runs.md alone.
 
 python tools/tuning.py svhn --data-root DATA --runs RUNS     runs, judges, writes results/mini-tuning.csv
 python tools/tuning.py svhn --data-root DATA --set labels.ten_percent=1000     with other settings
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from proxyfl.core.trees import dotted, merge, nested, parse_assignment
 from proxyfl.paper import plan, results
-from proxyfl.paper.catalogue import Column, Row, item
+from proxyfl.paper.catalogue import item
+from proxyfl.paper.items import Column, Row
 from proxyfl.paper.scales import TUNING_SEEDS, Protocol, Scale, scale
 from proxyfl.runs.batch import Job, train_all
 
@@ -53,7 +54,7 @@ def made(size: Scale, data: str, folder: Path, root: Path | None, side_by_side: 
     def jobs() -> list[Job]:
         return plan.jobs(cases, TUNING_SEEDS, folder, root)
 
-    _train(plan.starts(cases, jobs(), folder, root), side_by_side)
+    _train(plan.starts(cases, jobs(), folder, root, plan.Known()), side_by_side)
     _train(jobs(), side_by_side)
     return [results.result(case, case.job(seed, folder, root)) for case in cases for seed in TUNING_SEEDS]
 

@@ -57,7 +57,13 @@ class Heard(Told):
         super().answered(answer)
 
 
-@pytest.mark.parametrize("settings", SMALL, ids=["small batches", "large batches"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(SMALL[0], id="small batches"),
+        pytest.param(SMALL[1], id="large batches", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", every_method())
 def test_what_honest_clients_report_is_within_their_means(
     name: str, settings: dict[str, Any], tmp_path: Path

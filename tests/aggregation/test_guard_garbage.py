@@ -25,6 +25,7 @@ from toybox import Told, assemble, make_simulation, play, run_rounds, same_bits,
 
 CLIENTS, ROUNDS = 8, 3
 BAD = (1, 6)
+SLOW = pytest.mark.slow
 METHODS = ("proxyfl", "flexmatch", "fedloke", "fedmatch")
 
 
@@ -152,14 +153,14 @@ def with_failures(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], t
     return of
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["proxyfl", *(pytest.param(name, marks=SLOW) for name in METHODS[1:])])
 def test_garbage_is_the_same_as_no_answer(method: str, tmp_path: Path, with_failures: Any) -> None:
     told = Told()
     end = play(*federation_of(method), tmp_path, observers=[told], engine=Spoiling)
     check_same(end, with_failures(method)[0], told, with_failures(method)[1], tmp_path)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("method", METHODS)
 def test_in_worker_processes_too(method: str, tmp_path: Path, with_failures: Any) -> None:
     config, simulation = federation_of(method)
@@ -231,5 +232,5 @@ def test_these_checks_can_fail(tmp_path: Path, with_failures: Any, monkeypatch: 
     monkeypatch.setattr(
         "test_guard_garbage.KINDS", [lambda update: {"weights": one_entry(update.weights, 5.0)}]
     )
-    end = play(*federation_of("flexmatch"), tmp_path, engine=Spoiling)
-    assert not same_bits(end.weights, with_failures("flexmatch")[0].weights)
+    end = play(*federation_of("proxyfl"), tmp_path, engine=Spoiling)
+    assert not same_bits(end.weights, with_failures("proxyfl")[0].weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from proxyfl.core.state import (
     Failure,
     ServerState,
     Versions,
+    content_hash,
     namespace,
     size_in_bytes,
     within,
@@ -101,3 +103,9 @@ def test_what_a_failed_client_said_stays_short() -> None:
     assert len(failure.detail) == LONGEST_DETAIL
     assert failure.detail.endswith("\nthe end")
     assert Failure(3, 1, "short", "too").reason == "short"
+
+
+def test_an_empty_tensor_has_a_hash_whatever_its_strides() -> None:
+    strided = torch.from_numpy(np.zeros(0, dtype=np.int64))
+    assert content_hash({"a": strided}) == content_hash({"a": torch.zeros(0, dtype=torch.int64)})
+    assert content_hash({"a": strided}) != content_hash({"a": torch.zeros(0)})

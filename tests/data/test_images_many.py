@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 from source_formats import save_image
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.files import progress
-from proxyfl.data.images import decode_all, survey
+from proxyfl.data.images import decode, decode_all, survey, with_channels
+from proxyfl.data.reader.arrays import channels_first
 from proxyfl.data.sources import load
 
 
@@ -98,3 +100,11 @@ def test_a_folders_name_cannot_write_on_the_terminal(monkeypatch):
         advance(1)
     assert "reading a[red]b\\x1b]0;owned\\x07\\u202ec" in text.getvalue()
     assert "\x07" not in text.getvalue()
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 1), ("L", 3)])
+def test_arrays_become_grey_or_coloured_as_files_do(tmp_path, mode, channels):
+    drawn = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)).convert(mode)
+    drawn.save(tmp_path / "a.png")
+    array = channels_first(np.asarray(drawn)[None])
+    assert np.array_equal(with_channels(array, channels)[0], decode(tmp_path / "a.png", channels))

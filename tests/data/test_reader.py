@@ -87,8 +87,21 @@ def test_clients_are_a_level_of_folders(tmp_path):
     assert kept.holders is not None
     assert len(kept.holders) == 7
     fill(tmp_path / "cow", 4)
-    with pytest.raises(DataError, match="3 of 23 training images belong to no client"):
-        load(f"folder:{tmp_path}", image_size=9)
+    mixed = load(f"folder:{tmp_path}", image_size=9)
+    assert "3 of 23 training images belong to no client: they are dealt evenly to the 2" in mixed.notes[-1]
+    assert mixed.holders is not None
+    assert mixed.holders[mixed.train.labels == mixed.classes.index("cow")].tolist() == [0, 1, 0]
+
+
+def test_names_of_folders_may_be_written_in_capitals_and_other_usual_words(tmp_path):
+    for split in ("Train", "Validation", "TEST"):
+        fill(tmp_path / split / "cat", 4)
+        fill(tmp_path / split / "Dog", 4)
+    fill(tmp_path / "Train" / "Unlabelled", 3)
+    dataset = load(f"folder:{tmp_path}", image_size=9)
+    assert dataset.classes == ("Dog", "cat")
+    assert dataset.validation is not None
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (11, 8, 8)
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_links_inside_the_folder_and_to_the_folder_are_followed(tmp_path):
     assert len(dataset.train) + len(dataset.test) == 21
 
 
-def test_nested_folders_and_other_files_are_ignored_with_a_report(tmp_path, caplog):
+def test_folders_below_a_class_belong_to_it_and_other_files_are_ignored_with_a_report(tmp_path, caplog):
     write(tmp_path)
     save_image(tmp_path / "ant" / "deeper" / "0.png", pixels(1, 8, 8, 3)[0])
     (tmp_path / "ant" / "notes.txt").write_text("hello")
@@ -144,8 +144,8 @@ def test_nested_folders_and_other_files_are_ignored_with_a_report(tmp_path, capl
     os.mkfifo(tmp_path / "ant" / "pipe.png")  # opening it would wait for ever
     with caplog.at_level(logging.WARNING):
         dataset = load(f"folder:{tmp_path}")
-    assert len(dataset.train) + len(dataset.test) == 20
-    assert "4 entries ignored" in caplog.text
+    assert len(dataset.train) + len(dataset.test) == 21
+    assert "files ignored because they are no images: 3" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,42 @@ def test_trees_of_another_form(tmp_path, folders, fault):
         load(f"folder:{tmp_path}")
 
 
-def test_an_empty_class_is_an_error(tmp_path):
+def test_an_empty_folder_is_no_class_and_named(tmp_path, caplog):
     write(tmp_path)
     (tmp_path / "cat").mkdir()
-    with pytest.raises(DataError, match=r"no images in .*cat"):
+    assert "cat" not in load(f"folder:{tmp_path}").classes
+    assert "folders without images are no classes: cat" in caplog.text
+
+
+def test_a_level_above_the_classes_is_not_taken_for_them(tmp_path):
+    for folder in ("north/ill", "north/well", "south/ill", "south/well"):
+        save_image(tmp_path / folder / "0.png", pixels(1, 8, 8, 3)[0])
+    with pytest.raises(
+        DataError, match=r"north, south in .* hold the same folders \(ill, well\): .*client=NAME"
+    ):
         load(f"folder:{tmp_path}")
+
+
+def test_folders_of_patients_below_a_class_belong_to_it(tmp_path):
+    for number, kind in enumerate(("ill", "ill", "ill", "well", "well")):
+        save_image(tmp_path / kind / f"patient {number}" / "0.png", pixels(1, 8, 8, 3)[0])
+    assert load(f"folder:{tmp_path}").classes == ("ill", "well")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("folder:a.npz", "a.npz is not a folder; your own data there is called npz:a.npz"),
+        ("npz:mine", "mine is not a .npz file; your own data there is called folder:mine"),
+        ("table:mine", "mine is not a file; your own data there is called folder:mine"),
+    ],
+)
+def test_data_of_another_kind_is_called_by_its_name(tmp_path, monkeypatch, given, told):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine")
+    (tmp_path / "a.npz").write_bytes(b"")
+    with pytest.raises(DataError, match=told):
+        load(given)
 
 
 def test_no_folder_there(tmp_path):

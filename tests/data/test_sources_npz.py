@@ -10,6 +10,7 @@ from source_formats import pixels
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.reader import arrays as reader
+from proxyfl.data.reader.known import Form, read_known
 from proxyfl.data.sources import SOURCES, load
 
 
@@ -53,7 +54,9 @@ def test_medmnists_names_and_colour_and_column_labels(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"x_train": pixels(5, 8, 8).astype(np.float32)}, "x_train is float32, expected uint8"),
+        ({"x_train": pixels(5, 8, 8).astype(str)}, "x_train is <U3, expected numbers"),
+        ({"x_train": pixels(5, 8, 8) - 100.0}, "images go from -.* before they are normalised"),
+        ({"x_train": np.full((5, 8, 8), np.nan)}, "images go from nan"),
         ({"x_train": pixels(5, 8, 8, 4)}, "x_train has shape"),
         ({"x_train": pixels(5, 0)}, "x_train has shape"),
         ({"x_train": pixels(0, 8, 8)}, "x_train has shape"),
@@ -156,6 +159,21 @@ def test_labels_as_people_have_them(tmp_path):
         load("npz:c.npz", tmp_path)
 
 
+def test_numbers_that_no_image_has_are_no_classes(tmp_path):
+    """People count from 1, too; another file's numbers then mean the same."""
+    np.savez(tmp_path / "a.npz", **arrays(y_train=np.array([1, 2, -1, 5, 1]), y_test=np.array([5, 2])))
+    dataset = load("npz:a.npz", tmp_path)
+    assert dataset.classes == ("1", "2", "5")
+    assert dataset.train.labels.tolist() == [0, 1, -1, 2, 0]
+    assert dataset.test.labels.tolist() == [2, 1]
+    for by_name in (True, False):  # for `eval --data`, and at a site
+        known = read_known(tmp_path / "a.npz", Form(dataset.classes, 1, 8), by_name=by_name)
+        assert known.data.labels.tolist() == [0, 1, -1, 2, 0, 2, 1]
+    np.savez(tmp_path / "b.npz", **arrays(y_train=np.array([0, 1, 2, 5, 1]), y_test=np.array([5, 2])))
+    with pytest.raises(DataError, match="class '0' is not in the class list"):
+        read_known(tmp_path / "b.npz", Form(dataset.classes, 1, 8))
+
+
 def test_images_with_channels_first_and_of_sixteen_bits(tmp_path, caplog):
     colour = pixels(5, 3, 8, 8)
     np.savez(tmp_path / "a.npz", **arrays(x_train=colour, x_test=colour[:2]))
@@ -169,11 +187,42 @@ def test_images_with_channels_first_and_of_sixteen_bits(tmp_path, caplog):
     assert caplog.messages == ["npz: 16-bit images with grey levels up to 4,095 are read as 12 bits"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "top", "told"),
+    [(np.float32, 1, "1"), (np.float64, 255, "255"), (np.int64, 255, "255"), (np.float16, 255, "255")],
+)
+def test_images_of_other_numbers(tmp_path, caplog, kind, top, told):
+    grey = pixels(5, 8, 8)
+    given = (grey * (top / 255)).astype(kind)
+    np.savez(tmp_path / "a.npz", **arrays(x_train=given, x_test=(given[:2] / 2).astype(kind)))
+    dataset = load("npz:a.npz", tmp_path)
+    assert torch.equal(dataset.train.images[:, 0], torch.from_numpy(grey))
+    assert caplog.messages == [
+        f"npz: images of type {np.dtype(kind)} are read as grey levels from 0 to {told}"
+    ]
+
+
+def test_black_and_white(tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays(x_train=pixels(5, 8, 8) > 99, x_test=pixels(2, 8, 8) > 99))
+    assert load("npz:a.npz", tmp_path).train.images.unique().tolist() == [0, 255]
+
+
+def test_one_array_alone_and_objects_are_not_called_damaged(tmp_path):
+    np.save(tmp_path / "a.npy", pixels(5, 8, 8))
+    with pytest.raises(
+        DataError, match=r"a.npy holds one array; save it and the labels in one file: np.savez"
+    ):
+        load("npz:a.npy", tmp_path)
+    np.savez(tmp_path / "b.npz", **arrays(y_train=np.array(["a"] * 5, object)))
+    with pytest.raises(DataError, match=r"b.npz: y_train.npy is pickled.* save names as text, with .astype"):
+        load("npz:b.npz", tmp_path)
+
+
 def test_all_that_is_wrong_is_told_at_once(tmp_path):
-    np.savez(tmp_path / "a.npz", **arrays(x_train=pixels(5, 8, 8) / 255, y_test=np.eye(2)))
+    np.savez(tmp_path / "a.npz", **arrays(x_train=pixels(5, 8, 8).astype(str), y_test=np.eye(2)))
     with pytest.raises(DataError) as caught:
         load("npz:a.npz", tmp_path)
     told = str(caught.value)
     assert "2 problems: (1)" in told
-    assert "x_train is float64, expected uint8 from 0 to 255; multiply numbers from 0 to 1" in told
+    assert "x_train is <U3, expected numbers: uint8 from 0 to 255" in told
     assert "y_test has 2 labels for each image" in told

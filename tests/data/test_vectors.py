@@ -236,3 +236,14 @@ def test_columns_are_found_by_name_where_the_names_are_known(table, tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 8, 8), np.uint8))
     with pytest.raises(DataError, match="holds images, but the model takes vectors"):
         read_given([str(tmp_path / "a.npz")], 4, 0)
+
+
+def test_a_column_that_counts_the_rows_is_doubted(tmp_path, caplog):
+    rows = "".join(f"{place + 7},{place % 3},{'ab'[place % 2]}\n" for place in range(20))
+    (tmp_path / "a.csv").write_text(f"id,dose,label\n{rows}", encoding="utf-8")
+    load("table:a.csv", tmp_path)
+    assert "id: numbers that count the rows? leave them out with data.keys=without=id" in caplog.text
+    caplog.clear()
+    for keys in ("without=id", "features=id+dose"):  # whoever names it means it
+        load("table:a.csv", tmp_path, keys=keys)
+    assert "count the rows" not in caplog.text

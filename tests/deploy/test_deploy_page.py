@@ -11,11 +11,12 @@ import pytest
 from calling import invoke
 from proxyfl.deploy.settings import Deployment
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, OPERATE = ((DOCS / name).read_text(encoding="utf-8") for name in ("deploy.md", "operate.md"))
 
 
-def commands(language: str) -> list[list[str]]:
-    fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", PAGE, re.DOTALL | re.MULTILINE)
+def commands(language: str, page: str = PAGE) -> list[list[str]]:
+    fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page, re.DOTALL | re.MULTILINE)
     lines = [line.strip() for name, block in fenced if name == language for line in block.splitlines()]
     return [shlex.split(line)[1:] for line in lines if line.startswith("proxyfl ")]
 
@@ -32,9 +33,14 @@ def test_the_pages_commands_work_as_they_stand(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
 
 
-@pytest.mark.parametrize("words", commands(""), ids=" ".join)
+def named(page: str) -> list[list[str]]:
+    """Commands in the text and its tables, without what stands for more."""
+    return [shlex.split(line)[1:] for line in re.findall(r"`(proxyfl [^`…]+?) ?…?`", page)]
+
+
+@pytest.mark.parametrize("words", [*commands(""), *commands("", OPERATE), *named(OPERATE)], ids=" ".join)
 def test_commands_for_several_machines_exist(words: list[str]) -> None:
-    told = invoke(*words[:2], "--help")
+    told = invoke(*words[: 1 + (words[0] == "deploy")], "--help")
     assert told.exit_code == 0
     for option in (word for word in words if word.startswith("--")):
         assert option in told.stdout
@@ -49,3 +55,20 @@ def test_options_named_in_the_text_exist() -> None:
     options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", ours))
     assert options >= {"--renew", "--add-site", "--new-key", "--enrol-again", "--listen", "--insecure"}
     assert not {option for option in options if option not in told}
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    tests = Path(__file__).parents[1]
+    rows = re.findall(r"^\|[^|]+\|[^|]+\| (.+) \|$", PAGE.partition("## Shown by")[2], re.MULTILINE)
+    assert len(rows) > 15
+    for row in rows[1:]:
+        named = re.findall(r"`([^`]+)`", row)
+        files = [
+            tests / "flower" / name if "/" not in name else tests.parent / name
+            for name in named
+            if name.endswith(".py")
+        ]
+        assert files, row
+        text = "".join(file.read_text(encoding="utf-8") for file in files)
+        begun = [name.rstrip("…") for name in named if not name.endswith(".py")]
+        assert all(f"def {name}" in text for name in begun), row

@@ -16,15 +16,16 @@ import pytest
 import torch
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import explain, pki, scaffold, signing, texts
+from proxyfl.deploy import explain, pki, rotation, scaffold, signing, texts
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site, open_test
 from proxyfl.runs.simulation import prepare
 
 SITE_FILES = {
     *("README.md", "ca.crt", "proxyfl-site.service", "site.crt", "site.key", "site.pub", "site.toml"),
-    *("start.sh", "trusted.yaml"),
+    *("offer.json", "start.sh", "trusted.yaml"),
 }
+LOG = {"audit.jsonl", "audit.head"}
 OWN: dict[str, Any] = {"classes": ("healthy", "ill"), "channels": 3, "image_size": 16}
 
 
@@ -35,7 +36,7 @@ def plan(**changes: Any) -> scaffold.Plan:
 def test_everything_of_a_deployment_is_there(trial: Path) -> None:
     names = {path.name for path in trial.iterdir()}
     sites = {"site-01", "site-02", "site-03"}
-    assert names == {"README.md", "app", "ca", "federation.toml", "sample", "server", *sites}
+    assert names == {"README.md", "app", "audit", "ca", "federation.toml", "sample", "server", *sites}
     server = {
         *("app.sig", "proxyfl-server.service", "server.crt", "server.key", "start.sh", "trusted.yaml"),
     }
@@ -177,7 +178,7 @@ def test_an_insecure_federation_has_no_keys_and_says_so(tmp_path: Path) -> None:
     for readme in found.path.rglob("README.md"):
         assert "**Insecure.**" in readme.read_text()
     with pytest.raises(ConfigError, match="there is no certificate to renew"):
-        scaffold.renew(found.path)
+        rotation.renew(found.path)
 
 
 def test_nothing_is_overwritten_and_a_failure_leaves_nothing(
@@ -298,15 +299,15 @@ def test_sites_a_round_and_quorum_that_were_chosen_stay(tmp_path: Path) -> None:
 
 def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
-    assert scaffold.renew(own_trial) == pki.SERVER_DAYS - 1
+    assert rotation.renew(own_trial) == pki.SERVER_DAYS - 1
     changed = {path.name for path, content in before.items() if path.read_bytes() != content}
-    assert changed <= {"server.crt", "server.key", "app.sig"}
+    assert changed <= {"server.crt", "server.key", "app.sig", *LOG}
     deployment = Deployment.read(own_trial)
     pki.check_server(deployment.server_certificate, deployment.ca_certificate)
     assert "fl.example.org" in pki.hosts_of(deployment.server_certificate)
     deployment.ca_key.unlink()
     with pytest.raises(ConfigError, match="bring the key back"):
-        scaffold.renew(own_trial)
+        rotation.renew(own_trial)
 
 
 def test_a_lost_operator_key_stops_a_renewal_before_anything_changes(own_trial: Path) -> None:
@@ -314,10 +315,10 @@ def test_a_lost_operator_key_stops_a_renewal_before_anything_changes(own_trial: 
     deployment.operator_key.unlink()
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"operator\.key is missing.* move .*trusted\.yaml away and repeat"):
-        scaffold.renew(own_trial)
+        rotation.renew(own_trial)
     assert before == {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     deployment.trusted.unlink()
-    scaffold.renew(own_trial)
+    rotation.renew(own_trial)
     signing.signature_of(deployment)
     told = {signing.fingerprint(deployment.site(name).trusted) for name in deployment.sites}
     assert told == {signing.fingerprint(deployment.trusted)}
@@ -325,14 +326,15 @@ def test_a_lost_operator_key_stops_a_renewal_before_anything_changes(own_trial: 
 
 def test_a_stolen_key_is_replaced_and_nothing_else(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
-    site = scaffold.new_key(own_trial, "site-02")
+    site = rotation.new_key(own_trial, "site-02")
     changed = {path for path, content in before.items() if path.read_bytes() != content}
+    changed -= {own_trial / "audit" / name for name in LOG}
     assert changed == {own_trial / "site-02" / f"site.{end}" for end in ("key", "pub", "crt")}
     pki.check_site(site.certificate, site.public_key, site.ca_certificate)
     pki.check_site_keys(site.private_key, site.public_key)
     assert stat.S_IMODE(site.private_key.stat().st_mode) == 0o600
     with pytest.raises(ConfigError, match="there is no site 'lyon'"):
-        scaffold.new_key(own_trial, "lyon")
+        rotation.new_key(own_trial, "lyon")
 
 
 def run_script(script: Path, *words: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
@@ -414,7 +416,7 @@ def test_a_deployment_of_an_earlier_version_is_told_what_is_missing(own_trial: P
         entrance.check_server_files(deployment)
     with pytest.raises(ConfigError, match=r"site\.crt is missing; ask the federation's operator"):
         entrance.check_site_files(deployment.site("site-01"))
-    scaffold.renew(own_trial)
+    rotation.renew(own_trial)
     entrance.check_server_files(deployment)
     for name in deployment.sites:
         entrance.check_site_files(deployment.site(name))
@@ -437,7 +439,7 @@ def test_an_app_that_the_operator_did_not_sign_is_found(own_trial: Path) -> None
         ConfigError, match=r"app is not what the operator signed; make it again with: .*--renew"
     ):
         signing.signature_of(deployment)
-    scaffold.renew(own_trial)
+    rotation.renew(own_trial)
     assert signing.signature_of(deployment)
     assert "more" not in part.read_text()
 

@@ -155,7 +155,7 @@ def test_a_certificate_that_ends_is_announced_with_the_command_that_renews_it(
 
 
 def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeypatch):
-    from proxyfl.deploy import operate, scaffold
+    from proxyfl.deploy import operate, rotation
     from proxyfl.deploy.roster import site_keys
     from proxyfl.deploy.settings import Deployment
 
@@ -179,7 +179,7 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeyp
     assert "was removed already" in again.stderr
     only = invoke("deploy", "remove-site", own_trial, "site-01")
     assert "site-01 is the only site" in only.stderr
-    scaffold.renew(own_trial)
+    rotation.renew(own_trial)
     status = invoke("deploy", "status", own_trial)
     assert "removed" in status.stdout
 

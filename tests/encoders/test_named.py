@@ -23,6 +23,9 @@ transformers = pytest.importorskip("transformers")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 EYE = {"image_size": 8, "patch_size": 4, **SMALL}
+DINO = {"dino": "ViT", "dinov2": "Dinov2", "dinov2-registers": "Dinov2WithRegisters", "dinov3": "DINOv3ViT"}
+"""Networks of the DINO papers: the first one is a plain ViT, with a pooling layer that nobody trained."""
+REGISTERS = {name: {"num_register_tokens": 2} for name in ("dinov2-registers", "dinov3")}
 PREPARATION = {
     "size": {"shortest_edge": 10}, "crop_size": {"height": 8, "width": 8}, "do_center_crop": True,
     "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "resample": 3,
@@ -31,7 +34,7 @@ PREPARATION = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ViT, and a CLIP with both of its towers, drawn at random."""
+    """A ViT, a CLIP with both of its towers and DINO's networks, drawn at random."""
     folder = tmp_path_factory.mktemp("hf")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -41,7 +44,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = {"vocab_size": 20, "max_position_embeddings": 4, "bos_token_id": 0, "eos_token_id": 1, **SMALL}
         both = transformers.CLIPConfig(text_config=text, vision_config=EYE, projection_dim=12)
         transformers.CLIPModel(both).save_pretrained(folder / "clip")
-    for name in ("vit", "clip"):
+        for name, kind in DINO.items():
+            config = getattr(transformers, f"{kind}Config")(**EYE, **REGISTERS.get(name, {}))
+            getattr(transformers, f"{kind}Model")(config).save_pretrained(folder / name)
+    for name in ("vit", "clip", *DINO):
         (folder / name / "preprocessor_config.json").write_text(json.dumps(PREPARATION))
     return folder
 
@@ -74,6 +80,18 @@ def test_a_vit_and_the_vision_tower_of_clip_are_read(folders):
         torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-3)
     grey = torch.zeros((2, 1, 28, 28), dtype=torch.uint8)
     assert load_encoder(f"hf:{folders / 'clip'}")(grey).shape == (2, 12)
+
+
+@pytest.mark.parametrize("name", DINO)
+def test_dinos_feature_is_the_class_token_and_no_register(folders, name):
+    pixels = drawn()[..., 1:9, 1:9] / 255
+    mean, std = (torch.tensor(PREPARATION[f"image_{what}"]).reshape(3, 1, 1) for what in ("mean", "std"))
+    with torch.inference_mode():
+        network = transformers.AutoModel.from_pretrained(folders / name).eval()
+        tokens = network(pixel_values=(pixels - mean) / std).last_hidden_state
+    assert tokens.shape[1] == 1 + 4 + REGISTERS.get(name, {}).get("num_register_tokens", 0)
+    found = load_encoder(f"hf:{folders / name}")(drawn())
+    torch.testing.assert_close(found.float(), tokens[:, 0], rtol=2e-3, atol=2e-3)
 
 
 def test_the_hash_is_that_of_weights_and_preparation_wherever_they_lie(folders, tmp_path):

@@ -74,7 +74,8 @@ def close(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.allclose(a[n].float(), b[n].float(), atol=2e-5) for n in a)
 
 
-@pytest.mark.parametrize(("method", "tau"), [("fedavg", 0.95), ("fixmatch-gpl", 0.13)])
+# 0.1308 lies in a gap of the confidences: no processor's last bits decide which images are sure.
+@pytest.mark.parametrize(("method", "tau"), [("fedavg", 0.95), ("fixmatch-gpl", 0.1308)])
 def test_local_training_written_out(tmp_path: Path, method: str, tau: float) -> None:
     config = tiny_config(method, method__tau=tau, train__epochs=2)
     made = trainer(config, tmp_path)

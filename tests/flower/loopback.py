@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image
 
 from proxyfl.core.config import Config
-from proxyfl.deploy import pki, signing
+from proxyfl.deploy import approval, pki, signing
 from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.live import LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.settings import Deployment
@@ -131,6 +131,7 @@ def deployment(
         pki.issue_site(site.certificate, site.public_key, authority, name)
         site.ca_certificate.write_bytes(made.ca_certificate.read_bytes())
         site.trusted.write_bytes(made.trusted.read_bytes())
+        approval.write_offers(made, [name])
     site_data(folder, simulation)
     return made
 
@@ -195,7 +196,8 @@ class Loopback:
     def site(self, client: int, before: Sequence[str] = ()) -> Started:
         name = self.made.sites[client]
         data = self.folder / f"data-{client}.npz"
-        return self.start(name, "deploy", "site", self.folder / name, "--data", data, before=before)
+        words = ("deploy", "site", self.folder / name, "--data", data, "--approve")
+        return self.start(name, *words, before=before)
 
     def move_sites(self, folder: Path) -> None:
         """Give the sites a place of their own, as on other machines."""

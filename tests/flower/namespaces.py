@@ -66,7 +66,7 @@ def main(folder: str) -> None:
                 inside = plug(client, holder.pid)
                 ways.append(inside)
                 words = ["deploy", "site", made.path / name, "--data", made.path / f"data-{client}.npz"]
-                words += ["--server", f"{server_address(client)}:{port}"]
+                words += ["--approve", "--server", f"{server_address(client)}:{port}"]
                 federation.started[name] = start(made.path / f"{name}.out", *words, before=inside)
             federation.server()
             print(federation.finish(federation.run()))

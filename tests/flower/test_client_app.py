@@ -38,6 +38,6 @@ def test_an_error_of_another_kind_is_told_in_full_at_the_site_alone(kind, monkey
     def broken():
         raise OSError("/data/ward/site.toml cannot be read")
 
-    monkeypatch.setattr(client_app, "site_side", broken)
+    monkeypatch.setattr(client_app, "this_site", broken)
     assert "ward" not in str(answered(kind))
     assert "/data/ward/site.toml cannot be read" in capsys.readouterr().err

@@ -21,7 +21,7 @@ import proxyfl.cli.deploy
 from calling import invoke
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
 from proxyfl.core.state import Failure
-from proxyfl.deploy import entrance, launch, operate, pki, programs, scaffold, status, supervise
+from proxyfl.deploy import entrance, launch, operate, pki, programs, rotation, status, supervise
 from proxyfl.deploy.live import LiveLog, LiveReader, round_line
 from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
@@ -299,8 +299,12 @@ def test_what_server_and_sites_keep_is_for_their_owner_whatever_the_umask(made, 
         os.umask(before)
     for state in (server.state, server.state / "supervisor", site.state, first / "state"):
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
-    assert stat.S_IMODE((server.state / "server.log").stat().st_mode) == 0o600
-    assert stat.S_IMODE((site.state / "cache.npz").stat().st_mode) == 0o600
+    for file in (
+        server.state / "server.log",
+        server.state / "supervisor" / ".lock",
+        site.state / "cache.npz",
+    ):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_status_forgets_a_run_that_was_moved_away(made, tmp_path):
@@ -394,7 +398,7 @@ def test_a_replaced_key_takes_the_old_node_away(asked):
     operate.register(here, {})
     assert [question[1] for question in words] == ["register", "register"]
     node = json.loads((here.state / "registered" / "site-02").read_text())["node"]
-    scaffold.new_key(here.path, "site-02")
+    rotation.new_key(here.path, "site-02")
     operate.register(here, {})
     assert words[2:] == [["supernode", "unregister", node], ["supernode", "register", "3"]]
     here.site("site-02").public_key.write_text("nothing")

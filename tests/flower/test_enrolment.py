@@ -18,6 +18,7 @@ from calling import invoke
 from proxyfl.core.errors import DataError, RunError
 from proxyfl.deploy.enrolment import Enrolled, Enrolment, forget_counts, gather
 from proxyfl.engines.flower import codec
+from proxyfl.engines.flower.protocol import spoken
 from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import prepare
 
@@ -61,7 +62,8 @@ def test_without_authentication_the_first_to_claim_a_name_has_it(tmp_path, small
 
 
 def bad_counts(**changes):
-    said = {"kind": "enrolled", "name": "site-01", "labelled": 3, "unlabelled": 4, "heldout": 0, **changes}
+    counts = {"labelled": 3, "unlabelled": 4, "heldout": 0}
+    said = {"kind": "enrolled", "name": "site-01", **spoken(), **counts, **changes}
     return lambda kind, records: codec.content(said)
 
 
@@ -74,6 +76,8 @@ def bad_counts(**changes):
         (bad_counts(labelled=2**53), f"it claims {2**53 + 4} images; federation.toml allows max_images"),
         (bad_counts(heldout=1_000_001), "it claims 1000001 images"),
         (bad_counts(kind="hello"), "answered something else"),
+        (bad_counts(protocol=None), "upgrade site-01 to the proxyfl of the server"),
+        (bad_counts(protocol=[8, 9]), "upgrade the server to the proxyfl of site-01"),
         (
             lambda kind, records: codec.content({"kind": "failure", "reason": "full\x07\ndisk"}),
             "full\\x07 disk",

@@ -13,8 +13,12 @@ from wireless import Known, Node, WirelessGrid, handled_by, sides
 
 from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import make_partition
+from proxyfl.deploy.approval import leaving
+from proxyfl.deploy.settings import Site
+from proxyfl.engines.flower.codec import OWN, forms_of, header_of
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.methods import create, recipes
+from proxyfl.runs.settings import resolve
 from proxyfl.runs.simulation import simulate
 from proxyfl.testing.toy import toy_partition
 from toybox import Told, make_simulation, play, same_state, tiny_config
@@ -24,10 +28,34 @@ FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes("clients"
 """A method for each class of methods."""
 
 
+def approved(config, form):
+    """What leaves a site that approved the settings."""
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in form.items()}
+    tree = {**config.to_tree(), "data": {**config.to_tree()["data"], "name": "folder:sites"}}
+    config = resolve("", tree)
+    return leaving(Site(**known, name="lyon", server="localhost:1"), config)[0]
+
+
+def watched(handler, leaves):
+    """A site's handler, no answer of which holds a tensor that was not approved."""
+
+    def handle(kind, records):
+        answer = handler(kind, records)
+        if OWN in answer.array_records:
+            asked = header_of(records).get("purpose", "train")
+            forms = forms_of(answer.array_records[OWN])
+            assert forms.items() <= leaves[asked].items()
+        return answer
+
+    return handle
+
+
 def flower(config, simulation, folder):
     """The engine, with a site per client in this process."""
     places = sides(simulation, folder)
-    grid = WirelessGrid({100 + k: Node(handled_by(side)) for k, side in enumerate(places)})
+    leaves = {} if create(config.method.name).oracle else approved(config, places[0].form)
+    nodes = {100 + k: Node(watched(handled_by(side), leaves)) for k, side in enumerate(places)}
+    grid = WirelessGrid(nodes)
     setup = {**places[0].form, "config": json.loads(json.dumps(config.to_tree()))}
     return FlowerEngine(Courier(grid, Known(grid)), {**setup, "run": "0" * 16, "versions": 3}, 60.0), places
 

@@ -13,6 +13,8 @@ import ssl
 import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -26,7 +28,8 @@ from loopback import deployment, experiment, free_port, wait_for
 from serving import pem
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.deploy import entrance, forward, pki, scaffold, signing
+from proxyfl.deploy import entrance, forward, pki, rotation, signing
+from proxyfl.deploy import gate as gates
 from proxyfl.deploy.connector import Connector, Trouble, client_tls, why
 from proxyfl.deploy.programs import environment
 from proxyfl.deploy.roster import NOTES, site_keys
@@ -167,6 +170,10 @@ def test_a_key_of_no_site_is_refused_whoever_certified_it(made, gate, behind, tm
     assert behind.paths == []
 
 
+PULL = "/v1/fleet/pull-messages"
+FLOOD = 4.0
+"""Seconds of a flood."""
+
 TRICKS = [
     "/v1/control/start-run",
     "/v1/control/list-runs",
@@ -286,6 +293,42 @@ def test_strangers_cannot_hold_the_door(made, gate, behind):
 
 
 @pytest.mark.slow
+def test_a_site_that_floods_is_held_back_and_others_are_served(made, gate, behind):
+    """On all connections that it may have, without a pause."""
+    served, began = Counter(), time.monotonic()
+
+    def flood():
+        how = {"verify": client_tls(made.site("site-03")), "timeout": 60.0}
+        with httpx.Client(base_url=f"https://127.0.0.1:{made.bind[1]}", **how) as client:
+            while time.monotonic() < began + FLOOD:
+                found = client.post(PULL, headers=node_header(made, "site-03"), content=b"xx")
+                served[found.status_code] += 1
+
+    with ThreadPoolExecutor(gates.CONNECTIONS) as crowd:
+        floods = [crowd.submit(flood) for _ in range(gates.CONNECTIONS)]
+        others = [post(made, PULL)]
+        while not all(one.done() for one in floods):
+            others.append(post(made, PULL))
+        for one in floods:
+            one.result()
+    assert set(others) == {(200, "")}
+    assert served.keys() == {200}
+    assert served[200] <= gates.BURST + gates.RATE * (time.monotonic() - began) + gates.CONNECTIONS
+
+
+def test_what_a_site_may_send_comes_back_with_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(gates.time, "monotonic", lambda: now[0])
+    allowance = gates.Allowance(gates.RATE, gates.BURST)
+    assert {allowance.wait(1) for _ in range(int(gates.BURST))} == {0.0}
+    waits = [allowance.wait(1) for _ in range(int(gates.RATE * gates.WAIT) + 1)]
+    assert waits[0] == 1 / gates.RATE
+    assert max(waits) > gates.WAIT, "and such a request is refused"
+    now[0] += gates.WAIT + 1
+    assert allowance.wait(1) == 0
+
+
+@pytest.mark.slow
 def test_a_head_that_drips_is_cut_off(made, gate):
     began = time.monotonic()
     with spoken(made, "site-01") as line, contextlib.suppress(OSError):
@@ -324,7 +367,7 @@ def test_a_replaced_key_is_locked_out_without_a_restart(made, gate, behind):
     old = client_tls(made.site("site-02"))
     header = node_header(made, "site-02")
     assert post(made, "/v1/fleet/pull-messages", site="site-02") == (200, "")
-    scaffold.new_key(made.path, "site-02")
+    rotation.new_key(made.path, "site-02")
     locked = lambda: post(made, "/v1/fleet/pull-messages", context=old, headers=header) == (403, "key")  # noqa: E731
     wait_for(locked, "the old key is let in", 5)
     assert post(made, "/v1/fleet/pull-messages", site="site-02") == (200, "")

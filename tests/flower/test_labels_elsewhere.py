@@ -14,6 +14,7 @@ from serving import connect, newest, server, texts
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.engines.flower import codec
+from proxyfl.engines.flower.protocol import spoken
 from proxyfl.runs import checkpoint
 from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import prepare
@@ -83,7 +84,7 @@ def test_a_site_whose_labels_do_not_fit_the_scenario_is_not_enrolled(tmp_path, m
     config = tiny(method, where)
     deployed = deployment(tmp_path / "f", config, quorum=1, deadline=1.0)
     net = connect(deployed, config)
-    claim = {"kind": "enrolled", "name": "site-01", "labelled": 5, "unlabelled": 5, "heldout": 0}
+    claim = {"kind": "enrolled", "name": "site-01", **spoken(), "labelled": 5, "unlabelled": 5, "heldout": 0}
     net.nodes[50].handler = lambda kind, records: codec.content(claim)
     server(deployed, net).run()
     assert [

@@ -18,7 +18,7 @@ from calling import invoke
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.errors import BelowQuorum, ConfigError, RunError
 from proxyfl.core.state import content_hash
-from proxyfl.deploy import measure, server_run
+from proxyfl.deploy import crosssite, server_run
 from proxyfl.deploy.live import LIVE_FILE
 from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
@@ -178,7 +178,9 @@ def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, sm
     net.nodes[50].handler, net.nodes[51].handler = perfect, liar
     server(deployed, net).run()
     run = Run(deployed.run)
-    assert run.metrics[-1]["evaluation"] == {
+    source = run.metrics[-1]["evaluation"]
+    assert source.pop("at").keys() == {"site-01", "site-03", "site-04"}
+    assert source == {
         "where": "sites",
         "images": 90,
         "sites": ["site-01", "site-03", "site-04"],
@@ -252,10 +254,10 @@ def counted(counts):
 )
 def test_counts_that_cannot_be_are_refused(reply, reason):
     if not reason:
-        assert measure._confusion(reply, 2, 6).tolist() == [[2, 1], [0, 3]]
+        assert crosssite.read_counts(reply, 2, 6).confusion.tolist() == [[2, 1], [0, 3]]
         return
     with pytest.raises(codec.Malformed, match=reason):
-        measure._confusion(reply, 2, 6)
+        crosssite.read_counts(reply, 2, 6)
 
 
 def test_no_site_that_measures_ends_the_run_with_a_reason(tmp_path, small):

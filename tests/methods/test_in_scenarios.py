@@ -132,17 +132,15 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("semifl", "server"),
-        *(
-            pytest.param(name, where, marks=pytest.mark.slow)
-            for where, names in (
-                ("partial", ("proxyfl", "cbafed", "rscfed", "rscfed+gpt")),
-                ("server", ("fedmatch", "softmatch", "flfl+proxyfl")),
-            )
-            for name in names
-        ),
+        (name, where)
+        for where, names in (
+            ("partial", ("proxyfl", "cbafed", "rscfed", "rscfed+gpt")),
+            ("server", ("semifl", "fedmatch", "softmatch", "flfl+proxyfl")),
+        )
+        for name in names
     ],
 )
+@pytest.mark.slow
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
     given = {**TINY, **settings(name, where, model__norm="static", per_round=4)}
     if name == "softmatch":

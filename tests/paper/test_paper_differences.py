@@ -9,8 +9,10 @@ import pytest
 from click.testing import Result as Answer
 
 from paper_pages import measured
-from proxyfl.paper.catalogue import ITEMS, SAME_MASK, Column, item
+from proxyfl.paper.catalogue import ITEMS, item
 from proxyfl.paper.differences import differences
+from proxyfl.paper.items import Column
+from proxyfl.paper.questions import SAME_MASK
 from proxyfl.paper.results import Result, to_csv
 from proxyfl.paper.scales import scale
 from proxyfl.results.layout import Panel
@@ -103,8 +105,9 @@ def test_gains_over_one_row_are_paired_too(cells: Cells) -> None:
 def test_references_are_rows_of_their_items() -> None:
     named = {each.name: each.references for each in ITEMS.values() if each.references}
     assert named == {
-        "comparison": ("ProxyFL",), "table1": ("ProxyFL",), "table2": (SAME_MASK, "GPT + ICPL"),
-        "table4": ("ICPL-P",), "table5": ("ICPL-P",), "table6": ("ProxyFL",),
+        "comparison": ("ProxyFL",), "control": ("ProxyFL",), "table1": ("ProxyFL",),
+        "table2": (SAME_MASK, "GPT + ICPL"), "table4": ("ICPL-P",), "table5": ("ICPL-P",),
+        "table6": ("ProxyFL",),
     }  # fmt: skip
     for name, references in named.items():
         assert {*references} <= {row.label for row in ITEMS[name].rows}

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paper_pages import BLOCK, _options, draw_pictures, items, refreshed, scales
-from proxyfl.paper.catalogue import Column, item
+from proxyfl.paper.catalogue import item
+from proxyfl.paper.items import Column
 from proxyfl.paper.results import Result, to_csv
 from proxyfl.paper.scales import scale
 
-PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def block(text: str) -> str:
@@ -66,9 +67,45 @@ def test_items_and_scales_are_tables_of_what_the_code_has(tmp_path: Path) -> Non
     assert refreshed(block("items"), tmp_path).count("\n| `fig") == 12
 
 
-def test_the_page_has_every_part() -> None:
-    kinds = [found[1] for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
-    assert kinds == ["items", "scales", "curves", "measured", "measured", "ranking", "measured", "measured"]
+def test_the_pages_have_every_part() -> None:
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("paper.md", "paper-runs.md")]
+    parts = [found[1] + (found[2] or "") for page in pages for found in BLOCK.finditer(page)]
+    shown = [f"measured {name} mini" for name in ("comparison", "table1", "table2", "table9", "cost")]
+    assert {*parts} >= {"items", "scales", "curves comparison mini", "ranking table1 mini", *shown}
+
+
+def test_what_an_accuracy_costs_is_made_of_the_runs_of_table_1(
+    made: Callable[..., Result], tmp_path: Path
+) -> None:
+    curves = {"FedAvg": [0.1, 0.2, 0.3, 0.4], "ProxyFL": [0.3, 0.6, 0.6, 0.6]}
+    results = {
+        (row, "svhn@0.1"): [
+            made(row, "svhn@0.1", seed, curve, method=row.lower(), cpu_seconds=480.0, megabytes=8.0)
+            for seed in (1, 2)
+        ]
+        for row, curve in curves.items()
+    }
+    (tmp_path / "mini-table1.csv").write_text(to_csv(results), encoding="utf-8")
+    text = refreshed(block("measured cost mini"), tmp_path)
+    assert "to 52 %, SVHN" in text
+    assert "| FedAvg | – | – | – |" in text
+    assert "| ProxyFL | 2 | 4.0 | 4.0 |" in text, "two of four rounds, 2 minutes and 2 MB each"
+
+
+def test_a_question_is_drawn_along_its_axis(made: Callable[..., Result], tmp_path: Path) -> None:
+    rows = [row for row in item("labels").rows if row.at in (1, 10)]
+    results = {
+        (row.label, "digits@0.1"): [
+            made(row.label, "digits@0.1", seed, [0.05 * (row.at or 0)], method=row.method) for seed in (1, 2)
+        ]
+        for row in rows
+    }
+    (tmp_path / "mini-labels.csv").write_text(to_csv(results), encoding="utf-8")
+    text = refreshed(block("along labels mini"), tmp_path)
+    assert "](images/mini-labels-digits-0.1-along.png)" in text
+    drawing = draw_pictures(text, tmp_path, tmp_path / "images")[1].read_text()
+    assert "labelled images per class" in drawing
+    assert all(f"<!-- {row.method} -->" in drawing for row in rows)
 
 
 def test_pictures_are_drawn_of_every_column_that_has_results(

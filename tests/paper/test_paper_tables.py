@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.paper.catalogue import Column, item
+from proxyfl.paper.catalogue import item
+from proxyfl.paper.items import Column
 from proxyfl.paper.results import Result, from_csv, to_csv
 from proxyfl.paper.rounds import targets
 from proxyfl.paper.scales import scale

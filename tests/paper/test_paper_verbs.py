@@ -17,9 +17,11 @@ from proxyfl import Experiment, Run
 from proxyfl.core.errors import RunError
 from proxyfl.federation.loop import RoundReport
 from proxyfl.paper import plan
-from proxyfl.paper.catalogue import ITEMS, PROXYFL, Column, item
+from proxyfl.paper.catalogue import ITEMS, item
 from proxyfl.paper.figures import draw
+from proxyfl.paper.items import Column
 from proxyfl.paper.plan import Case
+from proxyfl.paper.questions import PROXYFL
 from proxyfl.paper.results import HEADER
 from proxyfl.paper.scales import scale
 from proxyfl.runs.settings import identity
@@ -165,9 +167,9 @@ def test_a_figure_without_rows_is_of_the_data_that_is_asked_for(
     answer = call(*words, "--only", "data=digits")
     assert answer.exit_code == 0, answer.stderr
     assert classes == [*map(str, range(10)), "Figure 5a: Who holds what\ndigits, α = 0.1, scale mini"]
-    answer = call(*words, "--only", "data=svhn")
+    answer = call(*words, "--only", "data=cinic10")
     assert answer.exit_code == 2
-    assert "leaves nothing of fig5a; it has data=cifar10,alpha=0.1" in answer.stderr
+    assert "leaves nothing of fig5a; it has data=svhn,alpha=0.1" in answer.stderr
     assert "fig5a has no row 'ProxyFL'" in call(*words, "--only", "row=ProxyFL").stderr
     answer = call("paper", "show", "table7", "--only", "alpha=1")
     assert "table7 has no alpha '1'; none are known" in answer.stderr
@@ -279,8 +281,8 @@ def test_an_unfinished_run_is_not_shown(call: Call, quick: Path, tmp_path: Path)
         (["run", "table1", "--only", "alpha=0.3"], "table1 has no alpha '0.3'; it has 0.1, 0.5, 1"),
         (["show", "table2", "--only", "row=GTP"], "table2 has no row 'GTP'; did you mean 'GPT'?"),
         (
-            ["show", "table3", "--only", "data=svhn"],
-            "leaves nothing of table3; it has data=cifar100,alpha=0.1",
+            ["show", "table3", "--only", "data=cinic10"],
+            "leaves nothing of table3; it has data=svhn,alpha=0.1",
         ),
         (["export", "fig5a"], "fig5a is made without runs; 'proxyfl paper show fig5a --scale mini' shows it"),
         (["run", "table1", "--seeds", "x"], "how many"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
 from proxyfl.paper import plan
-from proxyfl.paper.catalogue import ITEMS, Column, Row, item
+from proxyfl.paper.catalogue import ITEMS, item
 from proxyfl.paper.cost import ALIKE, ESTIMATED, MEASURED, Experience, core_seconds, estimate, protocol
+from proxyfl.paper.items import Column, Row
 from proxyfl.paper.plan import Case
 from proxyfl.paper.results import Result, gather, recorded, to_csv
 from proxyfl.paper.scales import NAMES, TUNING_SEEDS, scale
@@ -50,7 +52,8 @@ def test_numbers_of_runs() -> None:
     assert counts == {
         "table1": 168, "table2": 60, "table3": 7, "table4": 32, "table5": 16, "table6": 168, "table8": 14,
         "table9": 24, "fig1b": 9, "fig2a": 1, "fig2b": 3, "fig2c": 4, "fig5b": 6, "fig5c": 1, "fig6": 1,
-        "fig7": 20, "comparison": 20, "warm": 0,
+        "fig7": 20, "comparison": 20, "warm": 0, "control": 0, "cost": 56,
+        **dict.fromkeys(("labels", "epochs", "clients", "skew"), 0),
     }  # fmt: skip
 
 
@@ -59,7 +62,8 @@ def test_items_share_runs(size: str) -> None:
     proxyfl = path("table1", size, "ProxyFL", "cifar10@0.1")
     assert proxyfl == path("table2", size, "GPT + ICPL", "cifar10@0.1")
     assert proxyfl == path("table9", size, "FixMatch + ProxyFL", "cifar10@0.1")
-    assert proxyfl == path("fig2a", size, "ProxyFL", "cifar10@0.1")
+    drawn = "cifar10@0.1" if size == "full" else "svhn@0.1"
+    assert path("fig2a", size, "ProxyFL", drawn) == path("table1", size, "ProxyFL", drawn)
     bound = path("table1", size, "FedAvg-SL", "svhn@0.5")
     assert bound == path("table6", size, "FedAvg-SL", "svhn@0.5")
     assert path("table2", size, "GPT", "cifar10@0.1") == path("fig7", size, "Q = 100", "cifar10@0.1")
@@ -85,9 +89,7 @@ def test_full_scale_is_the_preset() -> None:
 def test_rounds_to_an_accuracy_need_longer_runs_at_full_scale_only() -> None:
     assert one("table3", "full", "LPL", "cifar100@0.1").config.federation.rounds == 600
     assert one("table1", "full", "FixMatch-LPL", "cifar100@0.1").config.federation.rounds == 500
-    assert path("table3", "mini", "LPL", "cifar100@0.1") == path(
-        "table1", "mini", "FixMatch-LPL", "cifar100@0.1"
-    )
+    assert path("table3", "mini", "LPL", "svhn@0.1") == path("table1", "mini", "FixMatch-LPL", "svhn@0.1")
     assert path("table3", "full", "LPL", "cifar100@0.1") == path("fig5b", "full", "LPL", "cifar100@0.1")
 
 
@@ -128,11 +130,11 @@ def test_columns_are_chosen_where_an_item_has_no_rows_too() -> None:
     def keys(name: str, only: str) -> list[str]:
         return [column.key for column in plan.columns(item(name), size, plan.read_choice(only, size))]
 
-    assert keys("fig5a", "") == ["cifar10@0.1"]
+    assert keys("fig5a", "") == keys("fig5a", "data=svhn") == ["svhn@0.1"]
     assert keys("fig5a", "data=digits") == ["digits@0.1"]
     assert keys("fig5a", "data=digits,data=cifar10,alpha=0.1") == ["cifar10@0.1", "digits@0.1"]
-    assert keys("fig5a", "data=svhn") == keys("fig2b", "alpha=0.5") == []
-    assert keys("fig2b", "alpha=10,row=nonesuch") == ["cifar10@10"]
+    assert keys("fig5a", "data=cinic10") == keys("fig2b", "alpha=0.5") == []
+    assert keys("fig2b", "alpha=10,row=nonesuch") == ["svhn@10"]
 
 
 @pytest.mark.parametrize("text", ["cifar10", "colour=red", "data=cifar11", "alpha=low"])
@@ -206,7 +208,7 @@ def test_every_method_of_a_seed_starts_from_one_run_that_repeats_nothing() -> No
     cases = [one("table1", "mini", row, "svhn@0.1") for row in ("FedAvg", "ProxyFL", "FedAvg-SL")]
     jobs = plan.jobs(cases, [1, 2], FOLDER)
     assert {job.config.model.weights_hash for job in jobs} == {plan.UNKNOWN}
-    starts = plan.starts(cases, jobs, FOLDER, None)
+    starts = plan.starts(cases, jobs, FOLDER, None, plan.Known())
     assert [job.config.seed for job in starts] == [1001, 1002]
     for start in starts:
         assert start.config.method.name == "fedavg"
@@ -240,9 +242,8 @@ def test_runs_on_record_count_as_done_and_bring_their_start(
     case = one("table1", "mini", "ProxyFL", "svhn@0.1")
     assert case.start is not None
     start = case.start.job(1, FOLDER)
-    known = {
-        identity(start.config): made("Common start", "svhn@0.1", 1, [0.5], final_hash="a" * 64, identity="1")
-    }
+    common = made("Common start", "svhn@0.1", 1, [0.5], final_hash="a" * 64, identity="1")
+    known = plan.Known({identity(start.config): common})
     job = case.job(1, FOLDER, known=known)
     assert job.config.model.weights_hash == "a" * 64
     assert not job.finished
@@ -254,3 +255,59 @@ def test_runs_on_record_count_as_done_and_bring_their_start(
     assert {each.final_hash for each in recorded(tmp_path).values()} == {"a" * 64, ""}
     found = gather([case], [1], FOLDER, known)
     assert [each.row for each in found[case.key]] == ["ProxyFL"]
+
+
+def test_a_start_that_came_with_the_results_is_not_made_again(
+    made: Callable[..., Result], tmp_path: Path
+) -> None:
+    case = one("table1", "mini", "ProxyFL", "svhn@0.1")
+    assert case.start is not None
+    start = case.start.job(1, tmp_path)
+    hashed = "a" * 64
+    common = made("Common start", "svhn@0.1", 1, [0.5], final_hash=hashed, identity=identity(start.config))
+    (tmp_path / "mini-warm.csv").write_text(to_csv({("r", "c"): [common]}), encoding="utf-8")
+    missing = [case.job(1, tmp_path)]
+    assert len(plan.starts([case], missing, tmp_path, None, recorded(tmp_path))) == 1, "its weights are lost"
+    file = tmp_path / "starts" / f"{hashed}.safetensors"
+    file.parent.mkdir()
+    file.touch()
+    known = recorded(tmp_path)
+    assert plan.starts([case], missing, tmp_path, None, known) == []
+    model = case.job(1, tmp_path, known=known).config.model
+    assert (model.weights, model.weights_hash) == (str(file.resolve()), hashed)
+
+
+def test_a_run_in_another_precision_counts_as_done(made: Callable[..., Result], tmp_path: Path) -> None:
+    case = one("table1", "mini", "ProxyFL", "svhn@0.1")
+    config = case.job(1, tmp_path).config
+    other = {"fp32": "bf16", "bf16": "fp32"}[config.compute.dtype]
+    elsewhere = replace(config, compute=replace(config.compute, dtype=other))
+    known = plan.Known({identity(elsewhere): made("ProxyFL", "svhn@0.1", 1, [0.5])})
+    assert case.job(1, tmp_path, known=known).finished
+    assert not case.job(2, tmp_path, known=known).finished
+
+
+def test_what_the_paper_shows_of_one_data_set_is_shown_of_the_one_that_a_scale_measures() -> None:
+    mini, full = ({case.column.data for case in plan.cases(item("fig6"), scale(s))} for s in ("mini", "full"))
+    assert (mini, full) == ({"svhn"}, {"cifar100"})
+    assert {case.column.data for case in plan.cases(item("table2"), scale("mini"))} >= {"cifar10", "svhn"}
+
+
+def test_a_control_has_as_many_steps_as_a_run_and_its_start_but_no_start() -> None:
+    case = one("control", "mini", "ProxyFL", "svhn@0.1")
+    assert case.start is None
+    warm = one("table1", "mini", "ProxyFL", "svhn@0.1")
+    assert warm.start is not None
+
+    def epochs(case: Case) -> int:
+        return case.config.federation.rounds * case.config.train.epochs
+
+    assert abs(epochs(case) - epochs(warm) - epochs(warm.start)) <= 1
+
+
+def test_questions_are_asked_about_every_method_at_every_place() -> None:
+    cases = plan.cases(item("labels"), scale("mini"))
+    places = {(case.row.method, case.row.at, case.config.labels.per_class) for case in cases}
+    assert places == {
+        (method, n, n) for method in ("fedavg", "fixmatch-gpl", "proxyfl") for n in (1, 2, 5, 10, 20, 50)
+    }

@@ -39,6 +39,9 @@ from toybox import assemble, every_method, make_simulation, same_bits, tiny_conf
 
 SIMULATION = make_simulation((4, 6, 5, 4), (12, 12, 12, 12))
 OTHER_KINDS = ("proxyfl", "fedavg", "fedmatch", "feddure", "fedloke")
+KINDS = ("proxyfl", "fedmatch", "feddure")
+"""A single loss with add-ons, and those with steps of their own."""
+
 PER_IMAGE = (
     18_432 + 589_824 + (147_456 + 294_912 + 16_384) + (147_456 + 294_912 + 16_384) + 1_280
 )  # 2 k² Cin Cout H W of stem and three stages of ResNet-8 at width 1 on 8×8 grey, and of its classifier
@@ -80,7 +83,13 @@ def test_phases_add_up_to_wall_time(tmp_path):
     assert in_steps < sum(steps.seconds) < in_steps + spent[BEGIN] + 0.05
 
 
-@pytest.mark.parametrize("name", every_method())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each.values[0], marks=[] if each.values[0] in KINDS else pytest.mark.slow)
+        for each in every_method()
+    ],
+)
 def test_every_method_trains_to_the_same_bits_under_the_profiler(name, tmp_path):
     trainer, task, data = client(tmp_path, name)
     plain = trained(trainer, task, data)

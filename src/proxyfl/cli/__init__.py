@@ -39,6 +39,7 @@ from proxyfl.cli import (
     table,
     tune,
     validate,
+    verify,
 )
 from proxyfl.cli.common import Verbs, examples
 from proxyfl.core.network import ALLOW_DOWNLOAD
@@ -124,6 +125,7 @@ app.add_typer(paper.app, name="paper", rich_help_panel=LOOK)
 app.command("eval", rich_help_panel=USE, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(rich_help_panel=USE, epilog=predict.EXAMPLES)(predict.predict)
 app.command(rich_help_panel=USE, epilog=export.EXAMPLES)(export.export)
+app.command(rich_help_panel=USE, epilog=verify.EXAMPLES)(verify.verify)
 app.add_typer(deploy.app, name="deploy", rich_help_panel=DEPLOY)
 app.add_typer(methods.app, name="methods", rich_help_panel=KNOW)
 app.command("new-method", rich_help_panel=KNOW, epilog=new_method.EXAMPLES)(new_method.new_method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +15,12 @@ from proxyfl.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from proxyfl.report.dashboard.server import Dashboard
+    from proxyfl.report.dashboard.watch import Federation
 
 EXAMPLES = examples(
     "proxyfl dashboard",
     "proxyfl dashboard runs/try-1",
+    "proxyfl dashboard hospital",
     "proxyfl dashboard --runs results/runs --port 9000 --open",
 )
 USUAL_PORT = 8321
@@ -27,7 +30,9 @@ def dashboard(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="One run, by folder or by name, instead of all.", show_default=False
+            metavar="[RUN]",
+            help="One run, by folder or by name, instead of all; or a deployment's folder.",
+            show_default=False,
         ),
     ] = None,
     runs: Runs = Path("runs"),
@@ -48,9 +53,9 @@ def dashboard(
     from proxyfl.runs.directory import RunDirectory
 
     if run is not None:
-        place = find_run(run).resolve()
+        place = find_run(_run_of(run)).resolve()
         RunDirectory(place).require()
-        server = _server(place.parent, port, place.name)
+        server = _server(place.parent, port, place.name, _federation(place.parent))
         told, url = f"the run {place}", server.link("run", name=place.name)
     elif runs.is_dir():
         server = _server(runs, port)
@@ -77,14 +82,30 @@ def _opened(url: str) -> Iterator[None]:
         yield
 
 
-def _server(runs: Path, port: int | None, only: str | None = None) -> Dashboard:
+def _run_of(given: str) -> str:
+    """The run of a deployment, where its folder is given."""
+    return str(Path(given) / "run") if (Path(given) / "federation.toml").is_file() else given
+
+
+def _federation(folder: Path) -> Federation | None:
+    """Who tells of the sites, where the folder is a deployment's."""
+    if not (folder / "federation.toml").is_file() or find_spec("flwr") is None:
+        return None
+    from proxyfl.deploy.overview import Overview
+
+    return Overview(folder).page
+
+
+def _server(
+    runs: Path, port: int | None, only: str | None = None, federation: Federation | None = None
+) -> Dashboard:
     from proxyfl.report.dashboard.server import Dashboard
 
     try:
-        return Dashboard(runs, USUAL_PORT if port is None else port, only=only)
+        return Dashboard(runs, USUAL_PORT if port is None else port, only=only, federation=federation)
     except OSError as error:
         if port is None:
-            return Dashboard(runs, only=only)
+            return Dashboard(runs, only=only, federation=federation)
         reason = error.strerror or error
         raise ConfigError(
             f"port {port} cannot be used: {reason}; leave --port away for a free one"

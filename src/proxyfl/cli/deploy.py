@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli import deploy_life, deploy_look, deploy_scaffold
+from proxyfl.cli import deploy_keep, deploy_life, deploy_look, deploy_scaffold, deploy_trust
 from proxyfl.cli.common import INTERRUPTED, Quiet, command, err, examples, out, plain_table
 from proxyfl.cli.deploy_life import end_on_signals, require_flower, show
 from proxyfl.cli.deploy_scaffold import Folder
+from proxyfl.cli.ls import AsJson
 from proxyfl.core.errors import RunError
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ app = typer.Typer(
 app.command(epilog=deploy_scaffold.INIT_EXAMPLES)(deploy_scaffold.init)
 app.command(epilog=deploy_look.EXPLAIN_EXAMPLES)(deploy_look.explain)
 app.command(epilog=deploy_look.CHECK_EXAMPLES)(deploy_look.check)
+app.command(epilog=deploy_trust.APPROVE_EXAMPLES)(deploy_trust.approve)
+app.command(epilog=deploy_trust.AUDIT_EXAMPLES)(deploy_trust.audit)
+app.command(epilog=deploy_keep.ROTATE_EXAMPLES)(deploy_keep.rotate)
+app.command(epilog=deploy_keep.BACKUP_EXAMPLES)(deploy_keep.backup)
+app.command(epilog=deploy_keep.RESTORE_EXAMPLES)(deploy_keep.restore)
+app.command(epilog=deploy_keep.PRUNE_EXAMPLES)(deploy_keep.prune)
 app.command(epilog=examples("proxyfl deploy attach DIR"))(deploy_life.attach)
 app.command(epilog=examples("proxyfl deploy stop DIR", "proxyfl deploy stop DIR --now"))(deploy_life.stop)
 app.command(epilog=examples("proxyfl deploy remove-site DIR lyon"))(deploy_life.remove_site)
@@ -61,7 +69,7 @@ def server(folder: Folder) -> None:
 
 @app.command(
     epilog=examples(
-        "proxyfl deploy site site-03 --data ~/images",
+        "proxyfl deploy site site-03 --data ~/images --approve",
         "proxyfl deploy site site-03 --data images.npz --server 10.0.0.5:8000",
     )
 )
@@ -73,6 +81,12 @@ def site(
     server: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the server is.", show_default="as in site.toml")
     ] = "",
+    approve: Annotated[
+        bool,
+        typer.Option(
+            "--approve", help="Show and approve what the folder offers, if nothing is approved yet."
+        ),
+    ] = False,
 ) -> None:
     """Take part with this machine's images: Flower's SuperNode, which computes what the server asks for.
 
@@ -80,21 +94,32 @@ def site(
     """
     require_flower()
     from proxyfl.deploy import supervise
+    from proxyfl.deploy.approval import APPROVAL_FILE
     from proxyfl.deploy.settings import Site
 
     settings = Site.read(folder)
     _warn_insecure(settings)
+    if approve and not settings.insecure and not (settings.path / APPROVAL_FILE).exists():
+        deploy_trust.agree(settings, yes=True)
     end_on_signals("SIGTERM", "SIGHUP")
     supervise.take_part(settings, data, _tell, server)
 
 
-@app.command(epilog=examples("proxyfl deploy run DIR", "proxyfl deploy run DIR --detach"))
+@app.command(
+    epilog=examples(
+        "proxyfl deploy run DIR", "proxyfl deploy run DIR --detach", "proxyfl deploy run DIR --rounds 50"
+    )
+)
 def run(
     folder: Folder,
     detach: Annotated[bool, typer.Option("--detach", help="Start it and leave it to the server.")] = False,
     enrol_again: Annotated[
         bool, typer.Option("--enrol-again", help="Let every site count its images again first.")
     ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Go on to so many rounds altogether, also where the run is finished.", min=1),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Start the run, or go on with it from its last checkpoint, and show it.
@@ -102,7 +127,8 @@ def run(
     Ctrl-C stops it with the checkpoint kept; the same command continues it.
     """
     require_flower()
-    from proxyfl.deploy import operate
+    from proxyfl.deploy import longer, operate
+    from proxyfl.deploy.audit import AuditLog
     from proxyfl.deploy.enrolment import forget_counts
     from proxyfl.deploy.removal import settle
     from proxyfl.deploy.settings import Deployment
@@ -114,19 +140,23 @@ def run(
         raise RunError(
             f"{deployment.run} is running; look at it with '{command('deploy', 'status', folder)}'"
         )
+    operate.require_server(deployment, _tell)
+    if rounds is not None:
+        deployment = longer.lengthen(deployment, rounds)
     if is_finished(deployment):
         another = f"{deployment.run} is finished; results: {command('show', deployment.run)}"
         raise RunError(
-            f"{another}; for another run move that folder away, change what you like in [experiment] of "
-            f"{deployment.file} (rounds is in [experiment.federation]) and give this command again"
+            f"{another}; --rounds N goes on with it; for another run move that folder away, change what you "
+            f"like in [experiment] of {deployment.file} (rounds is in [experiment.federation]) and give this "
+            "command again"
         )
-    operate.require_server(deployment, _tell)
     deployment, changes = settle(deployment)
     for change in changes:
         _tell(change)
     if enrol_again:
         forget_counts(deployment.run)
     clear_stop(deployment)
+    AuditLog(deployment.path).add("run asked for", rounds=deployment.config.federation.rounds)
     number = operate.submit(deployment)
     if detach:
         _tell(f"run {number} started; look at it with: {command('deploy', 'status', folder)}")
@@ -140,15 +170,18 @@ def run(
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
-@app.command(epilog=examples("proxyfl deploy status DIR"))
-def status(folder: Folder) -> None:
+@app.command(epilog=examples("proxyfl deploy status DIR", "proxyfl deploy status DIR --json"))
+def status(folder: Folder, as_json: AsJson = False) -> None:
     """Is the server up, which sites are connected, how far is the run."""
     require_flower()
     from proxyfl.deploy.settings import Deployment
-    from proxyfl.deploy.status import look
+    from proxyfl.deploy.status import as_table, look
 
     deployment = Deployment.read(folder)
     found = look(deployment)
+    if as_json:
+        typer.echo(json.dumps(as_table(deployment, found), indent=1))
+        return
     console = out()
     console.print(f"{deployment.name}: server {found.server} at {deployment.address}", markup=False)
     table = plain_table(

@@ -43,6 +43,7 @@ def stop(
     """Stop the run after its round, with the checkpoint kept. 'proxyfl deploy run' continues it."""
     require_flower()
     from proxyfl.deploy import operate
+    from proxyfl.deploy.audit import AuditLog
     from proxyfl.deploy.settings import Deployment
     from proxyfl.deploy.stopping import ask_to_stop
 
@@ -53,6 +54,7 @@ def stop(
     else:
         number = operate.under_way(deployment)
         ask_to_stop(deployment)
+        AuditLog(deployment.path).add("stop asked for", now=False)
         typer.echo("the run stops after its round; waiting for that (--now does not wait)", err=True)
         *_, last = operate.follow(deployment, number, past=False)
         said = str(last.get("text") or last["event"])

@@ -33,14 +33,19 @@ def explain(folder: Folder) -> None:
     from proxyfl.deploy.settings import Deployment
 
     deployment = Deployment.read(folder)
-    _show(explained(deployment), deployment)
+    out().print(
+        f"{deployment.name}: what leaves a site with {deployment.config.method.name}",
+        style="bold",
+        markup=False,
+    )
+    show_explanation(explained(deployment), deployment)
 
 
-def _show(found: Explanation, deployment: Deployment) -> None:
+def show_explanation(found: Explanation, deployment: Deployment | Site) -> None:
+    """What leaves a site, what comes to it, and what that reveals."""
     from proxyfl.core.text import in_words
 
     console = out()
-    console.print(f"{deployment.name}: what leaves a site with {found.method}", style="bold", markup=False)
     console.print("\nLabels", style="bold")
     _bullets((found.labels,))
     console.print("\nOnce, when it enrols", style="bold")
@@ -123,7 +128,21 @@ def check(
             from proxyfl.deploy.signing import told_of
 
             out().print(f"{told.name} {told_of(told)}", markup=False, soft_wrap=True)
+            _show_terms(told)
     out().print("nothing was sent")
+
+
+def _show_terms(site: Site) -> None:
+    """What the site is to agree to; without a folder that says so, what to do."""
+    from proxyfl.cli.deploy_trust import show_offer
+    from proxyfl.core.plugins import load_plugins
+    from proxyfl.deploy.approval import newest_offer
+
+    load_plugins(())
+    try:
+        show_offer(site, *newest_offer(site))
+    except ConfigError as error:
+        out().print(f"note: {error}", markup=False, soft_wrap=True)
 
 
 def _show_counts(

@@ -53,6 +53,15 @@ def init(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds.", show_default=False, rich_help_panel=ROUNDS)
     ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN|FILE",
+            help="Start from these weights: a model file, or a run, as DIR/run of another federation.",
+            show_default=False,
+            rich_help_panel=ROUNDS,
+        ),
+    ] = "",
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -202,7 +211,9 @@ def init(
         _refuse_others(context, renew)
         _change(folder, add_site, new_key, host if renew else None)
         return
-    asked = overrides(method, {"rounds": rounds, "fidelity": fidelity, "scenario": scenario}, set_ or ())
+    start = str(Path(weights).expanduser().resolve()) if weights else None
+    short = {"rounds": rounds, "fidelity": fidelity, "scenario": scenario, "weights": start}
+    asked = overrides(method, short, set_ or ())
     form = {
         "classes": tuple(part.strip() for part in classes.split(",")) if classes else None,
         "channels": channels,
@@ -252,7 +263,7 @@ def _refuse_others(context: typer.Context, renew: bool) -> None:
 
 
 def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str] | None) -> None:
-    from proxyfl.deploy import scaffold
+    from proxyfl.deploy import rotation, scaffold
     from proxyfl.deploy.settings import Deployment
 
     if add_site:
@@ -260,12 +271,12 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
         done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
         typer.echo(_told_rounds(before, grown))
     elif new_key:
-        site = scaffold.new_key(folder, new_key)
+        site = rotation.new_key(folder, new_key)
         done = (
             f"{new_key} has a new key; hand it {site.private_key}, {site.public_key} and {site.certificate}"
         )
     else:
-        done = f"the server's certificate is new and lasts {scaffold.renew(folder, more_hosts or ())} days"
+        done = f"the server's certificate is new and lasts {rotation.renew(folder, more_hosts or ())} days"
     typer.echo(f"{done}; restart the server if it runs")
 
 
@@ -309,7 +320,7 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     for words in (
         ("deploy", "explain", path),
         ("deploy", "server", path),
-        ("deploy", "site", path / first, "--data", data),
+        ("deploy", "site", path / first, "--data", data, *([] if deployment.insecure else ["--approve"])),
         ("deploy", "run", path),
     ):
         say(f"  {command(*words)}", markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ import typer
 from proxyfl.cli.common import DataRoot, RunName, err, examples, find_run, out
 from proxyfl.cli.evaluate import Model, Which
 from proxyfl.core.errors import ConfigError, DataError
+from proxyfl.core.files import sha256
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +67,25 @@ def export(
     )
     page = model_page(found, card, path.name, _per_class(trained, test), compared)
     told = write(path.with_suffix(".md"), page.encode())
-    for name, text in (("model", path), ("page", told), ("", compared)):
+    for name, text in (("model", path), *_signed(found, path, card), ("page", told), ("", compared)):
         out().print(f"{name:11}{text}".strip(), markup=False, soft_wrap=True)
+
+
+def _signed(run: Run, path: Path, card: ModelCard) -> list[tuple[str, Path]]:
+    """The signature of the federation's server, where the run is that of one and its key is here."""
+    from importlib.util import find_spec
+
+    if not run.at_sites or find_spec("cryptography") is None:
+        return []
+    from proxyfl.deploy import audit, sealing
+
+    deployment = sealing.deployment_of(run.path)
+    if deployment is None:
+        err().print("note: not signed, since the key of the federation's server is not here")
+        return []
+    signature = sealing.seal(path, deployment, round=card.round)
+    audit.AuditLog(deployment.path).add("signed", model=path.name, sha256=sha256(path), round=card.round)
+    return [("signature", signature)]
 
 
 def _test_images(run: Run, card: ModelCard, data_root: Path | None) -> Split | None:

@@ -26,6 +26,7 @@ SHOW_EXAMPLES = examples(
     "proxyfl show runs/digits-proxyfl-seed1-4b2c91",
     "proxyfl show try-1 --rounds 20",
     "proxyfl show try-1 --clients",
+    "proxyfl show hospital/run --sites",
 )
 COLOURS = {"finished": "green", "running": "cyan", "stopped": "yellow"}
 MOST_CLIENTS = 50
@@ -135,16 +136,25 @@ def show(
     clients: Annotated[
         bool, typer.Option("--clients", help="Rank the clients and say what is unusual about each.")
     ] = False,
+    sites: Annotated[
+        bool, typer.Option("--sites", help="Each model at each site of a real federation, worst site first.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """One run: its settings, result, accuracy curve, last rounds and the clients that failed."""
-    from proxyfl.cli.clients import print_clients, print_json
+    from proxyfl.cli import clients as by_client
+    from proxyfl.cli import sites as by_site
     from proxyfl.runs.directory import measured
     from proxyfl.runs.run import Run
 
     found = Run(find_run(run))
+    if clients and sites:
+        raise RunError("--clients and --sites are two tables; ask for one after the other")
     if clients:
-        print_json(found) if as_json else print_clients(found, out())
+        by_client.print_json(found) if as_json else by_client.print_clients(found, out())
+        return
+    if sites:
+        by_site.print_json(found) if as_json else by_site.print_sites(found, out())
         return
     if as_json:
         typer.echo(json.dumps(_everything(found), indent=1))

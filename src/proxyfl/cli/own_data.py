@@ -62,7 +62,7 @@ def described(found: Look) -> list[str]:
     share = f"{100 * found.unlabelled / found.train:.0f} %" if found.train else "none"
     lines = [
         f"{found.train:,} training {found.called}: {found.labelled:,} labelled in {len(found.counts)} "
-        f"classes, {found.unlabelled:,} unlabelled ({share})"
+        f"{'class' if len(found.counts) == 1 else 'classes'}, {found.unlabelled:,} unlabelled ({share})"
     ]
     longest = max(found.counts.values(), default=1) or 1
     width = max((min(len(label), 24) for label in found.counts), default=0)

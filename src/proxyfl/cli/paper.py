@@ -17,8 +17,8 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
-    from proxyfl.paper.catalogue import Item
     from proxyfl.paper.cost import Experience
+    from proxyfl.paper.items import Item
     from proxyfl.paper.plan import Case
     from proxyfl.paper.scales import Scale
     from proxyfl.runs.batch import Job
@@ -168,7 +168,7 @@ def run(
         raise RunError(f"{found.name} needs data that is not at hand; see the notes above")
     known = recorded(results)
     missing_runs = [job for job in plan.jobs(there, numbers, folder, data_root, known) if not job.finished]
-    if starts := plan.starts(there, missing_runs, folder, data_root):
+    if starts := plan.starts(there, missing_runs, folder, data_root, known):
         make(starts, side_by_side, dry_run, "common starts are made")
     make(
         plan.jobs(there, numbers, folder, data_root, known),
@@ -250,8 +250,11 @@ def export(
     results: Recorded = RESULTS,
     device: Device = "cpu",
 ) -> None:
-    """One CSV row per finished run: settings, seed, accuracy after each round, identity and commit."""
-    from proxyfl.paper.results import gather, recorded, to_csv
+    """One CSV row per finished run: settings, seed, accuracy after each round, identity and commit.
+
+    Weights that runs started from are kept beside the file.
+    """
+    from proxyfl.paper.results import gather, keep_starts, recorded, to_csv
     from proxyfl.report.plot_style import write
 
     size, folder, numbers = _place(scale, runs, seeds)
@@ -266,6 +269,8 @@ def export(
         typer.echo(text, nl=False)
     else:
         out().print(f"results    {write(file, text.encode())}", markup=False, soft_wrap=True)
+        for kept in keep_starts(wanted, _reported(numbers), folder, file.parent):
+            out().print(f"start      {kept}", markup=False, soft_wrap=True)
 
 
 def _place(scale: ScaleName, runs: Path | None, seeds: str) -> tuple[Scale, Path, Sequence[int]]:
@@ -285,7 +290,7 @@ def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[
     plan.check_choice(found, choice)
     wanted = plan.cases(found, size, choice, device)
     if choice and not (wanted if found.rows else plan.columns(found, size, choice)):
-        there = dict.fromkeys(f"data={each.data},alpha={each.alpha:g}" for each in found.columns)
+        there = [f"data={each.data},alpha={each.alpha:g}" for each in plan.columns(found, size)]
         hint = f"it has {'; '.join(there)}" if there else "it has no parts"
         raise ConfigError(f"--only {only} leaves nothing of {name}; {hint}")
     return found, wanted

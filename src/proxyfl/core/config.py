@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar
 
 from proxyfl.core.dealing import LabelSettings, PartitionSettings
@@ -100,9 +101,19 @@ class TrainSettings:
     leak_momentum: bool = setting(
         False, "hand the momentum of one client to the next, as the released program does", code=True
     )
+    keep_momentum: str = setting(
+        "none",
+        "whose momentum lasts from round to round: each client's own, that of the server's own training",
+        choices=("none", "clients", "server", "all"),
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
+
+    def keeps_momentum(self, who: str) -> bool:
+        """Whether the momentum of ``who`` (clients, server) lasts from round to round."""
+        return self.keep_momentum in (who, "all")
 
     def lr_factor(self, round: int, rounds: int) -> float:
         """What the learning rate of this round (from 1) is multiplied by."""
@@ -316,11 +327,18 @@ class Config:
 
 
 def _table(section: Any) -> Tree:
-    return {spec.name: _plain(getattr(section, spec.name)) for spec in dataclasses.fields(section)}
+    return {name: _plain(getattr(section, name)) for name in _field_names(type(section))}
+
+
+@cache
+def _field_names(section: Any) -> tuple[str, ...]:
+    return tuple(spec.name for spec in dataclasses.fields(section))
 
 
 def _plain(value: Any) -> Any:
     """As TOML holds it: tables and lists, no tuples."""
+    if isinstance(value, (str, int, float)):
+        return value
     if dataclasses.is_dataclass(value):
         return _table(value)
     if isinstance(value, Mapping):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 
 LONGEST_LINE = 2000
 UNSEEN = re.compile(
@@ -49,6 +50,12 @@ def duration(seconds: float) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
+
+
+def name_alone(data: str) -> str:
+    """A data set's name without the folders of the machine that it lies on, for what others read."""
+    kind, separator, place = data.partition(":")
+    return f"{kind}:{PurePath(place).name}" if separator else data
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

@@ -11,6 +11,7 @@ LENGTH_BYTES = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
 """How many bytes hold the length of the header, by the first eight of the file."""
 
 LONGEST_HEADER = 10_000
+PICKLED = "is pickled, which is not read"
 HEADER = re.compile(
     rb"\{'descr': '([<>|=]?[a-zA-Z][0-9]{0,9})', 'fortran_order': (?:True|False), "
     rb"'shape': \(((?:[0-9]{1,18}L?, ?)*(?:[0-9]{1,18}L?)?)\),? ?\} *\n?"
@@ -34,5 +35,5 @@ def read_header(stream: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype
     except TypeError:
         raise ValueError(f"{name} has the unknown type {found[1].decode()}") from None
     if dtype.hasobject:
-        raise ValueError(f"{name} is pickled, which is not read")
+        raise ValueError(f"{name} {PICKLED}: save names as text, with .astype(str)")
     return tuple(int(size) for size in re.findall(rb"[0-9]+", found[2])), dtype

@@ -18,9 +18,10 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.images import SUFFIXES, decode_all, survey, with_channels
+from proxyfl.data.medical import suffix_of
 from proxyfl.data.numbers import is_vectors
-from proxyfl.data.reader.arrays import Array, check_images, grey_bits, read_headers, samples_of
+from proxyfl.data.reader.arrays import Array, check_images, in_eight_bits, read_headers, samples_of
 from proxyfl.data.reader.columns import read_rows, read_texts
 from proxyfl.data.reader.tables import read_table
 from proxyfl.data.texts import NUMBERS, pack, unpack
@@ -140,7 +141,7 @@ def _found(place: str, suffixes: Iterable[str]) -> list[Path]:
     """A file, those of a kind in a folder and in the folders in it, or those that a pattern fits."""
     path = Path(place).expanduser()
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
+        files = [file for file in path.rglob("*") if suffix_of(file) in suffixes and file.is_file()]
         if not files:
             what = "texts" if TEXT in suffixes else "images"
             raise DataError(f"there are no {what} in {place}; known are {', '.join(sorted(suffixes))}")
@@ -168,8 +169,8 @@ def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Gi
             raise ValueError(f"it holds {in_words(bytes_)}, too much for this machine's memory")
         with np.load(file.expanduser(), allow_pickle=False) as content:
             read = content[f"{key}.npy"]
-        bits, note = grey_bits([read] if read.dtype == np.uint16 and not is_vectors(read) else [])
-        array = samples_of(file, key, read, bits)
+        to_bytes, note = in_eight_bits(f"{file}: {key}", [read])
+        array = samples_of(file, key, read, to_bytes)
     except FileNotFoundError:
         raise DataError(f"{file} does not exist") from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -183,11 +184,7 @@ def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Gi
     if not size:
         _require_features(file, array, channels)
         return Given(names, torch.from_numpy(array))
-    images = torch.from_numpy(array)
-    if images.shape[1] != channels:
-        kinds = {1: "grey", 3: "in colour"}
-        theirs, ours = (kinds.get(count, f"of {count} channels") for count in (images.shape[1], channels))
-        raise DataError(f"{file}: its images are {theirs}, those of the model {ours}")
+    images = torch.from_numpy(with_channels(array, channels))
     fits = images.shape[-2:] == (size, size)
     if not fits:
         images = resize(Split(images, torch.zeros(len(images), dtype=torch.int64)), size).images

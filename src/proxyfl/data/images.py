@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import warnings
@@ -16,9 +17,11 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from proxyfl.core.errors import DataError
+from proxyfl.data import medical
 from proxyfl.data.files import progress
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+PICTURES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SUFFIXES = PICTURES | frozenset(medical.SUFFIXES)
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What Pillow may take a file for, whatever its name. Of the others one starts an interpreter (EPS)."""
 
@@ -41,6 +44,11 @@ FAULTS = (
     *(RuntimeError, struct.error, zlib.error),
 )
 """What Pillow's decoders raise on damaged files, the decompression bombs apart."""
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file's name is that of an image; a slice may be named behind it."""
+    return medical.suffix_of(path) in SUFFIXES
 
 
 def _inside(path: Path, home: Path) -> bool:
@@ -68,7 +76,7 @@ def list_folder(folder: Path, within: Path) -> tuple[list[Path], list[Path], int
                 raise DataError(f"{path} is a link that leads out of {within}; copy the file there instead")
             if entry.is_dir():
                 folders.append(path)
-            elif entry.is_file() and path.suffix.lower() in SUFFIXES:
+            elif entry.is_file() and is_image(path):
                 files.append(path)
             else:
                 others += 1
@@ -89,6 +97,10 @@ def every_image(folder: Path, root: Path) -> tuple[list[Path], int]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
+    if medical.suffix_of(path) in medical.SUFFIXES:
+        with medical.open_medical(path) as image:
+            yield image
+        return
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -157,7 +169,9 @@ class Survey:
     @property
     def named(self) -> str:
         """The damaged images in one list, up to a bound."""
-        names = ", ".join(str(file)[-LONGEST_NAME:] for file in list(self.faults)[:MOST_NAMED])
+        here = Path.cwd()
+        shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in self.faults)
+        names = ", ".join(str(file)[-LONGEST_NAME:] for file in itertools.islice(shown, MOST_NAMED))
         more = len(self.faults) - MOST_NAMED
         return names + (f" and {more:,} more" if more > 0 else "")
 
@@ -194,6 +208,17 @@ def decode_all(found: Survey, channels: int, size: int, title: str) -> tuple[np.
             advance(1)
     note = f"{len(deep):,} 16-bit images with grey levels up to {highest:,} are read as {bits} bits"
     return images, note if deep else ""
+
+
+def with_channels(images: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
+    """Arrays of images (N, 1 or 3, H, W) in grey or in colour, as :func:`decode` makes them of files."""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 1:
+        return images.repeat(channels, axis=1)
+    red, green, blue = (images[:, place].astype(np.uint32) for place in range(3))
+    grey = (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16  # Pillow's weights
+    return grey.astype(np.uint8)[:, None]
 
 
 def bits_for(highest: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 
 from proxyfl.core.errors import ConfigError
 
@@ -44,3 +45,9 @@ def is_host(text: str) -> bool:
         return True
     numeric = all(part.isdecimal() for part in text.split("."))
     return len(text) < 254 and not numeric and all(map(_HOST_LABEL.fullmatch, text.split(".")))
+
+
+def with_listen(hosts: Sequence[str], listen: str) -> tuple[str, ...]:
+    """With the host that the server binds: programs on its machine reach it by that name."""
+    host = split_address(listen)[0] if listen else ""
+    return (*hosts, host) if host not in ("", "0.0.0.0", "::") else tuple(hosts)

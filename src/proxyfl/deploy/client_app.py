@@ -15,26 +15,33 @@ from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.deploy.app_template import PACKAGE
 
 if TYPE_CHECKING:
+    from proxyfl.deploy.settings import Site
     from proxyfl.engines.flower.site import SiteSide
 
 SITE, SITE_DATA = "PROXYFL_SITE", "PROXYFL_SITE_DATA"
 """Set by ``proxyfl deploy site``: the site's folder and its images."""
 
 
-def site_side() -> SiteSide:
-    """This site, as its folder describes it."""
-    from pathlib import Path
-
+def this_site() -> Site:
+    """This site's settings, as its folder holds them."""
     from proxyfl.core.plugins import load_plugins
     from proxyfl.deploy.settings import Site
+
+    folder = os.environ.get(SITE)
+    if not folder or not os.environ.get(SITE_DATA):
+        raise ConfigError(f"${SITE} is not set; start the node with 'proxyfl deploy site DIR --data PATH'")
+    load_plugins(())
+    return Site.read(folder)
+
+
+def site_side(site: Site) -> SiteSide:
+    """What answers for the site."""
+    from pathlib import Path
+
     from proxyfl.deploy.site_data import open_data
     from proxyfl.engines.flower.site import FORM, SiteImages, SiteSide
 
-    folder, data = os.environ.get(SITE), os.environ.get(SITE_DATA)
-    if not folder or not data:
-        raise ConfigError(f"${SITE} is not set; start the node with 'proxyfl deploy site DIR --data PATH'")
-    load_plugins(())
-    site = Site.read(folder)
+    data = os.environ[SITE_DATA]
 
     def images() -> SiteImages:
         found = open_data(site, Path(data), site.state / "cache")
@@ -42,15 +49,25 @@ def site_side() -> SiteSide:
 
     values = {name: getattr(site, name) for name in FORM}
     form = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return SiteSide(site.name, form, images, site.state, site.device, site.encoder)
+    return SiteSide(
+        site.name,
+        form,
+        images,
+        site.state,
+        site.device,
+        site.encoder,
+        scores=site.send_scores,
+        shares=site.share_model,
+        limits=site.limits,
+    )
 
 
 def train(message: Message, context: Context) -> Message:
-    return _answer(message, lambda side: side.train(message.content))
+    return _answer(message, "train", lambda side: side.train(message.content))
 
 
 def evaluate(message: Message, context: Context) -> Message:
-    return _answer(message, lambda side: side.evaluate(message.content))
+    return _answer(message, "evaluate", lambda side: side.evaluate(message.content))
 
 
 def enrol(message: Message, context: Context) -> Message:
@@ -59,7 +76,7 @@ def enrol(message: Message, context: Context) -> Message:
         print(words, file=sys.stderr, flush=True)
         return side.enrol(message.content)
 
-    return _answer(message, act)
+    return _answer(message, "enrol", act)
 
 
 def app_mark() -> str:
@@ -68,13 +85,15 @@ def app_mark() -> str:
     return str(module and module.__file__).rpartition(f"/{PACKAGE}/")[0].rpartition(".")[2] or "unknown"
 
 
-def _answer(message: Message, act: Callable[[SiteSide], RecordDict]) -> Message:
+def _answer(message: Message, kind: str, act: Callable[[SiteSide], RecordDict]) -> Message:
     """A reply in any case. Flower would send an error's words, which may name this machine's files."""
     from proxyfl.core.state import Failure
+    from proxyfl.deploy.desk import Desk
     from proxyfl.engines.flower.codec import answer_records
 
     try:
-        records = act(site_side())
+        site = this_site()
+        records = Desk(site, app_mark()).answer(kind, message.content, lambda: act(site_side(site)))
     except Exception as error:
         words = str(error) if isinstance(error, ProxyFLError) else traceback.format_exc()
         print(f"proxyfl: {words.rstrip()}", file=sys.stderr, flush=True)

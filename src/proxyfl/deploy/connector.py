@@ -6,6 +6,7 @@ gate by mutual TLS, and knows why when the server cannot be reached.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import ssl
@@ -20,9 +21,10 @@ from pathlib import Path
 import httpx
 
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import forward, gate, pki
+from proxyfl.deploy import expiry, forward, gate, pki
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
+from proxyfl.deploy.pace import Pace
 from proxyfl.deploy.peers import OwnSocket
 from proxyfl.deploy.settings import Site
 
@@ -77,16 +79,23 @@ class Trouble:
 
 
 class Connector:
-    """Passes requests on. ``changed`` is told of trouble when it begins or changes, None once all is well."""
+    """Passes requests on. ``changed`` is told of trouble when it begins or changes, None once all is well;
+    ``approved`` says whether the owner agreed to an app, by its SHA-256.
+    """
 
     def __init__(
-        self, site: Site, address: str, changed: Callable[[Trouble | None], None] = lambda trouble: None
+        self,
+        site: Site,
+        address: str,
+        changed: Callable[[Trouble | None], None] = lambda trouble: None,
+        approved: Callable[[str], bool] = lambda app: True,
     ) -> None:
-        self.site, self.address, self.changed = site, address, changed
+        self.site, self.address, self.changed, self.approved = site, address, changed, approved
         self.trouble: Trouble | None = None
         self.told = "nothing yet"
         self.clock: float | None = None
         self.reached = False
+        self.ask = Pace(site.max_kbit).ask if site.max_kbit else forward.ask
         self.client = forward.new_client(f"https://{address}", client_tls(site), gate.CONNECTIONS // 4)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +107,7 @@ class Connector:
     async def _pass_on(self, kind: str, scope: Scope, body: bytes) -> Answer:
         """What the server answers. While it does not let this site in, Flower's program is to try again."""
         try:
-            found = await forward.ask(self.client, kind, forward.headers_of(scope), body)
+            found = await self.ask(self.client, kind, forward.headers_of(scope), body)
         except httpx.HTTPError as error:
             self._tell(why(error, self.address, self.site))
             return Answer(503)
@@ -110,7 +119,21 @@ class Connector:
             return Answer(503)
         self.reached = True
         self._tell(None)
-        return forward.of_response(found)
+        answer = forward.of_response(found)
+        return self._agreed(answer) if kind == "get-fab" and answer.status == 200 else answer
+
+    def _agreed(self, answer: Answer) -> Answer:
+        """An app that the owner did not approve loses its signature: Flower's program then does not run it,
+        and tells the server so.
+        """
+        from flwr.proto.fab_pb2 import GetFabResponse
+
+        told = GetFabResponse()
+        told.ParseFromString(answer.body)
+        if self.approved(hashlib.sha256(told.fab.content).hexdigest()):
+            return answer
+        told.fab.verifications.clear()
+        return Answer(answer.status, told.SerializeToString(), answer.headers)
 
     def _measure(self, date: str) -> None:
         try:
@@ -151,11 +174,9 @@ def why(error: BaseException, address: str, site: Site) -> Trouble:
             return Trouble("network", f"nothing listens at {address}; is 'proxyfl deploy server' running?")
         if isinstance(cause, ssl.SSLError) and any(alert in str(cause).upper() for alert in ALERTS):
             left = pki.days_left(site.certificate)
-            ended = f"ended {-left} days ago" if left < 0 else "is not accepted"
-            return Trouble(
-                "certificate",
-                f"{site.certificate} {ended} by the server; ask the federation's operator for a new one",
-            )
+            fault = expiry.end(left) if left < 0 else "is not accepted by the server"
+            ask = "ask the federation's operator for a new one"
+            return Trouble("certificate", f"{site.certificate} {fault}; {ask}")
     return Trouble(
         "network", f"{address} does not answer ({type(error).__name__}); is the port open from here?"
     )

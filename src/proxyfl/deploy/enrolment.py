@@ -19,12 +19,13 @@ import numpy as np
 from flwr.app import MessageType, RecordDict
 
 from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER
-from proxyfl.core.errors import RunError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
 from proxyfl.core.text import told
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.engines.flower.codec import Malformed, content, header_of, text, whole
 from proxyfl.engines.flower.grid import Courier
+from proxyfl.engines.flower.protocol import negotiated
 from proxyfl.engines.serialization import Header
 from proxyfl.federation.sampling import Population
 
@@ -40,11 +41,12 @@ LOOK = 1.0
 
 @dataclass(frozen=True)
 class Enrolled:
-    """A site's numbers of images."""
+    """A site's numbers of images, and whether it lets its models be measured at the other sites."""
 
     labelled: int
     unlabelled: int
     heldout: int = 0
+    shares: bool = False
 
 
 @dataclass
@@ -136,7 +138,8 @@ class Registrar:
         return client
 
     def _counts(self, client: int, header: Header) -> Enrolled:
-        row = Enrolled(*(whole(header, name) for name in ("labelled", "unlabelled", "heldout")))
+        numbers = (whole(header, name) for name in ("labelled", "unlabelled", "heldout"))
+        row = Enrolled(*numbers, shares=header.get("shares") is True)
         if min(row.labelled, row.unlabelled, row.heldout) < 0 or row.labelled + row.unlabelled == 0:
             raise Malformed("it has no images to train on")
         scenario = self.form.get("scenario", CLIENTS)
@@ -148,6 +151,10 @@ class Registrar:
             raise Malformed(
                 f"it claims {claimed} images; federation.toml allows max_images = {self.max_images}"
             )
+        try:
+            negotiated(header, self.roster.name(client), "the server")
+        except ConfigError as error:
+            raise Malformed(str(error)) from None
         said = header.get("versions")
         for package in ("proxyfl", "torch"):
             ours, theirs = metadata.version(package), said.get(package) if isinstance(said, dict) else None

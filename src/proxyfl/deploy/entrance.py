@@ -21,7 +21,7 @@ from proxyfl.models import Network
 PORT_FILE = "superlink.port"
 """Below the deployment's state: the port of the loopback device at which the SuperLink was started."""
 
-START = 60.0
+START = 180.0
 """Seconds that the gate has for opening."""
 
 MODELS, MORE = 8, 64 << 20
@@ -134,7 +134,7 @@ def check_site_files(site: Site) -> None:
 
 @contextmanager
 def line(
-    site: Site, address: str, changed: Callable[[Trouble | None], None]
+    site: Site, address: str, changed: Callable[[Trouble | None], None], approved: Callable[[str], bool]
 ) -> Iterator[tuple[Connector | None, list[str]]]:
     """A site's line to the server: the connector, and how its SuperNode is told to use it.
 
@@ -145,7 +145,7 @@ def line(
         return
     check_site_files(site)
     local = pki.create_local(site.state)
-    connector = Connector(site, address, changed)
+    connector = Connector(site, address, changed, approved)
     with connected(connector, local) as port:
         words = ["--superlink", f"127.0.0.1:{port}", "--root-certificates", str(local[0])]
         words += ["--auth-supernode-private-key", str(site.private_key)]

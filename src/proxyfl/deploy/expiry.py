@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from proxyfl.core.errors import ConfigError
@@ -18,7 +19,11 @@ def of_server(deployment: Deployment) -> list[str]:
         return []
     renew = f"proxyfl deploy init {deployment.path} --renew"
     notes = _note(deployment.server_certificate, f"renew it with: {renew}, and restart the server")
-    notes += _note(deployment.ca_certificate, "set the federation up anew with 'proxyfl deploy init'")
+    rotate = f"proxyfl deploy rotate {deployment.path} --ca"
+    notes += _note(deployment.ca_certificate, f"introduce another with: {rotate}")
+    with contextlib.suppress(ConfigError):
+        if len(pki.read_authorities(deployment.ca_certificate)) > 1:
+            notes.append(f"a new authority is being introduced; when all sites have it: {rotate} --finish")
     for name in deployment.present:
         cure = f"renew it with: {renew}, and hand the new one to {name}"
         notes += _note(deployment.site(name).certificate, cure)
@@ -48,5 +53,9 @@ def _note(certificate: Path, cure: str) -> list[str]:
         return []
     if left >= SOON:
         return []
-    when = f"ends in {left} days" if left >= 0 else f"ended {-left} day(s) ago"
-    return [f"{certificate} {when}; {cure}"]
+    return [f"{certificate} {end(left)}; {cure}"]
+
+
+def end(left: int) -> str:
+    """When a certificate ends that has so many days left."""
+    return f"ends in {left} days" if left >= 0 else f"ended {-left} day(s) ago"

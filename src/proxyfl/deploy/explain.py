@@ -29,6 +29,7 @@ from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
+from proxyfl.federation.histograms import BINS, counts_scores
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
@@ -192,11 +193,35 @@ def _extras(extras: Tensors) -> list[Item]:
 def _measured(deployment: Deployment, classes: int) -> str:
     if not deployment.sites_measure:
         return f"on {measured_on(deployment)}: sites send nothing for it"
-    return (
+    counts = (
         f"on the {deployment.holdout:.0%} of its labelled {deployment.called} that each site keeps back: it "
         f"sends a table of {classes} × {classes} counts, true class against predicted, and the server adds "
         "them up"
     )
+    return ", ".join([counts, *_scores(deployment, classes), *_shared(deployment)])
+
+
+def _scores(deployment: Deployment, classes: int) -> list[str]:
+    """What is sent for AUROC."""
+    config = deployment.config
+    if not counts_scores(config):
+        return []
+    size = classes * 2 * BINS * 4 / 1000
+    return [
+        f"and for AUROC histograms of scores, {classes} × 2 × {BINS} counts ({size:.0f} kB), which tell "
+        f"of few {deployment.called} how sure the model is of each; send_scores = false in site.toml "
+        'keeps them there, metrics = "accuracy" in [experiment.keep] asks nobody'
+    ]
+
+
+def _shared(deployment: Deployment) -> list[str]:
+    """What sites may allow: their models measured elsewhere."""
+    if not deployment.notes_sites:
+        return []
+    return [
+        "and the same for the last model of every site that allows it (share_model = true in its site.toml; "
+        "off unless it says so): such a model is sent to all sites after the last round"
+    ]
 
 
 def _noted(deployment: Deployment) -> str:
@@ -218,6 +243,8 @@ def _noted(deployment: Deployment) -> str:
 def _stays(deployment: Deployment, method: Method) -> tuple[str, ...]:
     kept = [f"{part.name}: {part.keeps}" for part in method.parts if part.keeps]
     private = [f"{part.name}: weights of {', '.join(part.private)}" for part in method.parts if part.private]
+    if deployment.config.train.keeps_momentum("clients"):
+        kept.append("the momentum of its training (as many numbers as are trained)")
     return (f"{deployment.called}, labels and file names", *kept, *private)
 
 

@@ -24,10 +24,11 @@ from typing import Any
 import httpx
 
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.deploy import fleet, forward, pki, signing
+from proxyfl.deploy import fleet, forward, pki, seen, signing
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
-from proxyfl.deploy.roster import node_key, noted, site_keys
+from proxyfl.deploy.roster import node_key, noted, previous_note, site_keys
 from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.tally import Tally
 
 CONNECTIONS = 32
 """Open connections of one site; its own program uses a quarter of them."""
@@ -60,6 +61,7 @@ class Door(socket.socket):
 
     opened: dict[str, list[tuple[socket.socket, Any]]]
     greeted: set[Any]
+    tally: Tally | None = None
 
     @classmethod
     def at(cls, host: str, port: int) -> Door:
@@ -100,6 +102,8 @@ class Door(socket.socket):
                     self.greeted.discard(address)
                 else:
                     log("stranger", host, "no-certificate", 0)
+                    if self.tally is not None:
+                        self.tally.turned_away()
             if not self.opened[host]:
                 del self.opened[host]
 
@@ -151,6 +155,7 @@ class Gate:
         self.requests = defaultdict[str, Allowance](lambda: Allowance(RATE, BURST))
         self.volume = defaultdict[str, Allowance](lambda: Allowance(volume / 60, volume))
         self.connections = defaultdict[str, int](int)
+        self.tally = Tally(deployment.state)
         trust = ssl.create_default_context(cafile=str(deployment.ca_certificate))
         self.client = forward.new_client(f"https://127.0.0.1:{port}", trust, ALL)
 
@@ -174,7 +179,9 @@ class Gate:
                 answer = _refuse(403, "message", why)
             else:
                 answer = await self._pass_on(site, kind, scope, body)
-        sizes = f"in={len(body) if isinstance(body, bytes) else 0} out={len(answer.body)}"
+        received = len(body) if isinstance(body, bytes) else 0
+        self.tally.note(site or "stranger", answer.status, received, len(answer.body))
+        sizes = f"in={received} out={len(answer.body)}"
         what = kind or ascii(f"{scope['method']} {scope['raw_path'].decode('latin1')}"[:100])
         took = f"{(time.monotonic() - began) * 1000:.0f}ms"
         log(site or "stranger", host, what, answer.status, note=f"{sizes} {took}")
@@ -204,11 +211,22 @@ class Gate:
         if kind == "activate-node" and found.status_code == NOT_ACTIVATED:
             return self._turned_away(site, scope["proxyfl.key"])
         answer = forward.of_response(found)
+        if kind == "activate-node" and answer.status == 200:
+            self._let_in(site, scope)
         return self._signed(answer) if kind == "get-fab" and answer.status == 200 else answer
+
+    def _let_in(self, site: str, scope: Scope) -> None:
+        """A site that came with its new key has no former one any more; and by whose certificate it came."""
+        try:
+            current = scope["proxyfl.key"] in site_keys(self.deployment, former=False)
+            seen.settle_key(self.deployment, site, current, scope.get("proxyfl.issuer", ""))
+        except (ProxyFLError, OSError) as error:
+            log("gate", "-", "not-noted", 0, note=str(error))
 
     def _turned_away(self, site: str, key: bytes) -> Answer:
         """Why the SuperLink does not take a site in: it has not its key, or another session of it."""
-        if noted(self.deployment, site).get("key") != key.hex():
+        notes = (site, previous_note(self.deployment, site).name)
+        if key.hex() not in [noted(self.deployment, note).get("key") for note in notes]:
             return _refuse(403, "unregistered", "the server was not restarted since this key was made")
         return _refuse(403, "session", "an earlier session of this site has not ended")
 
@@ -234,7 +252,8 @@ class GateProtocol(forward.PatientProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.door.greeted.add(transport.get_extra_info("peername"))
-        self.key = pki.key_of(transport.get_extra_info("ssl_object").getpeercert(True))
+        shown = transport.get_extra_info("ssl_object").getpeercert(True)
+        self.key, self.issuer = pki.key_of(shown), seen.issuer_of(shown)
         self.site = self.gate.sites.name(self.key) or "stranger"
         self.gate.connections[self.site] += 1
         if self.gate.connections[self.site] > CONNECTIONS:
@@ -246,7 +265,7 @@ class GateProtocol(forward.PatientProtocol):
         super().connection_lost(exc)
 
     async def called(self, inner: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        await inner({**scope, "proxyfl.key": self.key}, receive, send)
+        await inner({**scope, "proxyfl.key": self.key, "proxyfl.issuer": self.issuer}, receive, send)
 
 
 def log(who: str, host: str, what: str, status: int, note: str = "") -> None:
@@ -285,12 +304,14 @@ def main(words: list[str]) -> None:
         pass
 
     Protocol.gate, Protocol.door = gate, door
+    door.tally = gate.tally
 
     alive = sign_of_life(deployment)
     alive.touch()
 
     async def sweep() -> None:
         door.sweep()
+        gate.tally.save()
         with contextlib.suppress(OSError):
             os.utime(alive)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.records import CPU
-from proxyfl.core.state import Failure, Update
+from proxyfl.core.state import Failure, Update, size_in_bytes
 from proxyfl.engines.flower.grid import GONE
+from proxyfl.engines.flower.grid import LATE as LATE_ANSWERS
 from proxyfl.federation.loop import RoundReport
 
 LIVE_FILE, OLD = "live.jsonl", ".old.jsonl"
@@ -26,7 +27,7 @@ LIVE_BYTES = 5_000_000
 ENDS = ("finished", "stopped")
 """The last event of a run."""
 
-LATE = ("did not answer within", "did not send its whole answer", "was not asked: the round's deadline")
+LATE = (*LATE_ANSWERS, "was not asked: the round's deadline")
 AWAY = ("is not connected", GONE)
 """How reasons begin that are no refusals, behind the site's name."""
 
@@ -70,11 +71,13 @@ class LiveLog:
             if kind == "refused":
                 text = f"round {answer.round}: {name} left out: {reason}"
                 self.left_out[answer.client] = f"round {answer.round}: {reason}"
-            elif reason.startswith(LATE[:2]):
+            elif reason.startswith(LATE_ANSWERS):
                 self.left_out[answer.client] = f"round {answer.round}: it was not there by the deadline"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:
-            self.tell("answered", round=answer.round, client=answer.client, site=name)
+            sent = size_in_bytes(answer.weights) + size_in_bytes(answer.extras)
+            details = {"bytes": sent, "seconds": round(answer.seconds, 3)}
+            self.tell("answered", round=answer.round, client=answer.client, site=name, **details)
 
     def round_finished(self, report: RoundReport) -> None:
         metrics = report.metrics
@@ -88,7 +91,7 @@ def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: t
     named: dict[str, list[str]] = {"late": [], "away": [], "refused": []}
     for client, reason in metrics["failed"].items():
         name = sites[int(client)]
-        named[_kind(str(reason).removeprefix(name).lstrip(": "))].append(name)
+        named[kind_of_failure(name, reason)].append(name)
     answered = ", ".join(sites[client] for client in metrics["clients"]) or "nobody"
     measured = "accuracy" in metrics
     parts = [
@@ -99,6 +102,11 @@ def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: t
     if measured:
         spent += f", {timing['evaluate']:.1f} s of it measuring accuracy"
     return f"round {metrics['round']}: {'; '.join([*parts, spent])}"
+
+
+def kind_of_failure(name: str, reason: str) -> str:
+    """What became of a site: ``late``, ``away`` or ``refused``."""
+    return _kind(str(reason).removeprefix(name).lstrip(": "))
 
 
 def _kind(reason: str) -> str:

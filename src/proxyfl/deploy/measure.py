@@ -7,23 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-from flwr.app import MessageType, RecordDict
-from torch import Tensor
+from flwr.app import MessageType
 
 from proxyfl.core.errors import DataError, RunError
-from proxyfl.core.state import Failure, ServerState, Task, Update
+from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.data.dataset import Split
+from proxyfl.deploy.crosssite import SharedModels, SiteCounts, at_sites, read_counts, together
 from proxyfl.deploy.enrolment import Enrolment
-from proxyfl.engines.flower.codec import (
-    OWN,
-    Malformed,
-    header_of,
-    pack_broadcast,
-    task_records,
-    tensors_of,
-    text,
-)
+from proxyfl.engines.flower.codec import Malformed, pack_broadcast, task_records
 from proxyfl.engines.flower.frozen import FrozenPart
 from proxyfl.engines.flower.grid import Courier
 from proxyfl.engines.serialization import Header
@@ -63,7 +54,8 @@ class SiteTest:
     """Accuracy on what the sites keep back: counts are added up, so that larger sites weigh more.
 
     A site that does not answer is left out of this round's accuracy, which says so; with no answer at all it
-    is asked again up to ``patience``.
+    is asked again up to ``patience``. With ``by_site`` what each site measured is noted, and in the ``last``
+    round that of the models that sites share.
     """
 
     def __init__(
@@ -75,7 +67,12 @@ class SiteTest:
         patience: float,
         say: Callable[[str], None],
         frozen: FrozenPart | None = None,
+        *,
+        by_site: bool = False,
+        shared: SharedModels | None = None,
+        last: int = 0,
     ) -> None:
+        self.by_site, self.shared, self.last = by_site, shared, last
         self.courier, self.enrolment, self.setup = courier, enrolment, setup
         self.frozen = frozen or FrozenPart({}, known=True)
         self.deadline, self.patience, self.say = deadline, patience, say
@@ -84,15 +81,19 @@ class SiteTest:
     def __call__(self, state: ServerState) -> Evaluation:
         until = time.monotonic() + self.patience
         while True:
-            counts = self._ask(state)
+            counts = self._ask(state.round, state.weights)
             if counts:
-                total = torch.stack(list(counts.values())).sum(0)
+                total = together(counts)
                 names = [self.enrolment.sites[client] for client in counts]
-                self.source = {"where": "sites", "images": int(total.sum()), "sites": names}
+                self.source = {"where": "sites", "images": int(total.confusion.sum()), "sites": names}
                 held = (client for client, row in self.enrolment.counts.items() if row.heldout)
                 if missing := [self.enrolment.sites[k] for k in sorted(held) if k not in counts]:
                     self.source["missing"] = missing
-                return Evaluation(total, own=partial(_own, counts))
+                if self.by_site:
+                    self.source["at"] = at_sites(counts, self.enrolment.sites)
+                if state.round == self.last and (shared := self._shared_models(state)):
+                    self.source["models"] = shared
+                return Evaluation(total.confusion, total.scores, own=partial(_own, counts))
             if time.monotonic() >= until:
                 raise RunError(
                     f"round {state.round}: no site measured accuracy; is any connected that keeps images "
@@ -100,47 +101,47 @@ class SiteTest:
                 )
             time.sleep(min(PAUSE, self.patience))
 
-    def _ask(self, state: ServerState) -> dict[int, Tensor]:
+    def _shared_models(self, state: ServerState) -> dict[str, Any]:
+        """What every site measures of the models that single sites share."""
+        found: dict[str, Any] = {}
+        for client in self.shared.sharing() if self.by_site and self.shared else ():
+            name = self.enrolment.sites[client]
+            self.say(f"round {state.round}: the model of {name} is measured at every site")
+            if model := self.shared.read(client):
+                weights, trained = model
+                own = {key: weights.get(key, value) for key, value in state.weights.items()}
+                counts = self._ask(state.round, own)
+                found[name] = {"round": trained, "at": at_sites(counts, self.enrolment.sites)}
+        return found
+
+    def _ask(self, round: int, weights: Tensors) -> dict[int, SiteCounts]:
         online = self.courier.roster.online()
         held = {k: row.heldout for k, row in sorted(self.enrolment.counts.items()) if row.heldout}
         clients = [client for client in held if client in online]
-        broadcast = pack_broadcast(Task(state.round, 0, state.weights))
-        tasks = (Task(state.round, client, {}) for client in clients)
+        broadcast = pack_broadcast(Task(round, 0, weights))
+        tasks = (Task(round, client, {}) for client in clients)
         requests = (
             (task.client, task_records(task, broadcast, self.setup, self.frozen.parts(task.client)))
             for task in tasks
         )
         replies = self.courier.ask(requests, MessageType.EVALUATE, self.deadline, online=online)
-        counts: dict[int, Tensor] = {}
+        counts: dict[int, SiteCounts] = {}
         for client, reply in zip(clients, replies, strict=True):
             try:
-                counts[client] = _confusion(reply, len(self.setup["classes"]), held[client])
+                counts[client] = read_counts(reply, len(self.setup["classes"]), held[client])
                 self.frozen.heard(client, True)
             except Malformed as error:
                 self.frozen.heard(client, False)
-                self.say(f"round {state.round}: {self.enrolment.sites[client]} measured nothing: {error}")
+                self.say(f"round {round}: {self.enrolment.sites[client]} measured nothing: {error}")
         return counts
 
 
-def _own(counts: Mapping[int, Tensor], client: int) -> tuple[int, int]:
+def _own(counts: Mapping[int, SiteCounts], client: int) -> tuple[int, int]:
     """What a site's table of counts says: how many of the images that it keeps back are recognised."""
     if client not in counts:
         return 0, 0
-    return int(counts[client].diagonal().sum()), int(counts[client].sum())
-
-
-def _confusion(reply: RecordDict | str, classes: int, registered: int) -> Tensor:
-    if isinstance(reply, str):
-        raise Malformed(f"it {reply}")
-    header = header_of(reply)
-    if header.get("kind") == "failure":
-        raise Malformed(text(header, "reason", 300))
-    counts = tensors_of(reply, OWN).get("confusion")
-    if counts is None or counts.dtype != torch.int64 or tuple(counts.shape) != (classes, classes):
-        raise Malformed("its counts have the wrong form")
-    if int(counts.min()) < 0 or int(counts.max()) > registered or not 0 < int(counts.sum()) <= registered:
-        raise Malformed(f"its counts do not add up to the {registered} images that it keeps back")
-    return counts
+    table = counts[client].confusion
+    return int(table.diagonal().sum()), int(table.sum())
 
 
 class SourceNote:

@@ -10,7 +10,7 @@ from typing import Any
 from proxyfl.core.errors import ConfigError
 
 REMOVED = "removed"
-RESERVED = frozenset({"app", "ca", "deploy", "keys", REMOVED, "run", "sample", "server", "state"})
+RESERVED = frozenset({"app", "audit", "ca", "deploy", "keys", REMOVED, "run", "sample", "server", "state"})
 """Names of a deployment's own folders, which no site can have."""
 
 _SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")

@@ -20,14 +20,15 @@ import tomli_w
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.core.files import write_bytes
-from proxyfl.deploy import entrance, expiry, signing
+from proxyfl.deploy import approval, entrance, expiry, signing
 from proxyfl.deploy.addresses import split_address
+from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.client_app import SITE, SITE_DATA
 from proxyfl.deploy.connector import Trouble
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
 from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
-from proxyfl.deploy.roster import NOTES, noted, site_keys
+from proxyfl.deploy.roster import NOTES, noted, previous_key, previous_note, site_keys
 from proxyfl.deploy.server_app import DEPLOYMENT
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_data
@@ -38,6 +39,9 @@ LINK = "federation"
 
 START = 180.0
 """Seconds that a program has for starting."""
+
+ONLINE = "online"
+"""What Flower calls a node that is connected."""
 
 QUIET = 60.0
 """Seconds of silence after which Flower is asked whether the run is still there."""
@@ -125,30 +129,37 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
     notes = deployment.state / NOTES
     notes.mkdir(parents=True, exist_ok=True)
 
+    current = site_keys(deployment, former=False)
+
     def tell(key: bytes, client: int) -> None:
         site, node = deployment.site(deployment.sites[client]), ""
-        before = noted(deployment, site.name)
+        note, file = (site.name, site.public_key)
+        if key not in current:
+            note, file = previous_note(deployment, site.name).name, previous_key(site)
+        before = noted(deployment, note)
         if before.get("key") == key.hex():
             return
         if before.get("node"):
             with contextlib.suppress(FlowerError):  # it is no site's key in any case, see the roster
                 ask_flwr(["supernode", "unregister", before["node"], LINK], env)
         try:
-            words = ["supernode", "register", str(site.public_key), LINK, "--name", site.name]
+            words = ["supernode", "register", str(file), LINK, "--name", note]
             node = str(ask_flwr(words, env)["node-id"])
         except FlowerError as error:
             if "already in use" not in str(error).lower():
                 raise RunError(f"the key of {site.name} could not be registered: {error}") from error
-        write_bytes(notes / site.name, json.dumps({"key": key.hex(), "node": node}).encode())
+        write_bytes(notes / note, json.dumps({"key": key.hex(), "node": node}).encode())
 
+    keys = site_keys(deployment)
+    former = {deployment.sites[client] for key, client in keys.items() if key not in current}
+    wanted = {*deployment.present, *(previous_note(deployment, name).name for name in former)}
     for note in notes.iterdir():
-        if note.name not in deployment.sites or deployment.is_removed(note.name):
+        if note.name not in wanted:
             with contextlib.suppress(FlowerError):
                 ask_flwr(
                     ["supernode", "unregister", str(noted(deployment, note.name).get("node")), LINK], env
                 )
             note.unlink()
-    keys = site_keys(deployment)
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(tell, keys, keys.values()))
 
@@ -157,8 +168,14 @@ def node_states(deployment: Deployment, home: Path) -> dict[str, str]:
     """What the SuperLink says of each site's node: online, offline, registered."""
     listed = ask_flwr(["supernode", "list", LINK], flower_home(deployment, home))
     states = {str(node["node-id"]): str(node["status"]) for node in listed.get("nodes", [])}
-    nodes = {name: noted(deployment, name).get("node") for name in deployment.sites}
-    return {name: states[node] for name, node in nodes.items() if node in states}
+    found = {}
+    for name in deployment.sites:
+        own, former = (noted(deployment, n).get("node") for n in (name, previous_note(deployment, name).name))
+        if own in states:
+            found[name] = states[own]
+        if states.get(former) == ONLINE and found.get(name) != ONLINE:
+            found[name] = f"{ONLINE}, former key"
+    return found
 
 
 @contextmanager
@@ -174,7 +191,18 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
     env = environment(settings.state / "flower", extra)
     port = entrance.free_port()
-    with entrance.line(settings, address, changed) as (_, words):
+
+    def approved(app: str) -> bool:
+        try:
+            approval.require_app(approval.require(settings), app)
+        except ProxyFLError as error:
+            say(f"{settings.name}: refused: {error}; {approval.cure(settings)}")
+            AuditLog(settings.path).add("refused", kind="app", app=app, reason=str(error))
+            approval.note_asked(settings, app, {})
+            return False
+        return True
+
+    with entrance.line(settings, address, changed, approved) as (_, words):
         words = ["flower-supernode", *words, "--isolation", "subprocess"]
         words += ["--host", "127.0.0.1", "--port", str(port)]
         with Program(words, env, settings.state / "supernode.log", say) as program:
@@ -206,10 +234,19 @@ def look(settings: Site, data: Path, say: Say) -> None:
         f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled {what} "
         f"to train on, {sum(counts.held_out):,} kept back"
     )
-    for note in (*found.notes, *expiry.of_site(settings)):
+    for note in (*found.notes, *settings.limits_in_words, *expiry.of_site(settings)):
         say(f"note: {note}")
     if not settings.insecure and settings.trusted.is_file():
         say(f"{settings.name} {signing.told_of(settings)}")
+
+
+def require_approval(settings: Site) -> None:
+    """Raise where a site's owner has not approved what it would take part in."""
+    if not settings.insecure:
+        try:
+            approval.require(settings)
+        except approval.Refused as error:
+            raise ConfigError(f"{error}; {approval.cure(settings)}") from None
 
 
 def require_server(deployment: Deployment, say: Say | None = None) -> None:
@@ -249,6 +286,7 @@ def stop(deployment: Deployment) -> None:
     run = under_way(deployment)
     ask_flwr(["stop", run, LINK], flower_home(deployment))
     wait_until(lambda: not is_running(deployment), START)
+    AuditLog(deployment.path).add("stop asked for", now=True)
     log = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
     log.tell("stopped", asked=True, reason="stopped, as asked", text="stopped, as asked")
 

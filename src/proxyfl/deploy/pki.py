@@ -6,6 +6,7 @@ Private keys are readable by their owner only and never overwritten silently.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -71,7 +72,7 @@ def issue_server(
 ) -> None:
     """A server certificate for host names and IP addresses, signed by ``authority`` (certificate, key)."""
     check_key(authority[1], authority[0])
-    issuer, signer = read_certificate(authority[0]), _read_key(authority[1])
+    issuer, signer = read_certificate(authority[0]), read_key(authority[1])
     private = ec.generate_private_key(ec.SECP384R1())
     names = list(dict.fromkeys((*hosts, *ALWAYS)))
     builder = _server(names, issuer.subject, private.public_key(), signer.public_key(), days)
@@ -86,8 +87,8 @@ def issue_site(certificate: Path, public_file: Path, authority: tuple[Path, Path
     It need not end earlier: a site is locked out by its key, see the gate.
     """
     check_key(authority[1], authority[0])
-    issuer, signer = read_certificate(authority[0]), _read_key(authority[1])
-    public = _read_public(public_file)
+    issuer, signer = read_certificate(authority[0]), read_key(authority[1])
+    public = read_public(public_file)
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise ConfigError(f"{public_file} is not an elliptic-curve key; make another with --new-key {name}")
     builder = (
@@ -139,6 +140,25 @@ def read_certificate(file: Path) -> Certificate:
         raise ConfigError(f"{file} is not a certificate in PEM form") from None
 
 
+def read_authorities(file: Path) -> list[Certificate]:
+    """All of a file: several while one authority takes the place of another, the newest first."""
+    try:
+        return x509.load_pem_x509_certificates(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise ConfigError(f"{file} is not a certificate in PEM form") from None
+
+
+def is_issued_by(issued: Certificate, authority: Path) -> bool:
+    """Whether a certificate is of one of the authorities in a file."""
+    for issuer in read_authorities(authority):
+        with contextlib.suppress(InvalidSignature, ValueError, TypeError):
+            issued.verify_directly_issued_by(issuer)
+            return True
+    return False
+
+
 def hosts_of(certificate: Path) -> list[str]:
     """The names and addresses that a server's certificate is for."""
     names = (
@@ -156,17 +176,14 @@ def days_left(certificate: Path) -> int:
 
 def check_server(certificate: Path, authority: Path) -> None:
     """Raise where a server's certificate is not of this authority or has ended, with the cure."""
-    issued, issuer = read_certificate(certificate), read_certificate(authority)
-    try:
-        issued.verify_directly_issued_by(issuer)
-    except (InvalidSignature, ValueError, TypeError):
+    if not is_issued_by(read_certificate(certificate), authority):
         raise ConfigError(
             f"{certificate} is not signed by {authority}; renew it with: proxyfl deploy init DIR --renew"
-        ) from None
+        )
     if days_left(authority) < 0:
         raise ConfigError(
-            f"{authority} has ended, and nothing it signed is trusted any more; set the federation up anew "
-            "with 'proxyfl deploy init' and hand out the sites' folders again"
+            f"{authority} has ended, and nothing it signed is trusted any more; make another with "
+            "'proxyfl deploy rotate DIR --ca' and hand out the sites' folders again"
         )
     if days_left(certificate) < 0:
         raise ConfigError(f"{certificate} has ended; renew it with: proxyfl deploy init DIR --renew")
@@ -174,34 +191,32 @@ def check_server(certificate: Path, authority: Path) -> None:
 
 def check_key(key: Path, certificate: Path) -> None:
     """Raise where a private key is not that of a certificate."""
-    if read_certificate(certificate).public_key() != _read_key(key).public_key():
+    if read_certificate(certificate).public_key() != read_key(key).public_key():
         raise ConfigError(f"{key} is not the key of {certificate}; put the right one there")
 
 
 def check_site_keys(private_file: Path, public_file: Path) -> None:
     """Raise where a site's two key files are unreadable or no pair."""
-    if _read_private(private_file).public_key() != _read_public(public_file):
+    if read_private(private_file).public_key() != read_public(public_file):
         raise ConfigError(f"{private_file} and {public_file} are no pair; ask for a new folder")
 
 
 def check_site(certificate: Path, public_file: Path, authority: Path) -> None:
     """Raise where a site's certificate is not of its key or of its federation, with the cure."""
     issued = read_certificate(certificate)
-    if issued.public_key() != _read_public(public_file):
+    if issued.public_key() != read_public(public_file):
         raise ConfigError(
             f"{certificate} is not for the key {public_file}; ask the federation's operator for both again"
         )
-    try:
-        issued.verify_directly_issued_by(read_certificate(authority))
-    except (InvalidSignature, ValueError, TypeError):
+    if not is_issued_by(issued, authority):
         raise ConfigError(
             f"{certificate} is not signed by {authority}; ask the federation's operator for both again"
-        ) from None
+        )
 
 
 def site_key_pem(private_file: Path) -> bytes:
     """A site's private key in the form that TLS wants."""
-    return _read_private(private_file).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return read_private(private_file).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def key_of(certificate: bytes) -> bytes:
@@ -214,7 +229,8 @@ def write_private(file: Path, content: bytes, *, replace: bool = False) -> None:
     """Write a file that its owner alone can read; an existing one only stays or is replaced as a whole."""
     target = file.with_name(f".{file.name}.{os.getpid()}.aside") if replace else file
     if replace:
-        target.unlink(missing_ok=True)
+        for left in file.parent.glob(f".{file.name}.*.aside"):  # by one that was killed
+            left.unlink(missing_ok=True)
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -304,7 +320,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _read_private(file: Path) -> ec.EllipticCurvePrivateKey:
+def read_private(file: Path) -> ec.EllipticCurvePrivateKey:
     """A site's private key, as Flower's programs read it."""
     try:
         key = load_ssh_private_key(file.read_bytes(), None)
@@ -317,7 +333,7 @@ def _read_private(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _read_public(file: Path) -> object:
+def read_public(file: Path) -> object:
     try:
         return load_ssh_public_key(file.read_bytes())
     except OSError as error:
@@ -326,7 +342,7 @@ def _read_public(file: Path) -> object:
         raise ConfigError(f"{file} is no OpenSSH key; ask for a new folder") from None
 
 
-def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(file.read_bytes(), None)
     except OSError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.deploy import operate, scaffold, shrink
+from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.names import known_site
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.status import is_finished
@@ -29,6 +30,7 @@ def remove_site(folder: str | Path, name: str) -> list[str]:
         raise RunError(f"{place} is there from an earlier site of that name; move it away first")
     place.parent.mkdir(mode=scaffold.PRIVATE, exist_ok=True)
     site.path.rename(place)
+    AuditLog(deployment.path).add("site removed", site=name)
     said = [f"{name} is removed: its key is no longer admitted; its folder is now {place}"]
     if shrink.has_list(deployment):
         said += _in_a_run(deployment, name, len(staying))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -13,7 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from flwr.serverapp import Grid
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.settings import Deployment, Site
+
+LOOK = 1.0
+"""Seconds for which keys are not read again."""
 
 NOTES = "registered"
 """Folder below the deployment's state: which key of each site the SuperLink's database has."""
@@ -51,6 +56,7 @@ class SiteRoster:
         self.grid, self.sites, self.insecure = grid, deployment.sites, deployment.insecure
         self.deployment = deployment
         self.keys = {} if deployment.insecure else site_keys(deployment)
+        self.until = time.monotonic() + LOOK
         self.claims: dict[int, int] = {}
         self.refused: set[int] = set()
         self.second: dict[int, int] = {}
@@ -65,13 +71,22 @@ class SiteRoster:
     def online(self) -> Mapping[int, int]:
         """The node of each client that is connected now."""
         if not self.insecure:
-            nodes = {self.keys.get(node_key(node.public_key)): node.node_id for node in self.grid.get_nodes()}
-            known = {client: node for client, node in nodes.items() if client is not None}
+            nodes = {node_key(node.public_key): node.node_id for node in self.grid.get_nodes()}
+            # In the order of the keys: where a site is there with both, its new one counts.
+            known = {client: nodes[key] for key, client in self._known_keys().items() if key in nodes}
         else:
             present = set(self.grid.get_node_ids())
             self.claims = {client: node for client, node in self.claims.items() if node in present}
             known = dict(self.claims)
         return {client: node for client, node in known.items() if not self.removed(client)}
+
+    def _known_keys(self) -> dict[bytes, int]:
+        """Keys as the deployment's files have them now: they may be replaced while a run lasts."""
+        if time.monotonic() > self.until:
+            with contextlib.suppress(ConfigError):
+                self.keys = site_keys(self.deployment)
+            self.until = time.monotonic() + LOOK
+        return self.keys
 
     def unknown(self) -> list[int]:
         """Connected nodes that have not said who they are; with authentication there are none."""
@@ -97,12 +112,32 @@ class SiteRoster:
         return client
 
 
-def site_keys(deployment: Deployment) -> dict[bytes, int]:
-    """The client number of each site's public key. One that was removed has none any more."""
+def previous_key(site: Site) -> Path:
+    """The key that a site had before, while it is admitted beside the new one."""
+    return site.path / "previous.pub"
+
+
+def previous_note(deployment: Deployment, name: str) -> Path:
+    """Which node the SuperLink's database has for that key."""
+    return deployment.state / NOTES / f"{name}.previous"
+
+
+def _former_key(site: Site) -> bytes:
+    """The key that a site had before, as long as it counts; empty where there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError, ConfigError):
+        until = previous_key(site).read_text(encoding="ascii").split()[2].removeprefix("until=")
+        if datetime.fromisoformat(until) > datetime.now(UTC):
+            return _site_key(previous_key(site))
+    return b""
+
+
+def site_keys(deployment: Deployment, *, former: bool = True) -> dict[bytes, int]:
+    """The client number of each site's public key, ``former`` ones first. A removed site has none."""
     keys: dict[bytes, int] = {}
-    for client, name in enumerate(deployment.sites):
-        if deployment.is_removed(name):
-            continue
+    if former:
+        sites = [(client, deployment.site(name)) for client, name in _present(deployment)]
+        keys = {key: client for client, site in sites if (key := _former_key(site))}
+    for client, name in _present(deployment):
         file = deployment.site(name).public_key
         key = _site_key(file)
         if key in keys:
@@ -111,8 +146,14 @@ def site_keys(deployment: Deployment) -> dict[bytes, int]:
     return keys
 
 
+def _present(deployment: Deployment) -> list[tuple[int, str]]:
+    return [(k, name) for k, name in enumerate(deployment.sites) if not deployment.is_removed(name)]
+
+
 def noted(deployment: Deployment, name: str) -> dict[str, str]:
-    """The ``key`` and ``node`` of a site that the SuperLink's database has; empty where it has none."""
+    """The ``key`` and ``node`` of a site that the SuperLink's database has; empty where it has none. That of
+    its former key is noted as ``NAME.previous``.
+    """
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((deployment.state / NOTES / name).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from proxyfl.core.files import write_bytes
 from proxyfl.core.network import ModelSettings
 from proxyfl.core.trees import Tree, merge
 from proxyfl.data import sources
-from proxyfl.deploy import expiry, pki, signing
-from proxyfl.deploy.addresses import split_address
+from proxyfl.deploy import approval, pki, rotation, signing
+from proxyfl.deploy.addresses import with_listen
 from proxyfl.deploy.app_template import write_app
+from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.like import described, with_statistics
 from proxyfl.deploy.names import check_sites
 from proxyfl.deploy.server_data import open_server_data
-from proxyfl.deploy.settings import UNSAFE, Deployment, Site
+from proxyfl.deploy.settings import UNSAFE, Deployment
 from proxyfl.deploy.shrink import settled
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.deploy.texts import server_words, site_words, write_text
@@ -32,6 +33,7 @@ from proxyfl.runs.config_file import load_preset, load_toml
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.simulation import Simulation, prepare
+from proxyfl.runs.start import read_weights
 
 PRIVATE = 0o700
 HOLDOUT = 0.2
@@ -90,6 +92,8 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     asked, overrides = described(plan.form, plan.like, plan.test, plan.overrides)
     plan = dataclasses.replace(plan, form=asked, overrides=overrides)
     config = settle_encoder(_experiment(plan))
+    if config.model.weights:
+        read_weights(path / Path(config.model.weights).expanduser())
     simulation = prepare(config, plan.data_root) if plan.sample else None
     deployment = _deployment(path, plan, config, simulation)
     if simulation and config.model.encoder:  # sites are dealt what their own encoder reads
@@ -132,6 +136,8 @@ def add_site(folder: str | Path, name: str) -> Deployment:
     check_sites((name,))
     if (deployment.path / name).exists():
         raise RunError(f"{deployment.path / name} exists and is not overwritten; move it away first")
+    if not deployment.insecure:
+        signing.signature_of(deployment)  # what the site is offered, before anything is written
     per_round, quorum = _grown_rounds(deployment)
     ours = {
         "partition": {"clients": len(deployment.sites) + 1},
@@ -145,6 +151,7 @@ def add_site(folder: str | Path, name: str) -> Deployment:
     )
     _write_site(grown, name)
     write_again(grown)
+    AuditLog(grown.path).add("site added", site=name)
     return Deployment.read(deployment.path)
 
 
@@ -152,6 +159,18 @@ def write_again(deployment: Deployment) -> None:
     """The settings and the README of a deployment that changed."""
     deployment.write()
     _write_readme(deployment, deployment.path)
+
+
+def write_texts(deployment: Deployment) -> None:
+    """README, start script and service unit of a deployment that lies elsewhere now."""
+    _write_texts(deployment, deployment.path)
+
+
+def _write_texts(deployment: Deployment, final: Path) -> None:
+    server, words = deployment.path / "server", server_words(deployment, final)
+    write_text(server / "start.sh", "start-server.sh", words, mode=0o755)
+    write_text(server / "proxyfl-server.service", "server.service", words)
+    _write_readme(deployment, final)
 
 
 def _grown_rounds(deployment: Deployment) -> tuple[int, int]:
@@ -164,50 +183,6 @@ def _grown_rounds(deployment: Deployment) -> tuple[int, int]:
         if quorum == config.federation.per_round // 2 + 1:
             quorum = per_round // 2 + 1
     return per_round, quorum
-
-
-def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
-    """A new server certificate and key for the same names and more, and what else is missing. Its days.
-
-    Sites need nothing, unless theirs is missing or ends soon. The app is that of this version, signed anew.
-    """
-    deployment = Deployment.read(folder)
-    if deployment.insecure:
-        raise ConfigError(f"{deployment.file} says insecure = true: there is no certificate to renew")
-    if deployment.trusted.is_file() and not deployment.operator_key.is_file():
-        raise ConfigError(
-            f"{deployment.operator_key} is missing, and sites run only what it signed; bring it back. If it "
-            f"is lost, move {deployment.trusted} away and repeat this: sites then need the new trusted.yaml"
-        )
-    authority = deployment.ca_certificate, deployment.ca_key
-    hosts = _with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
-    pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
-    if not deployment.trusted.is_file():
-        deployment.operator_key.unlink(missing_ok=True)
-        signing.create_operator(deployment)
-    for site in map(deployment.site, deployment.present):
-        if not site.certificate.is_file() or expiry.ends_soon(site.certificate):
-            _certify(deployment, site)
-        write_bytes(site.trusted, deployment.trusted.read_bytes())
-    write_app(deployment.app)
-    signing.sign_app(deployment)
-    return pki.days_left(deployment.server_certificate)
-
-
-def new_key(folder: str | Path, name: str) -> Site:
-    """Another key pair for a site whose key was lost or stolen. The old key is no site's any more."""
-    deployment = Deployment.read(folder)
-    if deployment.insecure:
-        raise ConfigError(f"{deployment.file} says insecure = true: sites have no keys")
-    site = deployment.site(name)
-    pki.create_site_keys(site.private_key, site.public_key, name, renew=True)
-    _certify(deployment, site)
-    return site
-
-
-def _certify(deployment: Deployment, site: Site) -> None:
-    authority = deployment.ca_certificate, deployment.ca_key
-    pki.issue_site(site.certificate, site.public_key, authority, site.name)
 
 
 def _require_free(path: Path) -> None:
@@ -345,27 +320,19 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
         (here / "ca").mkdir(mode=PRIVATE)
         pki.create_authority(deployment.ca_certificate, deployment.ca_key, deployment.name)
         authority = deployment.ca_certificate, deployment.ca_key
-        hosts = _with_listen(plan.hosts, plan.listen)
+        hosts = with_listen(plan.hosts, plan.listen)
         pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts)
         signing.create_operator(deployment)
     deployment.write()
-    for name in deployment.sites:
-        _write_site(deployment, name)
     write_app(deployment.app)
     if not deployment.insecure:
         signing.sign_app(deployment)
-    words = server_words(deployment, final)
-    write_text(server / "start.sh", "start-server.sh", words, mode=0o755)
-    write_text(server / "proxyfl-server.service", "server.service", words)
-    _write_readme(deployment, final)
+    for name in deployment.sites:
+        _write_site(deployment, name)
+    _write_texts(deployment, final)
+    AuditLog(here).add("created", sites=list(deployment.sites), method=deployment.config.method.name)
     if simulation:
         _write_sample(here / "sample", deployment, simulation)
-
-
-def _with_listen(hosts: Sequence[str], listen: str) -> tuple[str, ...]:
-    """With the host that the server binds: programs on its machine reach it by that name."""
-    host = split_address(listen)[0] if listen else ""
-    return (*hosts, host) if host not in ("", "0.0.0.0", "::") else tuple(hosts)
 
 
 def _write_site(deployment: Deployment, name: str) -> None:
@@ -377,7 +344,8 @@ def _write_site(deployment: Deployment, name: str) -> None:
         pki.create_site_keys(site.private_key, site.public_key, name)
         write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
         write_bytes(site.trusted, deployment.trusted.read_bytes())
-        _certify(deployment, site)
+        rotation.certify(deployment, site)
+        approval.write_offers(deployment, [name])
     words = site_words(deployment, site)
     write_text(site.path / "start.sh", "start-site.sh", words, mode=0o755)
     write_text(site.path / "proxyfl-site.service", "site.service", words)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from proxyfl.data.dataset import Encoded, Split
 from proxyfl.data.partition import Partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.stream import ViewSettings
+from proxyfl.deploy.crosssite import SharedModels
 from proxyfl.deploy.draws import Draws
 from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
+from proxyfl.deploy.server_audit import ServerAudit
 from proxyfl.deploy.server_data import open_server_data, own_images, require_same, seal
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
@@ -42,6 +44,7 @@ from proxyfl.encoders import load_encoder, settle_encoder
 from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
+from proxyfl.engines.flower.protocol import spoken
 from proxyfl.engines.flower.site import FORM
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import ClientTrainer, numerics
@@ -76,7 +79,8 @@ class DeployedServer:
         self.deployment, self.directory = deployment, RunDirectory(deployment.run, self.again)
         self.live = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run, aloud=True)
         self.roster = SiteRoster(grid, deployment)
-        self.courier = Courier(grid, self.roster)
+        self.audit = ServerAudit(deployment, self.roster)
+        self.courier = Courier(grid, self.roster, self.audit)
         self.form = {name: _plain(getattr(deployment, name)) for name in FORM}
         self.registrar = Registrar(
             self.courier, self.roster, self._enrolling(), self.say, deployment.max_images
@@ -89,10 +93,9 @@ class DeployedServer:
         return open_server_data(self.deployment) if self.deployment.server_data else None
 
     def _enrolling(self) -> dict[str, Any]:
-        """What a site is told when it enrols; where an encoder reads its data, that is then done."""
-        if not self.deployment.encoded:
-            return self.form
-        return {**self.form, "config": json.loads(json.dumps(self.deployment.config.to_tree()))}
+        """What a site is told when it enrols: what it has to agree with, and what its owner approved."""
+        config = json.loads(json.dumps(self.deployment.config.to_tree()))
+        return {**self.form, **spoken(), "config": config}
 
     def say(self, text: str) -> None:
         self.live.tell("note", text=text)
@@ -108,6 +111,7 @@ class DeployedServer:
                     self._continue()
         except StopAsked as asked:
             self.live.tell("stopped", asked=True, reason=str(asked), text=f"{asked}; the checkpoint is kept")
+            self.audit.failed(asked)
         except (KeyboardInterrupt, SystemExit):  # by who stops the run, or by the end of the SuperLink
             self.live.tell("interrupted", text="interrupted; the checkpoint is kept")
             raise
@@ -117,6 +121,8 @@ class DeployedServer:
         except BaseException as error:
             reason = str(error) or type(error).__name__
             self.live.tell("stopped", reason=reason, text=f"stopped: {reason}", full=_is_full(error))
+            with contextlib.suppress(OSError, RunError):  # the reason itself, where the disk is full
+                self.audit.failed(error)
             raise
 
     def _create(self) -> None:
@@ -169,16 +175,20 @@ class DeployedServer:
         if state.round < rounds:
             run.event("resumed" if state.round else "started", round=state.round)
             self.live.tell("resumed" if state.round else "started", round=state.round, rounds=rounds)
+            self.audit.begin("run resumed" if state.round else "run started", round=state.round)
             enrolment = Enrolment.load(run.path, self.deployment.sites)
             if len(enrolment.counts) < min(self.deployment.quorum, len(enrolment.sites)):
                 self._gather(enrolment)
                 enrolment.save(run.path)
             federation, _, measure = self._federation(run, config, method, enrolment)
             recorder = Recorder(run, config, whole, card, saved)
-            observers = (SourceNote(measure), recorder, self.live)
-            with closing(federation.engine), numerics(config.compute):
+            observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.audit, self.live)
+            if (shared := self._shared(run, enrolment)) and isinstance(measure, SiteTest):
+                observers = (shared, *observers)
+            with contextlib.closing(federation.engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
             run.event("finished", round=rounds)
+            self.audit.log.add("run finished", round=rounds)
         self.live.tell("finished", round=rounds, text=f"finished after {rounds} rounds: {run.path}")
 
     def _play(
@@ -243,6 +253,7 @@ class DeployedServer:
             enrolment.save(self.directory.path)
             federation.population = enrolment.population()
             self.directory.event("removed", client=client, site=enrolment.sites[client])
+            self.audit.log.add("removed", site=enrolment.sites[client])
             self.say(f"{enrolment.sites[client]} was removed and takes part no longer")
         if new := self.registrar.enrol(enrolment):
             enrolment.save(self.directory.path)
@@ -280,12 +291,13 @@ class DeployedServer:
         versions, frozen = trainer.store.versions, frozen_part(trainer)
         setup = {
             **self.form,
+            **spoken(),
             "config": json.loads(json.dumps(config.to_tree())),
             "run": enrolment.run,
             "versions": versions,
             **frozen.header,
         }
-        engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out, frozen)
+        engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out, frozen, form.adapt)
         measure: ServerTest | SiteTest
         own = self.own
         kept = own.held_out if own is not None else None
@@ -294,13 +306,20 @@ class DeployedServer:
             every = config.keep.metrics == "all"
             measure = ServerTest(trainer, self._seen(split, config), form.taken[1], scores=every)
         else:
-            measure = SiteTest(self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen)
+            measure = SiteTest(
+                self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen,
+                by_site=form.notes_sites, shared=self._shared(run, enrolment), last=config.federation.rounds,
+            )  # fmt: skip
         population = enrolment.population()
         federation = server_of(
             config, method, population, engine, measure, classes, store=self._store(run.server, config),
             spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own, form, config)),
         )  # fmt: skip
         return federation, trainer, measure
+
+    def _shared(self, run: RunDirectory, enrolment: Enrolment) -> SharedModels | None:
+        """The models of sites that let others measure them; none where nothing of single sites is noted."""
+        return SharedModels(run.path, enrolment) if self.deployment.notes_sites else None
 
     def _seen(self, split: Split, config: Config) -> Split:
         """The server's test images, or what the frozen encoder makes of them."""

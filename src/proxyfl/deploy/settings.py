@@ -19,6 +19,7 @@ from proxyfl.core.settings import read_section, setting
 from proxyfl.core.trees import Tree
 from proxyfl.deploy import validation
 from proxyfl.deploy.addresses import is_ip, is_loopback, split_address
+from proxyfl.deploy.allowed import Allowed
 from proxyfl.deploy.form import ImageForm
 from proxyfl.deploy.names import REMOVED, check_sites, inside, known_site
 from proxyfl.deploy.settings_text import to_toml
@@ -47,10 +48,18 @@ class DeploymentSettings(ImageForm):
     )
     quorum: int = setting(1, "sites that must answer for a round to count", low=1)
     deadline: float = setting(600.0, "seconds that a round waits for its sites", low=1)
+    adapt: float = setting(
+        0.0,
+        "wait this many times the slowest answer of the last rounds, at most the deadline; 0: as set",
+        low=0,
+    )
     patience: float = setting(3600.0, "seconds to wait for enough sites before stopping", low=0)
     max_request_mb: int = setting(16, "largest request of a site; Flower cuts models into 5 MB pieces", low=1)
     max_site_mb: int = setting(0, "megabytes a site may send in a minute; 0: 8 models and 64", low=0)
     max_images: int = setting(1_000_000, "most images a site may claim; its weight follows its claim", low=1)
+    metrics: str = setting(
+        "", "HOST:PORT of OpenMetrics: on the loopback device, or elsewhere with TLS; empty: none are served"
+    )
     secure_aggregation: bool = setting(False, "not offered: setting it explains why")
     experiment: Tree = field(default_factory=dict)
     """The experiment, as in a run's config.toml."""
@@ -60,6 +69,12 @@ class DeploymentSettings(ImageForm):
         split_address(self.address)
         if self.listen:
             split_address(self.listen)
+        if self.metrics:
+            split_address(self.metrics)
+        if 0 < self.adapt < 1.5:
+            raise ConfigError(
+                f"adapt = {self.adapt:g} would shut out who is a little slower; from 1.5 on, or 0"
+            )
         if self.insecure and not is_loopback(split_address(self.listen or self.address)[0]):
             raise ConfigError(
                 "insecure = true is for one machine; use localhost as the address, or insecure = false"
@@ -196,6 +211,12 @@ class Deployment(DeploymentSettings):
         return not self.test and self.scenario != SERVER
 
     @property
+    def notes_sites(self) -> bool:
+        """Whether anything of single sites is written down."""
+        config = self.config
+        return not config.privacy.clip and config.keep.watches(config.federation.per_round)
+
+    @property
     def test_path(self) -> Path | None:
         """The server's test images: as it stands when absolute, else below this folder."""
         return self._place(self.test)
@@ -256,7 +277,7 @@ class Deployment(DeploymentSettings):
 
 
 @dataclass(frozen=True)
-class SiteSettings(ImageForm):
+class SiteSettings(Allowed):
     """What ``site.toml`` holds."""
 
     name: str = setting("", "the site's name in the federation")
@@ -268,7 +289,6 @@ class SiteSettings(ImageForm):
         "used; partial, a site for all its images or for none",
         choices=SCENARIOS,
     )
-    device: str = setting("", "torch device of this site, as cuda; empty: as the experiment says")
     encoder: str = setting(
         "", "where the frozen encoder lies at this site, as hf:FOLDER or onnx:FILE; empty: as the server says"
     )

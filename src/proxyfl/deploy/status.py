@@ -7,12 +7,14 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.deploy import expiry, operate
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolment
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.names import REMOVED
+from proxyfl.deploy.overview import Overview
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.shrink import settled
 from proxyfl.runs.directory import measured, read_json_lines
@@ -49,6 +51,14 @@ def look(deployment: Deployment) -> Status:
     if not deployment.insecure and expiry.has_ended(deployment.server_certificate):
         waits = "not trusted: its certificate has ended"
     return Status("up" if up else waits, rows, run_line(deployment), [*left, *expiry.of_server(deployment)])
+
+
+def as_table(deployment: Deployment, found: Status) -> dict[str, Any]:
+    """The same for other programs, with all that the deployment's files say."""
+    told = Overview(deployment.path).look()
+    nodes = {row[0]: row[1] for row in found.sites}
+    sites = [{**site, "node": nodes.get(site["name"], "–")} for site in told["sites"]]
+    return {"server": found.server, **told, "sites": sites, "notes": found.notes}
 
 
 def _nodes(deployment: Deployment) -> dict[str, str]:

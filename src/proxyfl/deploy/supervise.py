@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from collections import deque
@@ -15,8 +16,10 @@ from typing import Any, NoReturn
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.deploy import expiry, operate
+from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.gate import sign_of_life
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
+from proxyfl.deploy.openmetrics import served
 from proxyfl.deploy.post import Post
 from proxyfl.deploy.programs import PatientLog, Program
 from proxyfl.deploy.settings import Deployment, Site
@@ -216,7 +219,8 @@ class Illness:
 
 def serve(deployment: Deployment, say: Say, ready: Callable[[], None]) -> NoReturn:
     """Run the server until it is stopped; one command at a time may."""
-    with operate.supervisor(deployment).taken():
+    with operate.supervisor(deployment).taken(), served(deployment, say):
+        AuditLog(deployment.path).add("server started", address=deployment.address, pid=os.getpid())
         ServerWatch(deployment, Journal(deployment.state / "server.log", say)).serve(ready)
 
 
@@ -231,6 +235,8 @@ def take_part(settings: Site, data: Path, say: Say, address: str = "") -> NoRetu
 
 def _take_part(settings: Site, data: Path, say: Say, address: str) -> NoReturn:
     operate.look(settings, data, say)
+    operate.require_approval(settings)
+    AuditLog(settings.path).add("site started", server=address or settings.server, pid=os.getpid())
     restarts = Restarts(settings.name)
     pause, began = PAUSE, 0.0
     while True:

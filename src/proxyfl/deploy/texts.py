@@ -44,6 +44,7 @@ def server_words(deployment: Deployment, final: Path) -> dict[str, object]:
         "port": port,
         "user": _user(),
         "program": shutil.which("proxyfl") or "proxyfl",
+        "approve": "" if deployment.insecure else f"    proxyfl deploy approve {sites[0]}\n",
         "server_days": pki.SERVER_DAYS,
         "ca_days": pki.CA_DAYS,
     }
@@ -96,9 +97,14 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
         "become": _become(site),
         "samples": site.called,
         "server": site.server,
+        "approve": "" if site.insecure else APPROVE,
     }
 
 
+APPROVE = (
+    "Agree to it: `proxyfl deploy approve THIS_FOLDER`. This site does and sends that and nothing else,\n"
+    "   whatever the server asks for. "
+)
 IMAGE_DATA = """- a folder with one folder per class, and a folder `unlabelled` for images without a label;
 - a folder of images with a file `labels.csv` in it: a line `file,label`, then a line for each labelled image;
 - an npz file with `images` (N×H×W or N×H×W×3, of 8 or 16 bits) and `labels` (names, or numbers, -1: none)."""

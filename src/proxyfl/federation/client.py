@@ -29,6 +29,10 @@ from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ClientContext
 from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import Network, part_of
+from proxyfl.models.loading import put
+
+MOMENTUM = "momentum"
+"""What a client keeps of its optimiser lies below this name in its state."""
 
 Steps = Callable[[ClientContext], Iterator[Iterator[Batch]]]
 """Which steps of a round are taken: for each, the batches of its epoch, of which it draws the next."""
@@ -72,6 +76,11 @@ class ClientTrainer:
     @property
     def classes(self) -> int:
         return self.factory.classes
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep anything between rounds."""
+        return self.method.keeps_state or self.settings.keeps_momentum("clients")
 
     @cached_property
     def device(self) -> torch.device:
@@ -141,7 +150,7 @@ class ClientTrainer:
     def load(self, weights: Tensors) -> None:
         """Put the server's weights into the network; what is private is as the seed initialises it."""
         private = self._private_part(self.new_network().state_dict()) if self.method.all_private else {}
-        self.network.load_state_dict(self.method.model(weights) | private)
+        put(self.network, self.method.model(weights) | private)
 
     def measure(self, task: Task, data: ClientData) -> Update:
         """What static batch norm sees of a client's images, as sums."""
@@ -165,12 +174,12 @@ class ClientTrainer:
     ) -> Update:
         start = time.perf_counter()
         ctx = self._context(task, self.method.rearrange(data))
-        self.network.load_state_dict(self.method.model(task.weights) | self._private(ctx))
+        put(self.network, self.method.model(task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
         with isolated(self.seed, task.round, task.client, "layers"):
             with span(BEGIN):
                 self.method.begin_all(ctx)
-            _restore_momentum(ctx, task.carry)
+            restore_momentum(ctx, namespace(ctx.state, MOMENTUM) or task.carry)
             for batches in steps(ctx):
                 with span(STEP):
                     outputs = self.method.step(next(batches), ctx)
@@ -181,7 +190,9 @@ class ClientTrainer:
                 extras = self.method.finish_all(ctx)
         if self.method.all_private:
             ctx.state |= within("private", self._private_part(self.network.state_dict()))
-        if self.method.keeps_state:
+        if self.settings.keeps_momentum("clients"):
+            ctx.state |= within(MOMENTUM, momentum_of(ctx))
+        if self.keeps_state:
             self.store.save(task.client, task.round, ctx.state, base=task.version)
         watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
         losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
@@ -193,7 +204,7 @@ class ClientTrainer:
             weights=detached(self.method.upload(ctx)),
             extras=detached(extras),
             metrics={"steps": float(ctx.steps), **losses, **counts, **watched},
-            carry=_momentum(ctx) if self.settings.leak_momentum else {},
+            carry=momentum_of(ctx) if self.settings.leak_momentum else {},
             seconds=time.perf_counter() - start,
         )
         # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
@@ -222,7 +233,7 @@ class ClientTrainer:
         stream.steps = max(
             1, self.method.steps_per_epoch(len(data.labelled), stream.steps, self.settings.batch)
         )
-        state = self.store.load(task.client, task.version) if self.method.keeps_state else {}
+        state = self.store.load(task.client, task.version) if self.keeps_state else {}
         return self.context(task, stream, self.settings, state)
 
     def context(
@@ -298,7 +309,8 @@ def _require_terms(ctx: ClientContext) -> None:
         )
 
 
-def _momentum(ctx: ClientContext) -> Tensors:
+def momentum_of(ctx: ClientContext) -> Tensors:
+    """The moving sums of the optimiser that trains the model, by the parameter's name."""
     buffers = {
         name: ctx.optimiser.state[parameter].get("momentum_buffer")
         for name, parameter in ctx.model.named_parameters()
@@ -306,10 +318,11 @@ def _momentum(ctx: ClientContext) -> Tensors:
     return detached({name: value for name, value in buffers.items() if value is not None})
 
 
-def _restore_momentum(ctx: ClientContext, carry: Tensors) -> None:
-    if not carry:
+def restore_momentum(ctx: ClientContext, kept: Tensors) -> None:
+    """Let the optimiser go on from sums as :func:`momentum_of` gives them."""
+    if not kept:
         return
     for name, parameter in ctx.model.named_parameters():
-        if name in carry:
-            buffer = carry[name].to(parameter.device, copy=True)
+        if name in kept:
+            buffer = kept[name].to(parameter.device, copy=True)
             ctx.optimiser.state[parameter]["momentum_buffer"] = buffer

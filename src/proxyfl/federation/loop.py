@@ -164,6 +164,11 @@ class Server:
             spool=self.spool,
         )
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep anything between rounds."""
+        return self.method.keeps_state or self.train.keeps_momentum("clients")
+
     def able(self, clients: list[int]) -> list[int]:
         """The clients that this method can do something with."""
         labelled = self.population.labelled
@@ -208,7 +213,7 @@ def play_round(
     _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold, traffic)
     rows = fold.rows()
-    versions = state.versions.after(fold.clients if method.keeps_state else (), round)
+    versions = state.versions.after(fold.clients if server.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
 

@@ -23,9 +23,10 @@ learning rate for both kinds of clients, and a short warm-up; in the release, on
 first round. With 5 local epochs old weights are not mixed in at clients: the first are those after epoch 1,
 and 5 more must follow. Not all clients take part in a round: the server keeps the counts of each until it is
 in the mean again. A client that keeps no image sits out. Batches have ``train.mu`` times ``train.batch``
-unlabelled images, drawn in other views than those that were labelled, an epoch is one pass without its
-incomplete last batch, and momentum ends with the round. With add-ons that look at weak views, clients without
-labels draw batches from the whole pool, for these; the loss is the mean over kept images, as before.
+unlabelled images, drawn in other views than those that were labelled, and an epoch is one pass without its
+incomplete last batch. Momentum ends with the round unless ``train.keep_momentum`` says otherwise, as its own
+protocol does. With add-ons that look at weak views, clients without labels draw batches from the whole pool,
+for these; the loss is the mean over kept images, as before.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class CBAFed(Method):
         "train.momentum": 0.9,
         "train.weight_decay": 5e-4,
         "train.max_grad_norm": 5.0,
+        "train.keep_momentum": "clients",
         "method.warmup": 46,
         "method.unlabelled_epochs": 1,
         "method.unlabelled_lr": 2 / 3,

@@ -15,7 +15,7 @@ from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
 from proxyfl.core.spans import BACKWARD, BEGIN, FORWARD, TEACHER, loss_span, span
-from proxyfl.core.state import Task, Tensors
+from proxyfl.core.state import Task, Tensors, namespace, within
 from proxyfl.data.stream import Batch, Stream
 from proxyfl.methods.optimisers import OptimiserFactory, usual_optimiser
 from proxyfl.models import duplicate, fold_batchnorm
@@ -286,12 +286,16 @@ class ClientContext:
         return rng(self.seed, self.task.round, self.task.client, purpose)
 
 
+OWN_MOMENTUM = "own/_momentum"
+"""Where the server's extras hold the momentum of its own training; it is never sent."""
+
+
 class OwnTraining(Protocol):
     """Training on the labelled images that the server itself holds."""
 
     def train(
-        self, round: int, weights: Tensors, epochs: int, batch: int
-    ) -> tuple[Tensors, dict[str, float]]: ...
+        self, round: int, weights: Tensors, momentum: Tensors, epochs: int, batch: int
+    ) -> tuple[Tensors, Tensors, dict[str, float]]: ...
 
 
 @dataclass
@@ -332,7 +336,10 @@ class ServerContext:
         if self.own is None:
             raise MethodError("the server holds no labelled images; they come with labels.where = 'server'")
         round = self.round if self.begun else 0
-        self.weights, self.metrics["server"] = self.own.train(round, self.weights, epochs, batch)
+        kept = namespace(self.extras, OWN_MOMENTUM)
+        trained, kept, self.metrics["server"] = self.own.train(round, self.weights, kept, epochs, batch)
+        self.weights = trained
+        self.extras |= within(OWN_MOMENTUM, kept)
 
     def rng(self, purpose: str) -> torch.Generator:
         return rng(self.seed, self.round, SERVER, purpose)

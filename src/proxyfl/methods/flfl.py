@@ -20,11 +20,12 @@ The mean weighs client k by 1 - tau_k. The server trains on its labelled images 
 after each mean.
 
 Deviations: by default the shared protocol instead of its own (``--protocol own``), and fewer epochs before
-the first round. Batches have ``train.mu`` times ``train.batch`` images, an epoch is one pass over the kept
-images without its incomplete last batch, and momentum ends with the round, at clients and at the server.
-Statistics of batch norm see each batch once, at the trained weights. No client weighs less than 1e-6. With
-add-ons that look at weak views, batches are drawn from the whole pool, so that these see all images; the
-losses above stay those of the kept and of the sure ones.
+the first round. Batches have ``train.mu`` times ``train.batch`` images, and an epoch is one pass over the
+kept images without its incomplete last batch. Momentum of the server's training ends with the round unless
+``train.keep_momentum`` says otherwise, as its own protocol does. Statistics of batch norm see each batch
+once, at the trained weights. No client weighs less than 1e-6. With add-ons that look at weak views, batches
+are drawn from the whole pool, so that these see all images; the losses above stay those of the kept and of
+the sure ones.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class FLFL(Method):
         "train.weight_decay": 5e-4,
         "train.schedule": "cosine",
         "train.max_grad_norm": 1.0,
+        "train.keep_momentum": "server",
         "method.pretrain": 50,
         "method.server_batch": 10,
     }

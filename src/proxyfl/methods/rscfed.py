@@ -18,13 +18,14 @@ subsets::
 In the first rounds (``warmup``) labelled clients train alone.
 
 Deviations: by default the shared protocol instead of its own (``--protocol own``), and a short warm-up.
-Subsets are drawn from the clients of the round, and a client in two of them trains once: in the release it
-trains twice, each time from the same weights, so that its updates differ by their random draws and its
-momentum. The release multiplies the weight of labelled clients twice (``twice``; fidelity "code") and leaves
-the teacher's batch-norm statistics as they were when it was made (``statistics``); here they are those of the
-model that the client received. The loss of unlabelled images does not rise slowly at the start. Batches have
-``train.mu`` times ``train.batch`` unlabelled images, an epoch is one pass without its incomplete last batch,
-and momentum ends with the round.
+Subsets are drawn from the clients of the round, and a client in two of them trains once and sends one update:
+in the release it trains twice, each time from the same weights, so that its updates differ by their random
+draws and its momentum. The release multiplies the weight of labelled clients twice (``twice``; fidelity
+"code") and leaves the teacher's batch-norm statistics as they were when it was made (``statistics``); here
+they are those of the model that the client received. The loss of unlabelled images does not rise slowly at
+the start. Batches have ``train.mu`` times ``train.batch`` unlabelled images, and an epoch is one pass without
+its incomplete last batch. Momentum ends with the round unless ``train.keep_momentum`` says otherwise, as its
+own protocol does.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class RSCFed(Method):
         "train.momentum": 0.9,
         "train.weight_decay": 5e-4,
         "train.max_grad_norm": 5.0,
+        "train.keep_momentum": "clients",
         "method.warmup": 7,
         "method.unlabelled_lr": 0.7,
     }

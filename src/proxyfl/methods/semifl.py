@@ -13,10 +13,11 @@ label, sure or not. A client without a confident image sits out. One lambda is d
 After each mean the server trains on its labelled images: cross entropy of weak views.
 
 Deviations: by default the shared protocol instead of its own (``--protocol own``). Batches have ``train.mu``
-times ``train.batch`` images, an epoch is one pass over the fix set without its incomplete last batch, and
-momentum ends with the round, at clients and at the server. Statistics of static batch norm come from sums
-that the round's clients send; the release brings all images together for them. With add-ons that look at weak
-views, these go through the network together with the strong ones.
+times ``train.batch`` images, and an epoch is one pass over the fix set without its incomplete last batch.
+Momentum ends with the round unless ``train.keep_momentum`` says otherwise, as its own protocol does.
+Statistics of static batch norm come from sums that the round's clients send; the release brings all images
+together for them. With add-ons that look at weak views, these go through the network together with the strong
+ones.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class SemiFL(Method):
         "train.weight_decay": 5e-4,
         "train.schedule": "cosine",
         "train.max_grad_norm": 1.0,
+        "train.keep_momentum": "all",
         "method.server_batch": 250,
     }
     protocol_on: ClassVar[Mapping[str, Mapping[str, object]]] = {"cifar100": {"model.name": "wrn-28-8"}}

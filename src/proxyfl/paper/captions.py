@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxyfl.paper.catalogue import Column, Item
+from proxyfl.paper.items import Column, Item
 from proxyfl.paper.plan import column_title
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale

@@ -1,88 +1,18 @@
 """What the paper shows: every table and figure, its rows and columns, and the method behind each row.
 
 A row is a method with settings of its own, a column a data set and a heterogeneity; where they meet there is
-a run per seed. Items name the same settings for the same run, so runs are shared between them.
+a run per seed. Items name the same settings for the same run, so runs are shared between them. What the paper
+does not show is in :mod:`proxyfl.paper.questions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
 
 from proxyfl.core.errors import ConfigError, nearest
-from proxyfl.paper.scales import DATA
-
-ALPHAS = (0.1, 0.5, 1.0)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A method, and what is set for it alone. A ``bound`` sees what no method may; it is not ranked.
-
-    ``ratio`` is the share of labels where the row does not follow the item's.
-    """
-
-    label: str
-    method: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    ratio: float | None = None
-    bound: bool = False
-
-
-@dataclass(frozen=True)
-class Column:
-    data: str
-    alpha: float
-
-    @property
-    def key(self) -> str:
-        """As files of numbers call it."""
-        return f"{self.data}@{self.alpha:g}"
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A line below a table: by how much a row leads the best of others."""
-
-    label: str
-    row: str
-    over: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Item:
-    """A table or figure. ``kind`` is what it is made of: accuracies, rounds to an accuracy, counted traffic,
-    a picture, or a drawing without data. ``measures`` are what its numbers tell,
-    if it has any.
-
-    ``settings`` hold for every run, ``full`` at full scale only. ``references`` are rows from which the
-    differences of the others are taken. Where those are ``corrected``, they were named before any run: they
-    are tested together, by Holm's rule.
-    """
-
-    name: str
-    title: str
-    shows: str
-    kind: str = "accuracy"
-    rows: tuple[Row, ...] = ()
-    columns: tuple[Column, ...] = ()
-    ratio: float = 0.1
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    full: Mapping[str, Any] = field(default_factory=dict)
-    measures: tuple[str, ...] = ("accuracy",)
-    gains: tuple[Gain, ...] = ()
-    references: tuple[str, ...] = ()
-    corrected: bool = False
-    notes: tuple[str, ...] = ()
-
-    @property
-    def picture(self) -> bool:
-        return self.kind == "picture"
-
-    @property
-    def has_data(self) -> bool:
-        return self.kind != "drawing"
+from proxyfl.paper import questions
+from proxyfl.paper.items import EVERY, WORST, Gain, Item, Row, cells
+from proxyfl.paper.questions import BASELINES, PROXYFL, SAME_MASK
 
 
 def item(name: str) -> Item:
@@ -95,20 +25,12 @@ def item(name: str) -> Item:
     return found
 
 
-def _cells(data: Iterable[str], alphas: Iterable[float]) -> tuple[Column, ...]:
-    return tuple(Column(name, alpha) for name in data for alpha in alphas)
-
-
 def _labels(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(row.label for row in rows)
 
 
-EVERY = _cells(DATA, ALPHAS)
-WORST = _cells(DATA, (0.1,))
-CIFAR10, CIFAR100 = _cells(["cifar10"], (0.1,)), _cells(["cifar100"], (0.1,))
+CIFAR10, CIFAR100 = cells(["cifar10"], (0.1,)), cells(["cifar100"], (0.1,))
 
-COMMON_START = Row("Common start", "fedavg")
-PROXYFL = Row("ProxyFL", "proxyfl")
 LEADING = (
     Row("FedAvg", "fedavg"),
     Row("FedProx", "fedprox"),
@@ -145,31 +67,7 @@ ONE_EPOCH = {"train.epochs": 1}
 LOW_ALPHAS = (0.1, 1.0, 10.0)
 TUNING = (1, 10, 100, 200)
 UNTUNED = "no tuning"
-SAME_MASK = "FixMatch-GPL with ProxyFL's mask"
-"""What GPT and ICPL are measured from: they differ from it by nothing else."""
-
-_GPL = "fixmatch-gpl"
-BASELINES = (Row("FixMatch-GPL", _GPL), Row(SAME_MASK, _GPL, {"method.mask": "either"}))
-
 _ITEMS = (
-    Item(
-        "warm",
-        "The common start of runs at mini scale",
-        "FedAvg on labelled images, whose last weights every method of a seed starts from",
-        rows=(COMMON_START,),
-        columns=EVERY,
-        notes=("Not in the paper, whose runs start from scratch.",),
-    ),
-    Item(
-        "comparison",
-        "The four comparisons named beforehand",
-        "ProxyFL against FedAvg, FixMatch-GPL, FixMatch-GPL with ProxyFL's mask, and SAGE",
-        rows=(Row("FedAvg", "fedavg"), *BASELINES, Row("SAGE", "sage"), PROXYFL),
-        columns=WORST,
-        references=("ProxyFL",),
-        corrected=True,
-        notes=("Not in the paper: rows of its tables 1 and 2, on more seeds.",),
-    ),
     Item(
         "table1",
         "Test accuracy with 10 % labels",
@@ -203,7 +101,7 @@ _ITEMS = (
     Item(
         "table3",
         "Rounds to an accuracy, alpha 0.1",
-        "how fast methods learn CIFAR-100, and how much faster than FixMatch-LPL",
+        "how fast methods learn, and how much faster than FixMatch-LPL",
         kind="rounds",
         rows=CONVERGING,
         columns=CIFAR100,
@@ -270,7 +168,7 @@ _ITEMS = (
         "table 3 at milder heterogeneity",
         kind="rounds",
         rows=CONVERGING,
-        columns=_cells(["cifar100"], (0.5, 1.0)),
+        columns=cells(["cifar100"], (0.5, 1.0)),
         full=LONGER,
         notes=("At full scale runs last 600 rounds: the published numbers go to 552.",),
     ),
@@ -300,7 +198,7 @@ _ITEMS = (
         "test accuracy and accuracy of pseudo-labels against alpha, one local epoch",
         kind="picture",
         rows=(WITH, WITHOUT, PROXYFL),
-        columns=_cells(["cifar10"], LOW_ALPHAS),
+        columns=cells(["cifar10"], LOW_ALPHAS),
         settings=ONE_EPOCH,
         measures=("test", "pseudo"),
     ),
@@ -319,7 +217,7 @@ _ITEMS = (
         "unlabelled images that FixMatch does not trust",
         kind="picture",
         rows=(WITHOUT,),
-        columns=_cells(["cifar10"], LOW_ALPHAS),
+        columns=cells(["cifar10"], LOW_ALPHAS),
         settings=ONE_EPOCH,
         measures=("excluded",),
         notes=("Counted as visits in a round: at full scale it has 20,000 unlabelled images.",),
@@ -355,7 +253,7 @@ _ITEMS = (
     ),
     Item(
         "fig5b",
-        "Convergence on CIFAR-100",
+        "Convergence",
         "accuracy curves with bands over seeds",
         kind="picture",
         rows=tuple(row for row in CONVERGING if row.method != "feddure"),
@@ -397,4 +295,13 @@ _ITEMS = (
         ),
     ),
 )
-ITEMS = {each.name: each for each in _ITEMS}
+COST = Item(
+    "cost",
+    "What an accuracy costs",
+    "rounds, processor time and megabytes of table 1's methods until they are nearly as good as the best",
+    kind="cost",
+    exported="table1",
+    rows=LEADING,
+    columns=WORST,
+)
+ITEMS = {each.name: each for each in (*questions.ITEMS, COST, *_ITEMS)}

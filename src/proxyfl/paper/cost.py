@@ -14,11 +14,10 @@ import torch
 from proxyfl.core.config import Config
 from proxyfl.data import sources
 from proxyfl.methods import registry
-from proxyfl.paper.results import Known
+from proxyfl.paper.plan import Known
 from proxyfl.profiling.hardware import matrix_peak
 from proxyfl.runs.batch import BY_WORKERS, Job
 from proxyfl.runs.run import Run
-from proxyfl.runs.settings import identity
 
 GMAC = 0.195
 """Billions of multiplications of a forward pass: ResNet-8 of width 4, one image of 32 × 32."""
@@ -57,9 +56,9 @@ class Experience:
 
     @classmethod
     def of(cls, jobs: Iterable[Job], known: Known | None = None) -> Experience:
-        found, known = cls(), known or {}
+        found, known = cls(), known or Known()
         for job in {job.path: job for job in jobs}.values():
-            result = known.get(identity(job.config))
+            result = known.find(job.config)
             seconds = result.cpu_seconds if result else core_seconds(Run(job.path)) if job.finished else None
             if seconds:
                 found.seconds[protocol(job.config), job.config.method.name].append(seconds)
@@ -103,9 +102,8 @@ def estimate(config: Config) -> float:
     pool = _images(config) / config.partition.clients
     batch = train.batch if train.epoch == "release" else train.batch * train.mu
     steps = max(1, int(pool // batch)) * train.epochs * federation.per_round * federation.rounds
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     unlabelled = train.batch * train.mu
-    views = len({"u_weak", "u_strong"} & set(method.wants))
+    views = len({"u_weak", "u_strong"} & registry.find(config.method.name).method.wants)
     passes = BACKWARD * (train.batch + views * unlabelled) + (unlabelled if views else 0)
     side = (config.data.image_size or SIDE.get(config.data.name, 32)) / 32
     gflop = 2 * GMAC * (config.model.width / 4) ** 2 * side**2 * passes

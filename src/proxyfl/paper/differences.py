@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from proxyfl.paper.captions import name_of, place_of, rounds_of
-from proxyfl.paper.catalogue import Column, Item
+from proxyfl.paper.items import Column, Item
 from proxyfl.paper.results import Results
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.results import layout

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxyfl.paper.captions import name_of
-from proxyfl.paper.catalogue import Column, Item
+from proxyfl.paper.items import Column, Item
 from proxyfl.paper.results import Result, Results
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.report import plot_style
@@ -32,12 +32,17 @@ def picture_name(kind: str, item: Item, size: Scale, column: Column) -> str:
 def draw_results(
     kind: str, item: Item, size: Scale, results: Results, column: Column, folder: Path
 ) -> list[Path]:
-    """One column as a ``ranking`` of its rows or as ``curves``, PNG and SVG; the data is the exported CSV."""
+    """One column as a ``ranking`` of its rows, as ``curves``, or ``along`` the item's axis, as PNG and SVG.
+
+    The data is the exported CSV.
+    """
     every = {row.label: results.get((row.label, column.key), ()) for row in item.rows}
     cells = {label: cell for label, cell in every.items() if cell}
+    title = f"{name_of(item)}, scale {size.name}: {TITLES[column.data]}, α = {column.alpha:g}"
     if kind == "ranking":
-        title = f"{name_of(item)}, scale {size.name}: {TITLES[column.data]}, α = {column.alpha:g}"
         figure = _ranking(cells, title, [row.label for row in item.rows if row.bound])
+    elif kind == "along":
+        figure = _along(item, cells, title)
     else:
         cells, title = same_seeds(cells), f"{TITLES[column.data]}, Dirichlet α = {column.alpha:g}"
         warm = all(result.start_accuracy is not None for cell in cells.values() for result in cell)
@@ -115,4 +120,32 @@ def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
     many = f"Line and number: mean of {span(counts)} seeds. Dots: each of them."
     told = "One seed." if counts == {1} else many
     plot_style.note(figure, f"{told} Hollow: every label is known.")
+    return figure
+
+
+def _along(item: Item, cells: Cells, title: str) -> Figure:
+    """A line for each method through what it reached at each place of the axis."""
+    lines: dict[str, list[tuple[float, Sequence[float]]]] = {}
+    for row in item.rows:
+        if row.at is not None and row.label in cells:
+            reached = [100 * result.mean_last for result in cells[row.label]]
+            lines.setdefault(row.method, []).append((row.at, reached))
+    figure = plot_style.new_figure(7.6, 4.4)
+    axes = figure.add_subplot()
+    for method, look in plot_style.looks(lines).items():
+        places = [place for place, _ in lines[method]]
+        means = [statistics.fmean(values) for _, values in lines[method]]
+        errors = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in lines[method]]
+        axes.errorbar(
+            places, means, errors, color=look.colour, linestyle=look.line, linewidth=look.width, marker="o",
+            markersize=7, markeredgecolor="white", markeredgewidth=0.6, capsize=3, label=method,
+        )  # fmt: skip
+    ticks = sorted({place for line in lines.values() for place, _ in line})
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=plot_style.SMALL)
+    rounds = next(iter(cells.values()))[0].last_rounds
+    plot_style.dress(axes, title=title, x=item.axis, y=f"test accuracy (%), mean of the last {rounds} rounds")
+    plot_style.note(figure, f"Mean ± standard deviation over {span({*map(len, cells.values())})} seeds.")
     return figure

@@ -17,20 +17,41 @@ from proxyfl.core.state import content_hash
 from proxyfl.core.trees import dotted, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.files import data_root
-from proxyfl.paper.catalogue import COMMON_START, Column, Item, Row, item
-from proxyfl.paper.scales import TITLES, Protocol, Scale
+from proxyfl.paper.catalogue import item
+from proxyfl.paper.items import Column, Item, Row
+from proxyfl.paper.questions import COMMON_START
+from proxyfl.paper.scales import DATA, TITLES, Protocol, Scale
 from proxyfl.runs.batch import Job
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.settings import default_name, identity
 
 if TYPE_CHECKING:
-    from proxyfl.paper.results import Known
+    from proxyfl.paper.results import Result
+
 
 KEYS = ("data", "alpha", "method", "row")
 """By what a part of an item can be chosen."""
 
 WARM_SEEDS = 1000
 """Added to the seed of a common start, so that what follows does not repeat its clients and batches."""
+
+
+class Known(dict[str, "Result"]):
+    """Runs that are finished, here or on another machine, by identity.
+
+    ``starts`` is the folder of weights that runs started from, each named by its hash.
+    """
+
+    starts: Path | None = None
+
+    def find(self, config: Config) -> Result | None:
+        """The run of these settings, in whatever precision: machines differ in which one they compute in."""
+        settings = (
+            dataclasses.replace(config, compute=dataclasses.replace(config.compute, dtype=dtype))
+            for dtype in dict.fromkeys((config.compute.dtype, "fp32", "bf16"))
+        )
+        return next((self[name] for name in map(identity, settings) if name in self), None)
+
 
 UNKNOWN = "0" * 64
 """In place of the hash of weights that are not made yet."""
@@ -57,7 +78,7 @@ class Case:
     @cached_property
     def start(self) -> Case | None:
         """The case whose last weights this one starts from: FedAvg on the same data, labels and partition."""
-        if self.warming or not self.protocol.warm:
+        if self.warming or self.item.scratch or not self.protocol.warm:
             return None
         row = dataclasses.replace(COMMON_START, ratio=self.ratio)
         return Case(item("warm"), self.scale, row, self.column, self.device, warming=True)
@@ -101,25 +122,36 @@ class Case:
                 partition=dataclasses.replace(config.partition, seed=seed),
             )
         if self.start:
-            config = _from(config, self.start.job(seed, folder, root, known), known or {})
+            config = _from(config, self.start.job(seed, folder, root, known), known or Known())
         own = [f"{key.rpartition('.')[2]} {value}" for key, value in self.row.settings.items()]
         labels = [f"labels {self.ratio:g}"] if self.ratio != 0.1 else []
         method = "common start" if self.warming else self.config.method.name
         words = [method, self.config.data.name, f"alpha {self.column.alpha:g}"]
         name = " · ".join([*words, *labels, *own, f"seed {seed}"])
-        recorded = known is not None and identity(config) in known
+        recorded = known is not None and known.find(config) is not None
         return Job(name, config, folder / default_name(config), root, recorded)
 
 
 def _from(config: Config, start: Job, known: Known) -> Config:
     """The config with the last weights of a run to start from."""
     digest = UNKNOWN
-    if found := known.get(identity(start.config)):
+    if found := known.find(start.config):
         digest = found.final_hash
     elif start.finished:
         digest = weights_hash(start.path) or UNKNOWN
-    model = dataclasses.replace(config.model, weights=str(start.path.resolve()), weights_hash=digest)
+    place = (kept_start(start, known) or start.path).resolve()
+    model = dataclasses.replace(config.model, weights=str(place), weights_hash=digest)
     return dataclasses.replace(config, model=model)
+
+
+def kept_start(start: Job, known: Known) -> Path | None:
+    """The file that came with exported results for runs to start from, if there is one.
+
+    Another kind of processor rounds otherwise, so a start that is made again may be another one.
+    """
+    found = known.find(start.config)
+    file = known.starts / f"{found.final_hash}.safetensors" if found and known.starts else None
+    return file if file and file.is_file() else None
 
 
 @cache
@@ -137,16 +169,28 @@ def _config(preset: str, method: str, settings: str) -> Config:
 
 
 def columns(item: Item, size: Scale, only: Choice | None = None) -> list[Column]:
-    """The columns of an item that are asked for; data sets that the paper lacks have to be named."""
+    """The columns of an item that are asked for; data sets that the paper lacks have to be named.
+
+    An item of a single data set is made on the one that the scale has for such, if it has one, unless its own
+    is named.
+    """
     only = only or {}
-    alphas = dict.fromkeys(column.alpha for column in item.columns)
-    more = [Column(data, alpha) for data in size.extra for alpha in alphas if data in only.get("data", ())]
+    own = [Column(_stand_in(item, size) or column.data, column.alpha) for column in item.columns]
+    alphas = dict.fromkeys(column.alpha for column in own)
+    named = [*(column.data for column in item.columns), *size.extra]
+    more = [Column(data, alpha) for data in named for alpha in alphas if data in only.get("data", ())]
     return [
         column
-        for column in (*item.columns, *more)
-        if column.data in only.get("data", [column.data])
+        for column in dict.fromkeys((*own, *more))
+        if column.data in size.protocols
+        and column.data in only.get("data", [column.data])
         and f"{column.alpha:g}" in only.get("alpha", [f"{column.alpha:g}"])
     ]
+
+
+def _stand_in(item: Item, size: Scale) -> str:
+    names = {column.data for column in item.columns}
+    return size.stand_in if len(names) == 1 and names <= DATA.keys() else ""
 
 
 def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cpu") -> list[Case]:
@@ -156,7 +200,7 @@ def cases(item: Item, size: Scale, only: Choice | None = None, device: str = "cp
         Case(item, size, row, column, device, warming=item.name == "warm")
         for column in columns(item, size, only)
         for row in item.rows
-        if item.name != "warm" or size.protocols[column.data].warm
+        if not (item.name == "warm" or item.scratch) or size.protocols[column.data].warm
         if row.label in only.get("row", [row.label]) and row.method in only.get("method", [row.method])
     ]
 
@@ -215,11 +259,13 @@ def jobs(
     return list({job.path: job for job in found}.values())
 
 
-def starts(wanted: Iterable[Case], missing: Iterable[Job], folder: Path, root: Path | None) -> list[Job]:
-    """The runs that missing ones start from. Their weights have to be here: a record is not enough."""
+def starts(
+    wanted: Iterable[Case], missing: Iterable[Job], folder: Path, root: Path | None, known: Known
+) -> list[Job]:
+    """The runs that missing ones start from and whose weights are not here: a record is not enough."""
     cases = {case.start.column.key: case.start for case in wanted if case.start}
     seeds = dict.fromkeys(job.config.seed for job in missing)
-    return jobs(cases.values(), seeds, folder, root)
+    return [job for job in jobs(cases.values(), seeds, folder, root) if not kept_start(job, known)]
 
 
 def absent(names: Iterable[str], root: Path | None = None) -> dict[str, str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.paper.plan import Case, weights_hash
+from proxyfl.core.files import write_bytes
+from proxyfl.paper.plan import Case, Known, weights_hash
 from proxyfl.paper.scales import TUNING_SEEDS
 from proxyfl.results import outcome
 from proxyfl.results.formats import csv_text
@@ -78,19 +79,20 @@ class Result:
         return next((number for number, value in enumerate(self.curve, 1) if value >= target), None)
 
 
+STARTS = "starts"
+"""The folder beside exported results that has the weights which runs start from."""
+
 Results = Mapping[tuple[str, str], Sequence[Result]]
 """By row and column, each over its seeds."""
 
-Known = Mapping[str, Result]
-"""By identity: runs that are finished, here or on another machine."""
 
-
-def recorded(folder: Path) -> dict[str, Result]:
+def recorded(folder: Path) -> Known:
     """The runs of every exported table in a folder. Other files there are left alone."""
-    found: dict[str, Result] = {}
+    found = Known()
+    found.starts = folder / STARTS
     for file in sorted(folder.glob("*.csv")) if folder.is_dir() else ():
         with contextlib.suppress(ConfigError):
-            found |= {result.identity: result for cell in from_csv(file).values() for result in cell}
+            found.update((result.identity, result) for cell in from_csv(file).values() for result in cell)
     return found
 
 
@@ -101,18 +103,32 @@ def gather(
     out.
     """
     found: dict[tuple[str, str], list[Result]] = {}
-    known = known or {}
+    known = known or Known()
     seeds = [seed for seed in seeds if seed not in TUNING_SEEDS]
     for case in wanted:
         for seed in seeds:
             job = case.job(seed, folder, known=known)
-            if there := known.get(identity(job.config)):
+            if there := known.find(job.config):
                 row, column = case.key
                 placed = dataclasses.replace(there, item=case.item.name, row=row, column=column)
                 found.setdefault(case.key, []).append(placed)
             elif job.finished:
                 found.setdefault(case.key, []).append(result(case, job))
     return found
+
+
+def keep_starts(wanted: Iterable[Case], seeds: Iterable[int], folder: Path, results: Path) -> list[Path]:
+    """Copy the weights that finished runs start from beside exported results; gives the new files."""
+    files = []
+    cases = {case.column.key: case if case.warming else case.start for case in wanted}
+    for job in (case.job(seed, folder) for case in cases.values() if case for seed in seeds):
+        if job.finished and (digest := weights_hash(job.path)):
+            file = results / STARTS / f"{digest}.safetensors"
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(file, (job.path / "models" / "last.safetensors").read_bytes())
+                files.append(file)
+    return files
 
 
 def result(case: Case, job: Job) -> Result:

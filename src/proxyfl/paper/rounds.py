@@ -1,4 +1,4 @@
-"""Rounds to an accuracy, ours beside the published ones."""
+"""Rounds to an accuracy, ours beside the published ones; and what they cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 from proxyfl.paper.captions import counted, name_of, remarks
-from proxyfl.paper.catalogue import Column, Item, Row
+from proxyfl.paper.items import Column, Item, Row
 from proxyfl.paper.plan import column_title
 from proxyfl.paper.published import published
 from proxyfl.paper.results import Results
@@ -85,3 +85,30 @@ def _more(ours: float | None, theirs: float | None) -> Field:
     if ours is None or theirs is None:
         return Field(NONE)
     return Field(signed(ours - theirs, "+g"), tint=NEUTRAL)
+
+
+def cost_panel(item: Item, size: Scale, results: Results, column: Column) -> Panel:
+    """What it takes to get to the highest target: rounds, processor time and megabytes, as medians."""
+    aims = targets(size, results, item.rows, column)
+    heads = ("rounds", "core-minutes", "MB sent")
+    rows = []
+    for label in (row.label for row in item.rows):
+        cell = results.get((label, column.key), ())
+        reached = median_rounds(cell, aims[-1]) if aims else None
+        fields = [Field(NONE)] * len(heads)
+        if reached is not None:
+            timed = [each.cpu_seconds / each.rounds / 60 for each in cell if each.cpu_seconds]
+            sent = statistics.fmean(each.megabytes / each.rounds for each in cell)
+            minutes = f"{reached * statistics.fmean(timed):.1f}" if timed else NONE
+            fields = [Field(f"{reached:g}"), Field(minutes), Field(f"{reached * sent:.1f}")]
+        rows.append((Field(label), *fields))
+    aim = f"{100 * aims[-1]:.0f} %" if aims else "an accuracy"
+    title = f"{item.title}: to {aim}, {column_title(column.data, size)}, α = {column.alpha:g}"
+    caption = [
+        f"Rounds: the median over seeds of the first that gets there; {NONE}: not every seed does. Times and "
+        "megabytes: those rounds at the mean of a round. A common start is not counted.",
+        *counted(item, results, [column], "Median"),
+        *remarks(item, size, [column]),
+    ]
+    columns = (layout.Column("method", left=True), *map(layout.Column, heads))
+    return Panel(f"{item.name}-{column.alpha:g}", title, columns, 1, tuple(rows), tuple(caption))

@@ -43,7 +43,10 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Scale:
-    """Protocols by data set of the paper. ``extra`` are data sets that the paper does not have."""
+    """Protocols by data set of the paper. ``extra`` are data sets that the paper does not have.
+
+    ``stand_in`` is the data set of figures and tables that the paper has for a single one.
+    """
 
     name: str
     title: str
@@ -52,6 +55,7 @@ class Scale:
     targets: tuple[float, ...]
     relative: bool = True
     extra: tuple[str, ...] = ()
+    stand_in: str = ""
 
     @property
     def comparable(self) -> bool:
@@ -81,7 +85,8 @@ def scale(name: str) -> Scale:
     if name == "mini":
         protocols = {data: _read(f"mini-{data}") for data in TITLES}
         title = "reduced, meant for at most 15 core-minutes a run; but for digits from a warm start"
-        return Scale(name, title, 3, protocols, RELATIVE_TARGETS, extra=("digits", "fashion-mnist"))
+        extra = ("digits", "fashion-mnist")
+        return Scale(name, title, 3, protocols, RELATIVE_TARGETS, extra=extra, stand_in="svhn")
     if name == "micro":
         protocols = dict.fromkeys(DATA, _read("micro"))
         title = "seconds a run, to see that all works: every column is digits"

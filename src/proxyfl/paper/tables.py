@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxyfl.paper.captions import bounds, counted, name_of, place_of, remarks, rounds_of
-from proxyfl.paper.catalogue import Column, Gain, Item
+from proxyfl.paper.items import Column, Gain, Item
 from proxyfl.paper.published import Published, published
 from proxyfl.paper.results import Result, Results
-from proxyfl.paper.rounds import NEUTRAL, rounds_panel
+from proxyfl.paper.rounds import NEUTRAL, cost_panel, rounds_panel
 from proxyfl.paper.scales import TITLES, Scale
 from proxyfl.report.communication import PAPER, measure, method_rows
 from proxyfl.results import cells, layout
@@ -69,6 +69,8 @@ def tables(
         return [_traffic(item)]
     if item.kind == "rounds":
         return [rounds_panel(item, size, results, column) for column in columns]
+    if item.kind == "cost":
+        return [cost_panel(item, size, results, column) for column in columns]
     found = [
         _accuracies(item, size, results, part, MEASURES[name], metric)
         for name in item.measures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,17 @@ MOST_DOTS = 200
 
 
 def preset_names() -> list[str]:
-    folder = resources.files("proxyfl.presets")
-    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    return [*_preset_texts()]
+
+
+@cache
+def _preset_texts() -> dict[str, str]:
+    """The files of all presets, by name: a table of the paper asks for them a thousand times."""
+    files = [file for file in resources.files("proxyfl.presets").iterdir() if file.name.endswith(".toml")]
+    return {
+        file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")
+        for file in sorted(files, key=lambda file: file.name)
+    }
 
 
 def load_preset(name: str) -> Tree:
@@ -32,8 +42,7 @@ def load_preset(name: str) -> Tree:
         from proxyfl.data.sources import meant  # of no use to whoever reads files of settings
 
         raise ConfigError(f"unknown preset '{name}'; {meant(name) or nearest(name, preset_names())}")
-    text = resources.files("proxyfl.presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(_preset_texts()[name])
 
 
 def preset(name: str) -> Config:

@@ -16,6 +16,7 @@ from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import build_aggregator, require_sound
 from proxyfl.core.config import Config, MethodSettings, TrainSettings, read_config
+from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.core.network import FROZEN, ModelSettings
 from proxyfl.core.settings import FIDELITIES, OBJECT, describe
@@ -164,10 +165,20 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
         raise ConfigError("train.nesterov needs train.optimiser = 'sgd' and train.momentum above 0")
     if train.leak_momentum and train.optimiser != "sgd":
         raise ConfigError("train.leak_momentum hands on the momentum of SGD; set it to false for AdamW")
+    if train.keep_momentum != "none" and (train.optimiser != "sgd" or train.leak_momentum):
+        raise ConfigError(
+            "train.keep_momentum keeps the momentum of SGD where it is; set train.optimiser = 'sgd' and "
+            "train.leak_momentum = false"
+        )
+    if train.keep_momentum == "server" and config.labels.where != SERVER:
+        raise ConfigError(
+            "train.keep_momentum = 'server', but the server has no images to train on; set labels.where = "
+            "'server'"
+        )
     if method.own_optimiser and train.optimiser.startswith(OBJECT):
         raise ConfigError(f"{method.name} trains with {method.own_optimiser}; take your own optimiser out")
     usual = TrainSettings()
-    schedule = ("optimiser", "nesterov", "schedule", "warmup", "max_grad_norm")
+    schedule = ("optimiser", "nesterov", "schedule", "warmup", "max_grad_norm", "keep_momentum")
     changed = [name for name in schedule if getattr(train, name) != getattr(usual, name)]
     if method.own_optimiser and changed:
         raise ConfigError(
@@ -231,7 +242,17 @@ def explained(config: Config, first_line: str = "") -> str:
 
 
 def identity(config: Config) -> str:
-    """A hash of everything that decides the result, for naming runs."""
+    """A hash of everything that decides the result, for naming runs. A config never changes: it is computed
+    once and kept with it.
+    """
+    known: dict[str, Any] = vars(config)
+    if "_identity" not in known:
+        known["_identity"] = _identity(config)
+    found: str = known["_identity"]
+    return found
+
+
+def _identity(config: Config) -> str:
     tree = config.to_tree()
     del tree["keep"], tree["preset"], tree["model"]["weights"]  # where weights lie; what they are counts
     if config.model.encoder:
@@ -243,20 +264,21 @@ def identity(config: Config) -> str:
 
 def _drop_later(settings: Any, tree: Tree) -> None:
     """Take out what came later and is at its default."""
-    section: Any = type(settings)
-    usual = _usual(section)
-    for spec in dataclasses.fields(settings):
-        value = getattr(settings, spec.name)
-        if spec.metadata.get("later") and value == getattr(usual, spec.name):
-            tree.pop(spec.name, None)
-        elif dataclasses.is_dataclass(value) and spec.name in tree:
-            _drop_later(value, tree[spec.name])
+    for name, later, usual in _usual(type(settings)):
+        value = getattr(settings, name)
+        if later and value == usual:
+            tree.pop(name, None)
+        elif dataclasses.is_dataclass(value) and name in tree:
+            _drop_later(value, tree[name])
 
 
 @cache
-def _usual(section: Any) -> Any:
-    """A section with every setting at its default."""
-    return section()
+def _usual(section: Any) -> list[tuple[str, bool, Any]]:
+    """What of a section came later or is a section itself: name, whether it came later, and default."""
+    usual = section()
+    fields = [(spec.name, bool(spec.metadata.get("later"))) for spec in dataclasses.fields(section)]
+    found = [(name, later, getattr(usual, name)) for name, later in fields]
+    return [each for each in found if each[1] or dataclasses.is_dataclass(each[2])]
 
 
 def default_name(config: Config) -> str:

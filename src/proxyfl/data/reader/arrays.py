@@ -1,5 +1,4 @@
-"""Arrays in one .npz file: images (of 8 or 16 bits) or vectors, labels, and where there are some names of
-classes and clients.
+"""Arrays in one .npz file: images or vectors, labels, and where there are some names of classes and clients.
 
 Nothing is trusted: pickled members are refused, and sizes are read from the headers before any memory is
 given. A label of -1, nan or no letters means that an image has none; where an array of labels is missing, no
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -132,9 +131,8 @@ def read_arrays(file: Path, keys: str = "") -> Arrays:
     if named and classes is None:
         classes = in_order(str(label).strip() for array in labels for label in array.reshape(-1).tolist())
         classes = tuple(name for name in classes if name)
-    deep = [loaded[name] for name, _ in found.values() if loaded[name].dtype == np.uint16]
-    bits, note = grey_bits([array for array in deep if not is_vectors(array)])
-    parts = {split: _part(file, loaded, names, classes, bits) for split, names in found.items()}
+    to_bytes, note = in_eight_bits(str(file), [loaded[name] for name, _ in found.values()])
+    parts = {split: _part(file, loaded, names, classes, to_bytes) for split, names in found.items()}
     if clients is not None and len(clients.reshape(-1)) != len(parts.get("train", ([],))[0]):
         raise DataError(f"{file}: {extra['clients']} needs one entry for each training image")
     owners = None if clients is None else clients.reshape(-1).astype(str)
@@ -166,9 +164,9 @@ def _part(
     loaded: Mapping[str, Array],
     keys: tuple[str, str],
     classes: tuple[str, ...] | None,
-    bits: int,
+    to_bytes: Callable[[Array], Array],
 ) -> tuple[Array, Array]:
-    images = samples_of(file, keys[0], loaded[keys[0]], bits)
+    images = samples_of(file, keys[0], loaded[keys[0]], to_bytes)
     if keys[1] not in loaded:
         return images, np.full(len(images), NO_LABEL)
     labels = _numbered(f"{file}: {keys[1]}", loaded[keys[1]].reshape(-1), classes)
@@ -197,22 +195,46 @@ def _numbered(where: str, labels: Array, classes: tuple[str, ...] | None) -> Arr
     return labels.astype(np.int64)
 
 
-def grey_bits(arrays: Sequence[Array]) -> tuple[int, str]:
-    """How many bits of grey sixteen-bit images hold, all together, and what there is to tell about it."""
-    if not arrays:
-        return 8, ""
-    highest = max(int(array.max()) for array in arrays)
-    bits = bits_for(highest)
-    return bits, f"16-bit images with grey levels up to {highest:,} are read as {bits} bits"
+def in_eight_bits(where: str, arrays: Sequence[Array]) -> tuple[Callable[[Array], Array], str]:
+    """How the images among ``arrays`` become uint8, all of them alike, and what there is to tell about it.
+
+    Sixteen bits are shifted by as many as the largest grey level leaves empty; other numbers go from 0 to
+    255, or from 0 to 1.
+    """
+    others = [array for array in arrays if not is_vectors(array) and array.dtype != np.uint8]
+    if not others:
+        return np.asarray, ""
+    low, high = min(float(array.min()) for array in others), max(float(array.max()) for array in others)
+    if all(array.dtype == np.uint16 for array in others):
+        bits = bits_for(int(high))
+        note = f"16-bit images with grey levels up to {int(high):,} are read as {bits} bits"
+        return lambda array: _each(array, lambda part: part >> (bits - 8)), note
+    if not (low >= 0 and high <= 255):
+        raise DataError(
+            f"{where}: the numbers of images go from {low:g} to {high:g}, expected 0 to 255 or 0 to 1; save "
+            "images before they are normalised"
+        )
+    top = 1 if high <= 1 else 255
+    note = f"images of type {others[0].dtype} are read as grey levels from 0 to {top}"
+    return lambda array: _each(array, lambda part: np.rint(part * (255 / top))), note
+
+
+def _each(array: Array, change: Callable[[Array], Array], rows: int = 1024) -> Array:
+    """``change`` some rows at a time: all at once they would need their memory a second time."""
+    if array.dtype == np.uint8:
+        return array
+    changed = np.empty(array.shape, np.uint8)
+    for start in range(0, len(array), rows):
+        changed[start : start + rows] = change(array[start : start + rows])
+    return changed
 
 
 def check_images(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Raise where an array can be neither images nor vectors."""
     if len(shape) == 2 and dtype.kind in KINDS and 0 not in shape:
         return
-    if dtype not in (np.uint8, np.uint16):
-        cure = "; multiply numbers from 0 to 1 by 255 and round them" if dtype.kind == "f" else ""
-        raise DataError(f"{file}: {name} is {dtype}, expected uint8 from 0 to 255{cure}")
+    if dtype.kind not in KINDS:
+        raise DataError(f"{file}: {name} is {dtype}, expected numbers: uint8 from 0 to 255")
     colours = {shape[1], shape[3]} & {1, 3} if len(shape) == 4 else {1}
     if len(shape) not in (3, 4) or not colours or 0 in shape:
         raise DataError(
@@ -232,11 +254,11 @@ def check_labels(file: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[
         raise DataError(f"{file}: {name} has shape {shape}, expected (N,) or (N, 1)")
 
 
-def samples_of(file: Path, name: str, array: Array, bits: int) -> Array:
-    """Images as uint8 with their channels first, or vectors as float32; deep images hold so many ``bits``."""
+def samples_of(file: Path, name: str, array: Array, to_bytes: Callable[[Array], Array]) -> Array:
+    """Images as uint8 with their channels first, or vectors as float32."""
     if is_vectors(array):
         return numbers(array, f"{file}: {name}")
-    return channels_first(array if array.dtype == np.uint8 else (array >> (bits - 8)).astype(np.uint8))
+    return channels_first(to_bytes(array))
 
 
 def channels_first(images: Array) -> Array:

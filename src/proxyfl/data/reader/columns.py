@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from proxyfl.core.errors import DataError
+from proxyfl.core.text import listed
 from proxyfl.data.images import SUFFIXES
 from proxyfl.data.numbers import numbers
 from proxyfl.data.reader.arrays import Array, Arrays
@@ -92,6 +93,10 @@ def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequ
     hint = "; if texts are meant: data.keys=text=text" if table.roles["text"] in left_out else ""
     shown = f"columns that are no numbers are left out: {', '.join(left_out)[:300]}{hint}"
     notes = [shown] if left_out else []
+    counting = [name for name, column in zip(names, columns, strict=True) if not features and _counts(column)]
+    if counting and not table.features:
+        cure = f"data.keys=without={'+'.join(counting)}"
+        notes.append(f"{listed(counting)}: numbers that count the rows? leave them out with {cure}")
     return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found, tuple(notes))
 
 
@@ -184,6 +189,11 @@ def _numeric(table: Table, name: str) -> Array:
             )
         found[place] = value
     return found
+
+
+def _counts(column: Array) -> bool:
+    """Whether a column goes up by one from row to row: an identifier, of which a network learns the order."""
+    return len(column) >= NAMED and bool((np.diff(column) == 1).all())
 
 
 def _number(cell: Any) -> float | None:

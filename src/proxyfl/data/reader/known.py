@@ -24,7 +24,8 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import SUFFIXES, Survey, decode_all, survey
+from proxyfl.data.images import Survey, decode_all, is_image, survey, with_channels
+from proxyfl.data.medical import split_slice
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, read_arrays, read_headers
 from proxyfl.data.reader.columns import Rows, read_rows, read_texts
@@ -85,7 +86,7 @@ def find_form(path: Path) -> str:
         raise DataError(f"{path} does not exist; give a folder of images, a CSV of labels or an npz file")
     if path.suffix.lower() in (".csv", ".parquet", ".npz"):
         return path.suffix.lower()[1:]
-    kind = "an image" if path.suffix.lower() in SUFFIXES else f"a '{path.suffix}' file"
+    kind = "an image" if is_image(path) else f"a '{path.suffix}' file"
     raise DataError(f"{path} is {kind}; give a folder of images, a CSV of labels or an npz file")
 
 
@@ -225,16 +226,14 @@ def _misfits(file: Path, samples: Array, form: Form) -> list[str]:
     if is_vectors(samples) != (not form.size):
         theirs, ours = ("vectors", "images") if form.size else ("images", "vectors")
         return [f"{file} holds {theirs}, but {ours} are wanted"]
-    if samples.shape[1] == form.channels:
+    if form.size or samples.shape[1] == form.channels:
         return []
-    if not form.size:
-        return [_other_features(file, samples.shape[1], form)]
-    return [f"{file}: images have {samples.shape[1]} channel(s), {form.channels} are wanted"]
+    return [_other_features(file, samples.shape[1], form)]
 
 
 def _labels(file: Path, labels: Tensor, names: Sequence[str] | None, form: Form, by_name: bool) -> Tensor:
     """Labels as numbers in the order that is wanted."""
-    if by_name:
+    if by_name or (names is None and _by_number(form.classes)):
         labels = _renumbered(file, labels, names, list(form.classes))
     wrong = ((labels < NO_LABEL) | (labels >= len(form.classes))).nonzero()[:, 0].tolist()
     if not wrong:
@@ -247,7 +246,8 @@ def _labels(file: Path, labels: Tensor, names: Sequence[str] | None, form: Form,
 
 
 def _fitting(samples: Array, labels: Tensor, form: Form) -> Split:
-    """The samples of one split; images are brought to their size."""
+    """The samples of one split; images are brought to their size, and to grey or colour."""
+    samples = with_channels(samples, form.channels) if form.size else samples
     split = Split(torch.from_numpy(np.require(samples, requirements=["C", "W"])), labels)
     fits = not form.size or split.images.shape[-2:] == (form.size, form.size)
     return split if fits else resize(split, form.size)
@@ -255,23 +255,35 @@ def _fitting(samples: Array, labels: Tensor, form: Form) -> Split:
 
 def _renumbered(file: Path, labels: Tensor, names: Sequence[str] | None, classes: list[str]) -> Tensor:
     """Labels of a file with its own order of classes, as numbers in ours."""
-    own = [str(number) for number in range(len(classes))] if names is None else list(names)
-    if names is None and own != classes:
+    if names is None and not _by_number(classes):
         raise DataError(
             f"{file} has no array 'classes', so nobody knows which class a number means; add the names, in "
             "the order of their numbers"
         )
-    if bool((labels >= len(own)).any()):
-        raise DataError(f"{file}: an image has class {int(labels.max())}, but there are {len(own)} names")
-    for number in sorted(set(labels[labels >= 0].tolist())):
-        class_number(own[number], classes, str(file))
-    places = torch.tensor([classes.index(name) if name in classes else NO_LABEL for name in own])
-    return torch.where(labels < 0, labels, places[labels.clamp(min=0)])
+    known, places = labels.unique(return_inverse=True)
+    if names is not None and len(known) and int(known[-1]) >= len(names):
+        raise DataError(f"{file}: an image has class {int(known[-1])}, but there are {len(names)} names")
+    numbers = [
+        label
+        if label < 0
+        else class_number(str(label) if names is None else names[label], classes, str(file))
+        for label in known.tolist()
+    ]
+    return torch.tensor(numbers, dtype=torch.int64)[places]
+
+
+def _by_number(classes: Sequence[str]) -> bool:
+    """Whether classes are called by numbers: 0, 1, … or, as many people count, from 1 on, or with gaps."""
+    return all(name.isascii() and name.isdecimal() for name in classes)
 
 
 def _kept(cache: Path, files: Sequence[Path], form: Form) -> Path:
     """Where the decoded images of these very files belong."""
-    states = [(str(file), state.st_size, state.st_mtime_ns) for file in files for state in (file.stat(),)]
+    states = [
+        (str(file), state.st_size, state.st_mtime_ns)
+        for file in files
+        for state in ((file if file.is_file() else split_slice(file)[0]).stat(),)
+    ]
     key = hashlib.sha256(json.dumps([CACHE_FORMAT, form.channels, form.size, states]).encode()).hexdigest()
     return cache / f"images-{key[:32]}.safetensors"
 

@@ -11,6 +11,8 @@ from proxyfl.core.errors import ConfigError, DataError, nearest
 UNLABELLED = ("unlabelled", "unlabeled")
 """The folder for images without a label, in either spelling."""
 SPLITS = ("train", "val", "test")
+SPLIT_WORDS = {name: name for name in SPLITS} | {"training": "train", "validation": "val", "valid": "val"}
+"""What people call them, in folders and tables, in small letters or others."""
 CLIENT = "client="
 """What the name of a client's folder begins with."""
 NO_LABEL = -1
@@ -41,6 +43,8 @@ class Listing:
     ignored: int = 0
     faults: tuple[str, ...] = ()
     """What is wrong, in sentences; images with a label that cannot be have none."""
+    empty: tuple[str, ...] = ()
+    """Folders in the place of classes that hold no image."""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -83,11 +87,9 @@ def class_number(label: str, classes: Sequence[str], where: str) -> int:
 
 def split_named(word: str, where: str) -> str | None:
     """The split that a cell names; an empty one says nothing."""
-    known = {"": None, "training": "train", "validation": "val", "valid": "val"}
-    known.update({name: name for name in SPLITS})
-    if word.lower() not in known:
+    if word and word.lower() not in SPLIT_WORDS:
         raise DataError(f"{where}: split '{word}' is unknown; write train, val or test")
-    return known[word.lower()]
+    return SPLIT_WORDS[word.lower()] if word else None
 
 
 def parse_keys(text: str, roles: Sequence[str]) -> dict[str, str]:

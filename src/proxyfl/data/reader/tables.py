@@ -17,7 +17,8 @@ from typing import Any
 from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import SUFFIXES, every_image
+from proxyfl.data.images import every_image, is_image
+from proxyfl.data.medical import split_slice
 from proxyfl.data.reader.listing import Entry, Listing, all_told, class_number, parse_keys, split_named
 
 LABELS_FILE = "labels.csv"
@@ -151,6 +152,8 @@ def list_beside(file: Path, classes: Sequence[str] | None = None, keys: str = ""
     faults: list[str] = []
     for place, name, entry in entries(table, classes, faults):
         key = safe_relative(name, table.where(place))
+        if (sliced := _slice_of(key, known)) is not None:
+            known[key] = sliced
         if key not in known:
             faults.append(f"{table.where(place)}: there is no image '{name}' below {root}")
             continue
@@ -158,12 +161,21 @@ def list_beside(file: Path, classes: Sequence[str] | None = None, keys: str = ""
             faults.append(f"{table.where(place)}: '{name}' is named twice; keep one line")
         named[key] = Entry(known[key], entry.label, entry.client, entry.split)
     labelled = [entry for entry in named.values() if entry.label is not None]
+    whole = {split_slice(Path(key))[0].as_posix() for key in named if split_slice(Path(key))[1] is not None}
+    known = {key: path for key, path in known.items() if key in named or key not in whole}
     rest = [named.get(key, Entry(path)) for key, path in known.items()]
     without = [entry for entry in rest if entry.label is None]
     others = ignored if file.name.startswith(".") else ignored - 1  # the table itself is meant to be there
     if faults and classes is None:
         raise all_told(faults)
     return Listing(root, "csv", (*labelled, *without), others, tuple(faults))
+
+
+def _slice_of(key: str, known: dict[str, Path]) -> Path | None:
+    """The slice that a name means, where it is that of a volume's slice and not a file's own."""
+    file, place = split_slice(Path(key))
+    whole = known.get(file.as_posix()) if place is not None and key not in known else None
+    return None if whole is None else whole.with_name(f"{whole.name}#{place}")
 
 
 def list_table(table: Table) -> Listing:
@@ -176,7 +188,7 @@ def list_table(table: Table) -> Listing:
         path = root / key
         if key in seen:
             raise DataError(f"{table.where(place)}: '{name}' is named twice; keep one line")
-        if not path.is_file() or path.suffix.lower() not in SUFFIXES:
+        if not (path if path.is_file() else split_slice(path)[0]).is_file() or not is_image(path):
             raise DataError(f"{table.where(place)}: there is no image '{name}' below {root}")
         if not path.resolve().is_relative_to(home):
             raise DataError(f"{table.where(place)}: '{name}' is a link that leads out of {root}; copy it")

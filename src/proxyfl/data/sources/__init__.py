@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from proxyfl.core.errors import ConfigError, DataError, nearest
 from proxyfl.data.files import data_root
-from proxyfl.data.sources.base import Found, Source
+from proxyfl.data.sources.base import OWN, Found, Source, meant
 from proxyfl.data.sources.cifar import CIFAR10, CIFAR100
 from proxyfl.data.sources.cinic import CINIC10
 from proxyfl.data.sources.digits import DIGITS
@@ -24,7 +24,7 @@ from proxyfl.data.sources.table import TABLE
 if TYPE_CHECKING:
     from proxyfl.data.dataset import Dataset
 
-__all__ = ["SOURCES", "Found", "Source", "find", "load", "register"]
+__all__ = ["SOURCES", "Found", "Source", "find", "load", "meant", "register"]
 
 R = TypeVar("R", bound=Reader)
 log = logging.getLogger(__name__)
@@ -84,18 +84,6 @@ def find(name: str) -> Source:
         hint = f"{nearest(word, SOURCES)} (your own: register it and name its file with --plugin)"
         raise ConfigError(f"unknown data set '{word}': {meant(name) or hint}")
     return source.at(path) if colon else source
-
-
-def meant(path: str) -> str:
-    """A hint for whoever gave a bare path: how own data at that place is named. Empty where nothing is."""
-    place = Path(path).expanduser()
-    kinds = {".npz": "npz", ".csv": "table", ".parquet": "table"}
-    kind = "folder" if place.is_dir() else kinds.get(place.suffix.lower(), "") if place.is_file() else ""
-    return f"your own data there is called {kind}:{path}" if kind else ""
-
-
-OWN = ("folder", "npz", "table")
-"""The sources of people's own data."""
 
 
 def is_own(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -17,30 +17,54 @@ from proxyfl.data.texts import is_texts
 if TYPE_CHECKING:
     from proxyfl.data.dataset import Dataset
 
+Parts: TypeAlias = dict[str, tuple[Array, Array]]
+"""Samples and labels of each split."""
+
 
 def dress(source: Source, file: Path, arrays: Arrays) -> Dataset:
     """The data set that a file's arrays are; a test split is cut where there is none."""
     if "train" not in arrays.parts:
         raise DataError(f"{source.name}: {file} has no training images; add x_train or train_images")
-    train, owners = arrays.parts["train"], arrays.clients
-    what = _called(train[0])
-    classes = arrays.classes or count_classes(source.name, *(labels for _, labels in arrays.parts.values()))
+    owners, what = arrays.clients, _called(arrays.parts["train"][0])
     notes = list(arrays.notes)
-    parts = {split: _labelled(what, part, notes) for split, part in arrays.parts.items() if split != "train"}
+    found = arrays.parts
+    if arrays.classes is None:
+        classes, found = numbered(source.name, found)
+    else:
+        classes = arrays.classes
+    train = found["train"]
+    parts = {split: _labelled(what, part, notes) for split, part in found.items() if split != "train"}
     if "test" not in parts:
         held = _held(f"{source.name}: {file}", what, train[1], len(classes))
         notes.append(f"no test {what}: {held.sum():,} of {len(held):,} held out as the test split")
         parts["test"] = train[0][held], train[1][held]
         train, owners = (train[0][~held], train[1][~held]), None if owners is None else owners[~held]
+    named = None if owners is None else holders(owners.tolist(), train[1], what, notes)
     return source.deliver(
         train,
         parts["test"],
         classes=classes,
         validation=parts.get("val"),
-        clients=None if owners is None else holders(source.name, [name or None for name in owners.tolist()]),
+        clients=named,
         features=arrays.features,
         notes=notes,
     )
+
+
+def numbered(name: str, parts: Parts) -> tuple[tuple[str, ...], Parts]:
+    """The classes by their numbers, without those that no sample has: many people count from 1."""
+    every = count_classes(name, *(labels for _, labels in parts.values()))
+    there = np.unique(np.concatenate([labels for _, labels in parts.values()]))
+    there = there[there >= 0]
+    if len(there) == len(every):
+        return every, parts
+    place = np.full(len(every), -1)
+    place[there] = np.arange(len(there))
+    renumbered = {
+        split: (samples, np.where(labels < 0, labels, place[np.maximum(labels, 0)]))
+        for split, (samples, labels) in parts.items()
+    }
+    return tuple(every[number] for number in there), renumbered
 
 
 def _called(samples: Array) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+OWN = ("folder", "npz", "table")
+"""The sources of people's own data."""
 MAX_CLASSES = 65536
 MIN_STD = 1e-3  # images of one colour must not divide by zero
 
@@ -111,6 +113,8 @@ class Source(ABC):
     def missing(self, root: Path, found: Found, expected: str) -> DataError:
         looked = ", ".join(str(place) for place in found.looked)
         note = f"{found.note}; " if found.note else ""
+        if self.path and self.name in OWN and (hint := meant(self.path)):
+            return DataError(f"{self.name}: {self.path} is not {expected.replace('the ', 'a ', 1)}; {hint}")
         return DataError(
             f"{self.name}: {expected} was not found; looked in {looked}; {note}{self.cure(root)}"
         )
@@ -204,6 +208,14 @@ def _split(
         raise DataError(f"{name}: no {word} image has a label; label a few images of every class")
     owned = np.require(images, requirements=["C", "W"])  # torch wants memory that may be written
     return Split(torch.from_numpy(owned), torch.from_numpy(labels.astype(np.int64)))
+
+
+def meant(path: str) -> str:
+    """A hint for whoever gave a path: how own data at that place is named. Empty where nothing is."""
+    place = Path(path).expanduser()
+    kinds = {".npz": "npz", ".npy": "npz", ".csv": "table", ".parquet": "table"}
+    kind = "folder" if place.is_dir() else kinds.get(place.suffix.lower(), "") if place.is_file() else ""
+    return f"your own data there is called {kind}:{path}" if kind else ""
 
 
 def count_classes(name: str, *labels: Array) -> tuple[str, ...]:

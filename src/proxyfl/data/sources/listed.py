@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.core.text import in_words
+from proxyfl.core.text import in_words, listed
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import Survey, decode_all, survey
 from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, Listing, in_order
@@ -100,13 +100,15 @@ class Listed(Source):
         if not (parts[0][1] >= 0).any() or not len(parts[2][1]):
             looked.require_sound()
         clients = [entry.client for entry, keep in zip(dealt.train, sound, strict=False) if keep]
+        told = list(notes)
+        owners = holders(clients, parts[0][1], "images", told)
         return self.deliver(
             parts[0],
             parts[2],
             classes=dealt.classes,
             validation=parts[1],
-            clients=holders(self.name, clients),
-            notes=notes,
+            clients=owners,
+            notes=told,
         )
 
 
@@ -146,8 +148,10 @@ def deal(name: str, listing: Listing) -> Dealt:
         notes.append(f"{without:,} of {len(train):,} training images are unlabelled")
     if left_out:
         notes.append(f"{left_out:,} test or validation images without a label are left out")
+    if listing.empty:
+        notes.append(f"folders without images are no classes: {listed(listing.empty)}")
     if listing.ignored:
-        notes.append(f"{listing.ignored:,} entries ignored: nested folders or no images")
+        notes.append(f"files ignored because they are no images: {listing.ignored:,}")
     return Dealt(train, val, test, classes, tuple(notes))
 
 
@@ -164,19 +168,25 @@ def numbers(entries: Sequence[Entry], classes: Sequence[str]) -> Array:
     return np.fromiter(labels, np.int64, len(entries))
 
 
-def holders(name: str, clients: Sequence[str | None]) -> tuple[Array, tuple[str, ...]] | None:
-    """The number of each image's client, and their names; None where clients have none."""
-    known = in_order(client for client in clients if client is not None)
+def holders(
+    clients: Sequence[str | None], labels: Array, what: str, notes: list[str]
+) -> tuple[Array, tuple[str, ...]] | None:
+    """The number of each sample's client, and their names; None where no sample has one.
+
+    Samples of nobody, often the many that nobody labelled, are dealt to the clients in turn, class by class.
+    """
+    known = in_order(client for client in clients if client)
     if not known:
         return None
-    nameless = sum(client is None for client in clients)
-    if nameless:
-        raise DataError(
-            f"{name}: {nameless:,} of {len(clients):,} training images belong to no client, the others do; "
-            "name a client for every image, or for none"
-        )
     place = {client: number for number, client in enumerate(known)}
-    return np.array([place[client] for client in clients if client is not None], np.int64), known
+    numbers = np.array([place[client] if client else -1 for client in clients], np.int64)
+    nameless = np.flatnonzero(numbers < 0)
+    if len(nameless):
+        in_turn = nameless[np.argsort(labels[nameless], kind="stable")]
+        numbers[in_turn] = np.arange(len(in_turn)) % len(known)
+        count = f"{len(nameless):,} of {len(numbers):,} training {what}"
+        notes.append(f"{count} belong to no client: they are dealt evenly to the {len(known):,} there are")
+    return numbers, known
 
 
 def _cut(entries: tuple[Entry, ...], classes: Sequence[str]) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:

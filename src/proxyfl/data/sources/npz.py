@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.archives import FAULTS
+from proxyfl.data.arrays import PICKLED
 from proxyfl.data.reader.arrays import naming, read_arrays, read_headers
 from proxyfl.data.sources.arrays import dress
 from proxyfl.data.sources.base import Found, Source
@@ -46,8 +47,13 @@ class Npz(Source):
         try:
             arrays = read_arrays(file, self.keys)
         except ValueError as error:
+            if PICKLED in str(error):
+                raise DataError(f"npz: {file}: {error}") from None
             raise self.damaged(root, file, str(error)) from None
         except FAULTS as error:
+            if file.suffix.lower() == ".npy":
+                cure = "save it and the labels in one file: np.savez('data.npz', images=…, labels=…)"
+                raise DataError(f"npz: {file} holds one array; {cure}") from None
             raise self.damaged(root, file, f"it cannot be read ({error})") from None
         except DataError as error:
             unnamed = ", expected images and labels" in str(error)

@@ -177,7 +177,7 @@ class ClusterEngine(Crew[_Hired]):
     def _give(self, worker: _Hired, job: Job) -> None:
         task = job.task
         header, tensors = pack_task(task)
-        if self.trainer.method.keeps_state and task.purpose == TRAIN:
+        if self.trainer.keeps_state and task.purpose == TRAIN:
             tensors |= within(STATE, self.trainer.store.load(task.client, task.version))
         frame = framed({**header, "broadcast": self._layout}, tensors)
         worker.pending = worker.actor.train.remote(frame, self._broadcast)

@@ -7,6 +7,7 @@ what is equal once. Small things are JSON in one config record; metrics are a me
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -54,6 +55,30 @@ def unpacked(record: ArrayRecord) -> Tensors:
         raise Malformed("its tensors are missing") from None
     except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise Malformed(f"its tensors cannot be read ({str(error)[:80]})") from None
+
+
+def forms_of(record: ArrayRecord) -> dict[str, list[Any]]:
+    """Type and shape of each tensor of a packed part, as its own bytes say."""
+    raw = record["tensors"].data
+    entries = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    return {name: [entry["dtype"], entry["shape"]] for name, entry in entries.items()}
+
+
+def digest_of(records: RecordDict) -> tuple[int, str]:
+    """(bytes, SHA-256) of all that a message carries, the same at both ends."""
+    size, digest = 0, hashlib.sha256()
+
+    def take(name: str, raw: bytes) -> None:
+        nonlocal size
+        size += len(raw)
+        digest.update(f"{name} {len(raw)}\n".encode() + raw)
+
+    for name, part in sorted(records.array_records.items()):
+        for key, array in sorted(part.items()):
+            take(f"{name}/{key}", array.data)
+    for name, table in sorted([*records.config_records.items(), *records.metric_records.items()]):
+        take(name, json.dumps(dict(table), sort_keys=True, default=str).encode())
+    return size, digest.hexdigest()
 
 
 def content(header: Header, parts: Parts | None = None) -> RecordDict:

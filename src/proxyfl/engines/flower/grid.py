@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.engines.flower.codec import LEFT_OUT, pack_broadcast, read_answer, task_records
+from proxyfl.engines.flower.deadline import Deadline
 from proxyfl.engines.flower.frozen import FrozenPart
 from proxyfl.engines.serialization import Header
 
@@ -33,11 +34,15 @@ TRANSFER = 30.0
 
 
 GONE = "was stopped or lost its connection"
+LATE = ("did not answer within", "did not send its whole answer")
+"""How the words begin that a site gets for being late."""
+
 FAULTS = {
     ErrorCode.MESSAGE_UNAVAILABLE: GONE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: GONE,
     ErrorCode.NODE_UNAVAILABLE: GONE,
-    ErrorCode.INVALID_FAB: "did not run the server's app: the operator's key did not sign it",
+    ErrorCode.INVALID_FAB: "did not run the server's app: the operator's key did not sign it, or the site's "
+    "owner did not approve it",
 }
 """Flower's errors in words; any other is a program of the site's that failed."""
 
@@ -56,11 +61,19 @@ class Roster(Protocol):
         ...
 
 
+class Witness(Protocol):
+    """Notes what goes out and what comes in, or in words why nothing does."""
+
+    def sent(self, client: int, kind: str, records: RecordDict) -> None: ...
+
+    def received(self, client: int, kind: str, reply: RecordDict | str) -> None: ...
+
+
 class Courier:
     """Carries one request to each of several clients and brings the replies back in order."""
 
-    def __init__(self, grid: Grid, roster: Roster) -> None:
-        self.grid, self.roster = grid, roster
+    def __init__(self, grid: Grid, roster: Roster, witness: Witness | None = None) -> None:
+        self.grid, self.roster, self.witness = grid, roster, witness
 
     def ask(
         self,
@@ -75,11 +88,19 @@ class Courier:
         """
         until = time.monotonic() + deadline
         nodes = self.roster.online() if online is None else online
-        sent = [self._send(nodes.get(client), records, kind, until) for client, records in requests]
-        for one in sent:
-            yield one if isinstance(one, str) else self._reply(*one, until, deadline)
+        asked, sent = [], []
+        for client, records in requests:
+            asked.append(client)
+            sent.append(self._send(client, nodes.get(client), records, kind, until))
+        for client, one in zip(asked, sent, strict=True):
+            reply = one if isinstance(one, str) else self._reply(*one, until, deadline)
+            if self.witness:
+                self.witness.received(client, kind, reply)
+            yield reply
 
-    def _send(self, node: int | None, records: RecordDict, kind: str, until: float) -> tuple[str, int] | str:
+    def _send(
+        self, client: int, node: int | None, records: RecordDict, kind: str, until: float
+    ) -> tuple[str, int] | str:
         """The message's id and its node, or why it was not sent."""
         if node is None:
             return NotSent("is not connected")
@@ -90,6 +111,8 @@ class Courier:
         ids = list(self.grid.push_messages([message]))
         if not ids or not ids[0]:
             return NotSent("was not asked: the SuperLink did not take the message")
+        if self.witness:
+            self.witness.sent(client, kind, records)
         return ids[0], node
 
     def _reply(self, sent: str, node: int, until: float, deadline: float) -> RecordDict | str:
@@ -155,26 +178,31 @@ class FlowerEngine:
         deadline: float,
         left_out: dict[int, str] | None = None,
         frozen: FrozenPart | None = None,
+        adapt: float = 0.0,
     ) -> None:
-        self.courier, self.setup, self.deadline = courier, setup, deadline
+        self.courier, self.setup, self.deadline = courier, setup, Deadline(deadline, adapt)
         self.frozen = frozen or FrozenPart({}, known=True)
         self.left_out = {} if left_out is None else left_out
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
         given = deque[Task]()
         requests = self._requests(tasks, given)
-        replies = self.courier.ask(requests, MessageType.TRAIN, self.deadline)
+        replies = self.courier.ask(requests, MessageType.TRAIN, self.deadline.seconds())
+        began, took, late = time.monotonic(), 0.0, False
         for reply in replies:
             task = given.popleft()
             if isinstance(reply, str):
+                late = late or reply.startswith(LATE)
                 name = self.courier.roster.name(task.client)
                 answer: Update | Failure = Failure(
                     task.round, task.client, f"{name} {reply}", unsent=isinstance(reply, NotSent)
                 )
             else:
+                took = time.monotonic() - began
                 answer = self._named(read_answer(reply, task))
             self.frozen.heard(task.client, isinstance(answer, Update))
             yield answer
+        self.deadline.took(took, late=late)
 
     def close(self) -> None:
         """Nothing to end: the grid belongs to Flower."""

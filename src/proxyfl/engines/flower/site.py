@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from flwr.app import RecordDict
 
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import ConfigError, DataError, MethodError, ProxyFLError
-from proxyfl.core.state import STATISTICS, Failure
+from proxyfl.core.state import STATISTICS, Failure, size_in_bytes
 from proxyfl.data.dataset import Split
 from proxyfl.data.stream import ClientData, ViewSettings
 from proxyfl.encoders import load_encoder
@@ -39,11 +39,14 @@ from proxyfl.engines.flower.codec import (
     whole,
 )
 from proxyfl.engines.flower.frozen import settle_frozen
+from proxyfl.engines.flower.limits import Limits
+from proxyfl.engines.flower.protocol import spoken
 from proxyfl.engines.serialization import Header
 from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch, evaluate
+from proxyfl.federation.histograms import counts_scores
 from proxyfl.methods import registry
 from proxyfl.models import Network
 
@@ -67,6 +70,8 @@ class SiteImages:
 class SiteSide:
     """Answers messages. ``form`` is what the site was told when it was set up, ``state`` is on its disk.
     ``encoder`` is where the frozen encoder lies at this site, if that is not where the experiment says.
+    ``scores`` and ``shares`` are what its people allow: histograms of scores may be sent, and the models that
+    it trains may be measured at the other sites. ``limits`` are what they let it use of the machine.
     """
 
     name: str
@@ -75,6 +80,9 @@ class SiteSide:
     state: Path
     device: str = ""
     encoder: str = ""
+    scores: bool = True
+    shares: bool = False
+    limits: Limits = field(default_factory=Limits)
 
     def enrol(self, records: RecordDict) -> RecordDict:
         """Names and numbers of images, after the data was checked against the class list."""
@@ -84,7 +92,9 @@ class SiteSide:
         return self._guarded(records, lambda header: self._train(records, header))
 
     def evaluate(self, records: RecordDict) -> RecordDict:
-        """Counts of (true class, predicted class) over the images kept back."""
+        """Counts of (true class, predicted class) over the images kept back, and of scores where they may
+        be.
+        """
         return self._guarded(records, lambda header: self._evaluate(records))
 
     def _enrol(self, header: Header) -> RecordDict:
@@ -95,8 +105,10 @@ class SiteSide:
             "unlabelled": len(images.client.unlabelled),
             "heldout": len(images.heldout),
         }
+        if self.shares:
+            counts["shares"] = True
         versions = {name: metadata.version(name) for name in ("proxyfl", "torch")}
-        return content({"kind": "enrolled", "name": self.name, **counts, "versions": versions})
+        return content({"kind": "enrolled", "name": self.name, **counts, **spoken(), "versions": versions})
 
     def _train(self, records: RecordDict, header: Header) -> RecordDict:
         if why := text(header, LEFT_OUT, 400):
@@ -109,16 +121,21 @@ class SiteSide:
         trainer = self._trainer(header, records)
         if trainer.method.oracle:
             raise MethodError(f"{trainer.method.name} needs the true labels of unlabelled images")
+        steps = self.limits.steps()
         data = self._seen(self._config(header)).client
+        if not measures:
+            self.limits.require_disk(self.state, size_in_bytes(task.weights) * trainer.method.keeps_state)
+            self.limits.require_memory(trainer)
         with numerics(trainer.compute):
-            answer = answer_records(trainer.train(task, data))
+            answer = answer_records(trainer.train(task, data, steps=steps))
         seconds = time.monotonic() - began
         self._say(f"round {task.round}: {done} in {seconds:.1f} s, sending {_size(answer)}")
         return answer
 
     def _evaluate(self, records: RecordDict) -> RecordDict:
         task, header = read_task(records)
-        trainer, images = self._trainer(header, records), self._seen(self._config(header))
+        config = self._config(header)
+        trainer, images = self._trainer(header, records), self._seen(config)
         weights, strict = trainer.method.model(task.weights), not trainer.method.all_private
         trainer.network.load_state_dict(weights, strict=strict)
         compute, views = trainer.compute, trainer.views
@@ -130,8 +147,12 @@ class SiteSide:
                 views.std,
                 batch=eval_batch(compute.eval_batch, trainer.factory.image_size, trainer.device),
                 autocast=lambda: autocast(compute, trainer.device),
+                histograms=self.scores and counts_scores(config),
             )
-        return content({"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion})})
+        counts = {"confusion": result.confusion}
+        if result.histograms is not None:
+            counts["histograms"] = result.histograms
+        return content({"kind": "evaluation"}, {OWN: packed(counts)})
 
     def _trainer(self, header: Header, records: RecordDict) -> ClientTrainer:
         self._require_agreement(header)
@@ -182,9 +203,7 @@ class SiteSide:
         if not isinstance(tree, dict) or not isinstance(tree.get("fidelity"), str):
             raise Malformed("it carries no settings")
         config = read_config(tree, tree["fidelity"])
-        if not self.device:
-            return config
-        return dataclasses.replace(config, compute=dataclasses.replace(config.compute, device=self.device))
+        return dataclasses.replace(config, compute=self.limits.compute(config.compute, self.device))
 
     def _require_agreement(self, header: Header) -> None:
         for name in FORM:

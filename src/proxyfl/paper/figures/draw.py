@@ -10,8 +10,10 @@ from pathlib import Path
 from proxyfl.core.errors import RunError
 from proxyfl.paper import figures
 from proxyfl.paper.captions import name_of
-from proxyfl.paper.catalogue import PROXYFL, UNTUNED, Column, Item
+from proxyfl.paper.catalogue import UNTUNED
+from proxyfl.paper.items import Column, Item
 from proxyfl.paper.plan import Case, column_title
+from proxyfl.paper.questions import PROXYFL
 from proxyfl.paper.scales import Scale
 from proxyfl.report import plot_style
 from proxyfl.report.bubbles import partition_bubbles

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from proxyfl.core.text import one_line
-from proxyfl.report.dashboard.watch import Library
+from proxyfl.report.dashboard.watch import Federation, Library
 from proxyfl.report.html.page import policy, render, script, shell, stylesheet
 from proxyfl.report.html.pieces import TROUBLE
 
@@ -68,8 +68,15 @@ class Dashboard(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, folder: Path, port: int = 0, every: float = 0.5, only: str | None = None) -> None:
-        self.library, self.every = Library(folder, only), every
+    def __init__(
+        self,
+        folder: Path,
+        port: int = 0,
+        every: float = 0.5,
+        only: str | None = None,
+        federation: Federation | None = None,
+    ) -> None:
+        self.library, self.every = Library(folder, only, federation), every
         self.token = secrets.token_urlsafe(24)
         self.stopping = threading.Event()
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
@@ -173,7 +180,8 @@ class Dashboard(ThreadingHTTPServer):
 
     def _as_json(self, names: list[str] | None) -> str:
         library = self.library
-        return json.dumps({"folder": library.folder.name, "runs": library.statuses(names)}, allow_nan=False)
+        told = {"folder": library.folder.name, "runs": library.statuses(names), **library.federation()}
+        return json.dumps(told, allow_nan=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that goes away in the middle is no error; anything else is told."""

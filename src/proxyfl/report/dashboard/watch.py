@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +106,17 @@ class WatchedRun:
             return self._parts[1]
 
 
+Federation = Callable[[], dict[str, Any]]
+"""What a real federation's sites are doing now."""
+
+
 class Library:
     """The runs of one folder and of the folders in it, or ``only`` the one of that name. Nothing outside it
-    is read, whatever a name or a link says.
+    is read, whatever a name or a link says. ``federation`` tells of the sites of that one.
     """
 
-    def __init__(self, folder: Path, only: str | None = None) -> None:
-        self.folder, self.only = folder.resolve(), only
+    def __init__(self, folder: Path, only: str | None = None, federation: Federation | None = None) -> None:
+        self.folder, self.only, self._federation = folder.resolve(), only, federation
         self._known: OrderedDict[str, tuple[object, WatchedRun]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -169,7 +174,17 @@ class Library:
         runs = [each for each in found if each is not None]
         if not runs or len(runs) < len(found):
             return None
-        return page_data([(each.run, each.data()) for each in runs])
+        return page_data([(each.run, each.data()) for each in runs]) | self.federation()
+
+    def federation(self) -> dict[str, Any]:
+        """What a page shows of the sites; nothing where there are none, or where they cannot be read."""
+        if self._federation is None:
+            return {}
+        try:
+            with self._lock:
+                return {"federation": self._federation()}
+        except TROUBLE as error:
+            return {"federation": {"problem": told(str(error), 300)}}
 
     def _inside(self, path: Path) -> bool:
         """Whether this is a run all of whose files are inside the folder."""

@@ -14,7 +14,7 @@ from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.report import plot_style
 from proxyfl.report.html import records as recorded
-from proxyfl.report.html.pieces import Labels, pieces
+from proxyfl.report.html.pieces import Labels, pieces, site_matrix
 from proxyfl.report.html.records import Records
 from proxyfl.results.outcome import find_copies
 from proxyfl.results.settings import (
@@ -105,6 +105,7 @@ def run_data(run: Run, records: Records, parts: Mapping[str, Any]) -> dict[str, 
         "curves": recorded.curves(records),
         "per_class": recorded.over_rounds(records, "per_class"),
         "precision": recorded.over_rounds(records, "precision"),
+        "sites": site_matrix(records.metrics),
         "prior": prior,
         "traffic": recorded.traffic(records),
         "seconds": {name: recorded.number(value) for name, value in recorded.phases(records).items()},

@@ -7,7 +7,7 @@ A part that a run does not have is left out, and a note says why.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from proxyfl.core.state import Tensors
 from proxyfl.data.scenarios import who_has_labels
 from proxyfl.report.html.records import numbers
 from proxyfl.results.clients import MEASURES, ranked
+from proxyfl.results.sites import NAMES, matrix_of
 from proxyfl.runs.run import Run
 
 T = TypeVar("T")
@@ -29,6 +30,9 @@ MOST_CLIENTS, MOST_CLASSES, LONGEST_NAME = 40, 150, 60
 
 WORST, BEST = 20, 5
 """Clients in the table of clients: the most unusual ones and the least, whatever lies between is left out."""
+
+MOST_SITES = 60
+"""Sites beside each other in the matrix of models and sites."""
 
 MOST_PROXIES = 3000
 """Client proxies drawn; of more, those of the first clients."""
@@ -181,6 +185,27 @@ def clients(run: Run) -> dict[str, Any]:
         ]
         rows.append([each.name[:LONGEST_NAME], each.rounds, cells, each.words])
     return {"measures": [measure.name for measure in measures], "rows": rows, "total": len(everyone)}
+
+
+def site_matrix(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Models against sites, a table of values for each measure; None where sites measure nothing."""
+    try:
+        found = matrix_of(lines)
+    except TROUBLE:  # untrusted records
+        return None
+    if found is None:
+        return None
+    sites, rows = list(found.sizes)[:MOST_SITES], found.rows[: MOST_SITES + 2]
+    return {
+        "sites": [site[:LONGEST_NAME] for site in sites],
+        "images": [found.sizes[site] for site in sites],
+        "total": len(found.sizes),
+        "models": [[row.model[:LONGEST_NAME], row.round] for row in rows],
+        "measures": {
+            NAMES[name]: [numbers([row.at.get(site, {}).get(name) for site in sites]) for row in rows]
+            for name in found.measures
+        },
+    }
 
 
 def proxies(round: int, tensors: Tensors) -> dict[str, Any] | None:

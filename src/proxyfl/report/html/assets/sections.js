@@ -82,6 +82,26 @@ function overview(data) {
   return [...nodes, ...data.notes.map(nothing)];
 }
 
+// A real federation while it is under way: who is there, who has answered, what each has sent.
+function federation({ federation: found }) {
+  if (!found) return null;
+  if (found.problem) return [nothing(found.problem)];
+  const { run, sites, certificates } = found, clock = (time) => (time ? new Date(1000 * time).toLocaleTimeString("en-GB") : "–");
+  const heads = ["site", "state", "last heard", "now", "answered", "late", "away", "refused", "last update", "seconds", "sent", "accuracy"];
+  const rows = sites.map(({ name, state, seen, doing, rounds, last_answer: last, gate, accuracy: share }) => [
+    name, el("span", { class: `state ${state === "connected" ? "finished" : "stopped"}` }, state), clock(seen), doing || "–",
+    ...["answered", "late", "away", "refused"].map((key) => String(rounds[key])),
+    last ? `round ${last.round}: ${bytes(last.bytes)}` : "–", last ? short(last.seconds) : "–", gate ? bytes(gate.received) : "–", percent(share),
+  ]);
+  const soon = Object.entries(certificates).filter(([, days]) => days < 30);
+  const playing = run.begun > run.round ? `Round ${run.begun} of ${run.rounds} is being played. ` : "";
+  return [
+    table(heads, rows, { caption: `${playing}${run.round} of ${run.rounds} rounds are finished. Server ${found.address}. Sent: to the gate since it opened.`, numeric: (place) => place > 3 && place !== 8, spare: (place) => place > 8 }),
+    ...(run.said ? [nothing(`Last: ${run.said}`)] : []),
+    ...soon.map(([name, days]) => nothing(`The certificate of ${name} ${days < 0 ? "has ended" : `ends in ${days} days`}.`)),
+  ];
+}
+
 // A run that is still under way would pull the mean of its seeds down: it waits until it is finished.
 function seedTable(data) {
   const finished = (group) => group.runs.map((k) => data.runs[k]).filter((run) => run.state === "finished");
@@ -213,6 +233,24 @@ function confusion(data) {
   return [...(maps.length ? [columns(maps)] : []), ...missing(data, "confusion")];
 }
 
+// Every model at every site: one site's failure must not be hidden in the sum.
+function bySite(data) {
+  const held = data.runs.filter((run) => run.sites);
+  const maps = held.flatMap((run) => {
+    const { sites, images, total, models, measures } = run.sites, several = data.runs.length > 1 ? `${run.name}: ` : "";
+    const rows = models.map(([name]) => name), heads = sites.map((name, k) => `${name} (${whole(images[k])})`);
+    const more = total > sites.length ? ` The first ${sites.length} of ${whole(total)} sites.` : "";
+    const cells = (values) => values.map((row, r) => [models[r][0], String(models[r][1]), ...row.map((value) => percent(value))]);
+    return Object.entries(measures).map(([measure, values], k) => el("div", {},
+      heatMap(`${several}${measure}, model by site`, {
+        rows, columns: sites, values, low: 0, high: 1, numbered: true, text: (value) => percent(value, 0), x: "site whose images are measured", y: "model",
+        tell: (r, c, value) => [`${models[r][0]}, round ${models[r][1]}`, `at ${sites[c]}: ${percent(value, 2)} on ${whole(images[c])} ${run.called}`], note: () => `Faint: 0 %. Strong: 100 %.${more}`,
+      }),
+      ...(k ? [] : [table(["model", "round", ...heads], cells(values), { caption: `${capital(measure)}; in brackets the ${run.called} that each site keeps back.` })])));
+  });
+  return maps.length ? maps : null;
+}
+
 function partition(data) {
   const seen = new Map();
   for (const run of data.runs.filter((one) => one.partition)) {
@@ -318,8 +356,8 @@ function failed(data) {
 }
 
 const SECTIONS = [
-  ["overview", "Result", overview], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["measures", "More measures", measures], ["classes", "By class", perClass],
+  ["overview", "Result", overview], ["federation", "Federation", federation], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["measures", "More measures", measures], ["classes", "By class", perClass],
   ["confusion", "Confusion", confusion], ["pseudo", "Pseudo-labels", pseudo], ["losses", "Losses", losses], ["prior", "Class prior", prior],
-  ["proxies", "Proxies", proxies], ["partition", "Partition", partition], ["clients", "Clients", clients], ["communication", "Communication", communication],
+  ["proxies", "Proxies", proxies], ["sites", "By site", bySite], ["partition", "Partition", partition], ["clients", "Clients", clients], ["communication", "Communication", communication],
   ["time", "Time", time], ["failures", "Clients that failed", failed],
 ];

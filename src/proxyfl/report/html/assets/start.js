@@ -50,10 +50,11 @@ function renew(old, made) {
 }
 
 function sectionKey(id, data) {
+  if (id === "federation") return signature(data.federation || null);
   const needs = {
     settings: ["settings"], accuracy: ["curves", "done"], measures: ["curves"], classes: ["per_class", "precision", "classes", "data"], confusion: ["confusion", "classes", "data", "notes"], pseudo: ["curves", "notes"],
     losses: ["curves"], prior: ["prior", "partition", "classes", "notes"], proxies: ["proxies", "classes", "notes"], partition: ["partition", "notes"],
-    communication: ["traffic"], time: ["seconds"], failures: ["failures", "failures_in_all"],
+    sites: ["sites", "called"], communication: ["traffic"], time: ["seconds"], failures: ["failures", "failures_in_all"],
   }[id];
   return needs ? signature(data.runs.map((run) => needs.map((name) => run[name]))) : signature(data.runs) + data.runs.map((run) => run.left).join();
 }

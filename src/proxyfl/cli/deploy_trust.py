@@ -1,0 +1,142 @@
+"""``proxyfl deploy approve`` and ``audit``: what a site's owner agrees to, and who did what."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxyfl.cli.common import examples, out
+from proxyfl.cli.deploy_life import require_flower
+from proxyfl.cli.deploy_look import show_explanation
+from proxyfl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from proxyfl.deploy.approval import Offer
+    from proxyfl.deploy.settings import Site
+
+APPROVE_EXAMPLES = examples("proxyfl deploy approve site-03", "proxyfl deploy approve site-03 --yes")
+AUDIT_EXAMPLES = examples("proxyfl deploy audit DIR", "proxyfl deploy audit site-03 --last 50")
+
+SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.", show_default=False)]
+
+
+def approve(
+    folder: SiteFolder,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what is shown is approved.")] = False,
+) -> None:
+    """Show what this site would take part in, and agree to it: this app, these settings and no others.
+
+    The approval lies at the site, signed with its key. Where the server asked for something else since, that
+    is shown, with what is different.
+    """
+    require_flower()
+    from proxyfl.deploy.settings import Site
+
+    agree(Site.read(folder), yes)
+
+
+def agree(site: Site, yes: bool) -> None:
+    """Show an offer and approve it, if the owner says so."""
+    from proxyfl.core.plugins import load_plugins
+    from proxyfl.deploy import approval
+
+    load_plugins(())
+    offer, asked = approval.newest_offer(site)
+    show_offer(site, offer, asked)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("nobody is here to ask; give --yes to approve what is shown")
+        if not typer.confirm(f"\nDoes {site.name} take part under these terms?"):
+            raise typer.Exit(1)
+    made = approval.approve(site, offer)
+    what = "what the server asked for" if asked else "what its folder offers"
+    out().print(f"\n{site.name} approved {what}, as {made.by} at {made.time}", markup=False, soft_wrap=True)
+
+
+def show_offer(site: Site, offer: Offer, asked: bool) -> None:
+    """App, signer, what leaves, and how that differs from what is approved now."""
+    from proxyfl.deploy import approval, signing
+
+    found, console = approval.described(site, offer), out()
+    source = "asked for by the server, and refused" if asked else "offered in its folder"
+    console.print(f"\n{site.name}: {source}", style="bold", markup=False)
+    for name, value in (
+        ("app", offer.app),
+        ("signer", signing.fingerprint(site.trusted)),
+        ("method", offer.config.method.name),
+        ("rounds", offer.config.federation.rounds),
+    ):
+        console.print(f"{name:11}{value}", markup=False, soft_wrap=True)
+    show_explanation(found, site)
+    state = standing(site)
+    if changes := approval.differences(site, offer):
+        console.print("\nBeyond what is approved now", style="bold")
+        for change in changes:
+            console.print(f"- {change}", markup=False, soft_wrap=True)
+        state += ", but not for this"
+    console.print(f"\n{state}", markup=False, soft_wrap=True)
+
+
+def standing(site: Site) -> str:
+    """Whether there is an approval, in a line."""
+    from proxyfl.deploy import approval
+
+    try:
+        found = approval.require(site)
+    except approval.Refused as error:
+        return f"not approved: {error}"
+    return f"approved by {found.by} at {found.time}"
+
+
+def audit(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A deployment's or a site's folder.", show_default=False)
+    ],
+    last: Annotated[int, typer.Option(help="So many of the last lines are shown.", min=0, max=1000)] = 10,
+    since: Annotated[
+        str, typer.Option(metavar="N:HASH", help="A head that was noted elsewhere: the log must hold it.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The lines as they stand, for programs.")] = False,
+) -> None:
+    """Verify the log of who did what, received and sent. An edit, cut or gap is named, with exit code 1."""
+    from proxyfl.core.errors import RunError
+    from proxyfl.deploy.audit import AuditLog, Mark
+
+    log = AuditLog(folder.expanduser().resolve())
+    try:
+        found = log.verify(Mark.read(since) if since else None)
+    except RunError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    shown = list(found.lines)[len(found.lines) - min(last, len(found.lines)) :]
+    if as_json:
+        for line in shown:
+            typer.echo(json.dumps(line))
+        return
+    console = out()
+    for line in shown:
+        console.print(_in_words(line), markup=False, soft_wrap=True)
+    counts = ", ".join(f"{count} {event}" for event, count in found.events.most_common())
+    console.print(
+        f"\n{log.folder}: {found.events.total()} lines, unbroken: {counts}", markup=False, soft_wrap=True
+    )
+    console.print(f"head {found.head}", markup=False, soft_wrap=True)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _in_words(line: dict[str, Any]) -> str:
+    from proxyfl.core.text import told
+
+    known = {"n", "time", "event", "by", "before"}
+    details = " ".join(f"{name}={_short(value)}" for name, value in line.items() if name not in known)
+    return told(f"{line['n']} {line.get('time')} {line.get('by')} {line['event']} {details}", 400)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text[:16] if len(text) == 64 and set(text) <= set("0123456789abcdef") else text

@@ -1,0 +1,59 @@
+"""What a site's people allow, in their ``site.toml``: what may leave, and what may be used of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxyfl.core.errors import ConfigError
+from proxyfl.core.settings import setting
+from proxyfl.deploy.form import ImageForm
+from proxyfl.engines.flower.limits import SLOWEST, Limits
+
+
+@dataclass(frozen=True)
+class Allowed(ImageForm):
+    """Beside the form of the samples: permissions and limits. 0 is no limit."""
+
+    send_scores: bool = setting(
+        True, "send histograms of scores where the server asks for AUROC; under differential privacy never"
+    )
+    share_model: bool = setting(
+        False, "let the model that this site trained last be measured at the other sites, which receive it"
+    )
+    device: str = setting(
+        "", "torch device of this site, as cuda:1; auto: the GPU with most free memory; empty: as asked"
+    )
+    threads: int = setting(0, "threads that training may use; 0: as the experiment says", low=0, high=1024)
+    max_memory_mb: int = setting(
+        0, "megabytes of memory that a round may take, by an estimate before it; 0: all there is", low=0
+    )
+    max_disk_mb: int = setting(0, "megabytes that state/ may take; 0: no limit", low=0)
+    max_seconds: float = setting(0.0, "seconds that training may take in a round; 0: no limit", low=0)
+    max_kbit: int = setting(0, "kilobits a second each way between site and server; 0: no limit", low=0)
+
+    def check(self) -> None:
+        super().check()
+        if 0 < self.max_kbit < SLOWEST:
+            raise ConfigError(
+                f"max_kbit = {self.max_kbit} is too slow for pieces of a model; from {SLOWEST:,} on, or 0"
+            )
+        if self.max_kbit and self.insecure:
+            raise ConfigError("max_kbit needs the connector of a secure federation; set it to 0")
+
+    @property
+    def limits(self) -> Limits:
+        """What a round may use of this machine."""
+        return Limits(self.threads, self.max_memory_mb, self.max_disk_mb, self.max_seconds)
+
+    @property
+    def limits_in_words(self) -> list[str]:
+        """For the site's own console; empty where it sets none."""
+        told = {
+            "threads": f"{self.threads} threads",
+            "max_memory_mb": f"{self.max_memory_mb:,} MB of memory",
+            "max_disk_mb": f"{self.max_disk_mb:,} MB of disk",
+            "max_seconds": f"{self.max_seconds:g} s of training in a round",
+            "max_kbit": f"{self.max_kbit:,} kbit/s each way",
+        }
+        found = [words for name, words in told.items() if getattr(self, name)]
+        return [f"limits of site.toml: {', '.join(found)}"] if found else []

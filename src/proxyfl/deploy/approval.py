@@ -1,0 +1,288 @@
+"""What a site's owner has agreed to: this app, these settings, these tensors and no others.
+
+``SITE/offer.json`` comes with the site's folder, ``SITE/approval.json`` is made from it by ``proxyfl deploy
+approve`` and signed with the site's key. Every message of the server is compared with it before anything is
+done, every answer before it leaves. What a server asked for in vain is kept in ``SITE/state/asked.json``, so
+that the owner can look at it and agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from proxyfl.core.config import Config, read_config
+from proxyfl.core.dealing import SERVER
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
+from proxyfl.core.state import STATISTICS, TRAIN, Update, detached, within
+from proxyfl.deploy import pki, signers, signing
+from proxyfl.deploy.audit import AuditLog, user
+from proxyfl.deploy.explain import Explanation, explain, rehearse
+from proxyfl.deploy.form import ImageForm
+from proxyfl.deploy.post import private
+from proxyfl.deploy.settings import Deployment, Site
+from proxyfl.deploy.widening import widened
+from proxyfl.engines.flower.codec import forms_of, packed, whole
+from proxyfl.federation.histograms import BINS, counts_scores
+
+OFFER_FILE, APPROVAL_FILE, ASKED_FILE = "offer.json", "approval.json", "asked.json"
+FORMAT = 1
+ENROL, EVALUATE = "enrol", "evaluate"
+COUNTS, SCORES = "confusion", "histograms"
+"""The tensors that leave a site which measures accuracy: counts, and those of scores where it sends them."""
+
+Leaves = dict[str, list[Any]]
+"""Names of tensors, with type and shape."""
+
+
+class Refused(ConfigError):
+    """Something that the site's owner did not approve. Its words are for the server, too."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a site is to agree to: the app by its SHA-256, and the experiment."""
+
+    app: str
+    config: Config
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Offer:
+        return cls(str(signing.signature_of(deployment)["app"]), deployment.config)
+
+    @classmethod
+    def from_tree(cls, tree: Any) -> Offer:
+        """From a file or a server: whatever is not as it should be is an error in words."""
+        config = tree.get("config") if isinstance(tree, dict) else None
+        if not isinstance(config, dict) or not isinstance(config.get("fidelity"), str):
+            raise ConfigError("it carries no settings")
+        return cls(str(tree.get("app", "")), read_config(config, config["fidelity"]))
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        return {"app": self.app, "config": json.loads(json.dumps(self.config.to_tree()))}
+
+    def write(self, file: Path) -> None:
+        private(file.parent)
+        write_bytes(file, f"{json.dumps(self.tree, indent=1)}\n".encode())
+
+
+@dataclass(frozen=True)
+class Approval:
+    """The signed document, read and checked."""
+
+    offer: Offer
+    form: dict[str, Any]
+    leaves: dict[str, Leaves]
+    metrics: tuple[str, ...]
+    proxyfl: str
+    signer: str
+    by: str
+    time: str
+
+
+def write_offers(deployment: Deployment, names: Sequence[str] | None = None) -> None:
+    """What the operator puts into sites' folders. Without keys nobody can sign, so there is none then."""
+    if not deployment.insecure:
+        offer = Offer.of(deployment)
+        for name in deployment.present if names is None else names:
+            offer.write(deployment.site_folder(name) / OFFER_FILE)
+
+
+def newest_offer(site: Site) -> tuple[Offer, bool]:
+    """What there is to agree to, and whether it is what the server asked for: the newer of the two."""
+    handed, asked = site.path / OFFER_FILE, site.state / ASKED_FILE
+    found = [file for file in (handed, asked) if file.is_file()]
+    if not found:
+        raise ConfigError(
+            f"{handed} is missing: it says what this site is to agree to; the federation's operator makes it "
+            "with: proxyfl deploy init DIR --renew"
+        )
+    newest = max(found, key=lambda file: file.stat().st_mtime_ns)
+    return Offer.from_tree(_json(newest)), newest == asked
+
+
+def described(site: Site, offer: Offer) -> Explanation:
+    """What leaves this site if it agrees, as ``deploy explain`` tells it, seen in a rehearsal here."""
+    return explain(_as_deployment(site, offer.config))
+
+
+def leaving(site: Site, config: Config) -> tuple[dict[str, Leaves], list[str]]:
+    """The tensors of every kind of answer, and the names of its numbers: seen in a rehearsal."""
+    deployment = _as_deployment(site, config)
+    _, update = rehearse(deployment)
+    leaves = {TRAIN: _shapes(update)}
+    if config.model.norm == "static":
+        leaves[STATISTICS] = _shapes(rehearse(deployment, STATISTICS)[1])
+    if site.holdout:
+        leaves[EVALUATE] = {COUNTS: ["I64", [len(site.classes)] * 2]}
+        if site.send_scores and counts_scores(config):
+            leaves[EVALUATE][SCORES] = ["I32", [len(site.classes), 2, BINS]]
+    return leaves, sorted(update.metrics)
+
+
+def approve(site: Site, offer: Offer) -> Approval:
+    """Sign what is offered, with what leaves in consequence."""
+    _require_keys(site)
+    leaves, metrics = leaving(site, offer.config)
+    record = {
+        "format": FORMAT,
+        "site": site.name,
+        "by": user(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "proxyfl": metadata.version("proxyfl"),
+        "signer": signing.fingerprint(site.trusted),
+        **offer.tree,
+        "form": form_of(site),
+        "leaves": leaves,
+        "metrics": metrics,
+    }
+    record["signature"] = signers.sign_with_site(site.private_key, _message(record))
+    write_bytes(site.path / APPROVAL_FILE, f"{json.dumps(record, indent=1)}\n".encode())
+    offer.write(site.path / OFFER_FILE)  # what is agreed to again, when the key or the version changes
+    (site.state / ASKED_FILE).unlink(missing_ok=True)
+    AuditLog(site.path).add(
+        "approved", app=offer.app, signer=record["signer"], method=offer.config.method.name
+    )
+    return read(site)
+
+
+def read(site: Site) -> Approval:
+    """The approval, with its signature checked; a :class:`Refused` where there is none that counts."""
+    file = site.path / APPROVAL_FILE
+    if not file.is_file():
+        raise Refused(f"the owner of {site.name} has not approved anything yet")
+    try:
+        record = _json(file)
+        if record["format"] != FORMAT or record["site"] != site.name:
+            raise ValueError
+        if not signers.is_of_site(site.public_key, _message(record), record["signature"]):
+            raise ValueError
+        offer = Offer.from_tree(record)
+        told = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
+        return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *told)
+    except (ValueError, KeyError, TypeError, ConfigError, RunError):
+        raise Refused(
+            f"the approval of {site.name} is damaged, or was signed with another key than it has now"
+        ) from None
+
+
+def require(site: Site) -> Approval:
+    """What counts now; a :class:`Refused` where the site itself has changed since it was given."""
+    found, version = read(site), metadata.version("proxyfl")
+    if found.proxyfl != version:
+        raise Refused(
+            f"the owner of {site.name} approved with proxyfl {found.proxyfl}, and it is {version} now"
+        )
+    if found.form != form_of(site):
+        raise Refused(f"site.toml of {site.name} was changed since its owner approved")
+    with contextlib.suppress(ConfigError):  # whose words would name this machine's files
+        if found.signer == signing.fingerprint(site.trusted):
+            return found
+    raise Refused(f"trusted.yaml of {site.name} does not name the operator's key that was approved")
+
+
+def require_app(found: Approval, app: str) -> None:
+    """Refuse any other app; ``app`` is its SHA-256 or the beginning of it."""
+    if len(app) < signing.MARK or not found.offer.app.startswith(app):
+        approved = found.offer.app[: signing.MARK]
+        raise Refused(f"the site's owner approved the app {approved}, not {app[: signing.MARK] or 'this'}")
+
+
+def require_asked(found: Approval, kind: str, header: Mapping[str, Any]) -> None:
+    """Refuse what a message asks for beyond the approval: before anything is done."""
+    if kind not in (ENROL, *found.leaves):
+        raise Refused(f"the site's owner did not approve '{kind}'")
+    if changes := widened(found.offer.config, Offer.from_tree(header).config):
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise Refused(f"the site's owner did not approve {', '.join(changes[:3])}{more}")
+    if kind != ENROL and whole(header, "round") > found.offer.config.federation.rounds:
+        limit = found.offer.config.federation.rounds
+        raise Refused(f"the site's owner approved {limit} rounds, not round {header['round']}")
+
+
+def require_leaving(found: Approval, kind: str, tensors: Mapping[str, Any]) -> None:
+    """Refuse to send what was not approved: a tensor of another name, type or shape."""
+    approved = found.leaves.get(kind, {})
+    for name, form in tensors.items():
+        if approved.get(name) != list(form):
+            raise Refused(f"the site's owner did not approve that '{name}' of {form[1]} leaves")
+
+
+def note_asked(site: Site, app: str, header: Mapping[str, Any]) -> None:
+    """Keep what was refused, for the owner to look at."""
+    with contextlib.suppress(ConfigError, RunError, OSError):
+        known = read(site).offer
+        tree = header.get("config") or known.tree["config"]
+        Offer.from_tree({"app": app or known.app, "config": tree}).write(site.state / ASKED_FILE)
+
+
+def differences(site: Site, offer: Offer) -> list[str]:
+    """In which respects an offer goes beyond what is approved now; empty where nothing was approved."""
+    try:
+        before = read(site).offer
+    except Refused:
+        return []
+    app = [f"app = {offer.app[: signing.MARK]}, approved: {before.app[: signing.MARK]}"]
+    return [*(app if before.app != offer.app else []), *widened(before.config, offer.config)]
+
+
+def cure(site: Site) -> str:
+    """What the owner can do, for the site's own console."""
+    return f"look at it, and approve it if you agree, with: proxyfl deploy approve {site.path}"
+
+
+def form_of(site: Site) -> dict[str, Any]:
+    """What of the site's own settings decides about what leaves: all that it shares with the server."""
+    table = {spec.name: getattr(site, spec.name) for spec in dataclasses.fields(ImageForm)}
+    shares = {"share_model": True} if site.share_model else {}
+    return dict(json.loads(json.dumps({**table, "seed": site.seed, "scenario": site.scenario, **shares})))
+
+
+def _as_deployment(site: Site, config: Config) -> Deployment:
+    """The federation as far as this site knows it, for a rehearsal."""
+    shared = {spec.name: getattr(site, spec.name) for spec in dataclasses.fields(ImageForm)}
+    return Deployment(
+        **shared,
+        name=site.name,
+        address=site.server,
+        sites=tuple(f"site-{number}" for number in range(config.partition.clients)),
+        test="" if site.holdout or config.labels.where == SERVER else "at the server",
+        server_data="at the server" if config.labels.where == SERVER else "",
+        quorum=config.federation.quorum,
+        experiment=config.to_tree(),
+        path=site.path,
+    )
+
+
+def _shapes(update: Update) -> Leaves:
+    return forms_of(packed(detached(within("weights", update.weights) | within("extras", update.extras))))
+
+
+def _message(record: Mapping[str, Any]) -> bytes:
+    signed = {name: value for name, value in record.items() if name != "signature"}
+    return b"proxyfl approval\n" + json.dumps(signed, sort_keys=True).encode()
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_bounded(file, JSON_SWELLS, SHORT))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is damaged ({type(error).__name__}); put it back") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is damaged: it holds no table; put it back")
+    return found
+
+
+def _require_keys(site: Site) -> None:
+    if site.insecure:
+        raise ConfigError(f"{site.name} is insecure: it has no key to sign an approval with, and needs none")
+    pki.check_site_keys(site.private_key, site.public_key)

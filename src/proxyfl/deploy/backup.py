@@ -1,0 +1,197 @@
+"""A server or a site in one file, and back on another machine: what cannot be made anew, each with its hash.
+
+Left out are Flower's database, logs, caches and locks. Keys are in it: the file is for its owner alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import SHORT, has_hash, sha256, sync_folder
+from proxyfl.deploy import scaffold
+from proxyfl.deploy.audit import FOLDER, AuditLog
+from proxyfl.deploy.post import Post
+from proxyfl.deploy.settings import FEDERATION_FILE, SITE_FILE, Deployment, Site
+from proxyfl.runs.directory import RunDirectory
+
+FORMAT = 1
+CONTENTS = "proxyfl-backup.json"
+"""The first entry: what the file is of, and the SHA-256 of each other entry."""
+PIECE = 1 << 20
+
+Step = Callable[[int], None]
+"""Told how many bytes more were done."""
+
+
+def size_of(folder: str | Path) -> int:
+    """Bytes that a back-up of a folder holds."""
+    place = _opened(folder)
+    return sum(file.stat().st_size for file in _files(place))
+
+
+def back_up(folder: str | Path, target: Path, step: Step = lambda more: None) -> int:
+    """Write a server or a site that does not run into a file; how many files are in it."""
+    place = _opened(folder)
+    kind, name, state = _what(place)
+    if target.exists():
+        raise RunError(f"{target} exists and is not overwritten; choose another name")
+    if Post(state, name).is_taken() or RunDirectory(state).is_locked():
+        raise RunError(f"{name} is running, and what it keeps changes meanwhile; stop it, then repeat this")
+    AuditLog(place).add("backed up", file=target.name)
+    files = sorted(_files(place))
+    names = {file: str(file.relative_to(place)) for file in files}
+    about = {
+        "format": FORMAT,
+        "kind": kind,
+        "name": name,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "files": {names[file]: sha256(file) for file in files},
+    }
+    aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
+    try:
+        with open(aside, "xb", opener=_private) as raw, tarfile.open(fileobj=raw, mode="w") as archive:
+            _add_bytes(archive, CONTENTS, json.dumps(about, indent=1).encode())
+            for file in files:
+                archive.add(file, names[file], recursive=False, filter=_anonymous)
+                step(file.stat().st_size)
+        aside.replace(target)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(target.absolute().parent)
+    return len(files)
+
+
+def restore(source: Path, folder: str | Path, step: Step = lambda more: None) -> tuple[str, list[str]]:
+    """A back-up as a new folder, whole or not at all; (``server`` or ``site``, notes in sentences)."""
+    path = Path(folder).expanduser().resolve()
+    if path.exists():
+        raise RunError(f"{path} exists and is not overwritten; choose a new folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        about = _unpack(source, aside, step)
+        aside.rename(path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+    notes = []
+    if about["kind"] == "server":
+        deployment = Deployment.read(path)
+        scaffold.write_texts(deployment)
+        for what, place in (("test", deployment.test_path), ("server_data", deployment.server_data_path)):
+            if place is not None and not place.exists():
+                notes.append(f"{what} of {deployment.file} names {place}, which is not on this machine")
+    AuditLog(path).add("restored", file=source.name, made=str(about.get("time"))[:40])
+    return str(about["kind"]), notes
+
+
+def _unpack(source: Path, target: Path, step: Step) -> dict[str, Any]:
+    """Every entry that the contents name and no other, with the bytes that they name."""
+    try:
+        with tarfile.open(source, mode="r:") as archive:
+            first = archive.next()
+            if first is None or first.name != CONTENTS or first.size > SHORT or not first.isreg():
+                raise RunError(f"{source} is no back-up of proxyfl")
+            about = json.loads(_opened_entry(archive, first).read())
+            if about["format"] != FORMAT or about["kind"] not in ("server", "site"):
+                raise RunError(f"{source} is a back-up of another version of proxyfl; use that version")
+            wanted = dict(about["files"])
+            while entry := archive.next():
+                if not entry.isreg() or wanted.get(entry.name) is None:
+                    raise RunError(
+                        f"{source} is damaged: it holds '{entry.name[:80]}', which it does not name"
+                    )
+                _write(_opened_entry(archive, entry), _inside(target, entry.name), entry.mode, step)
+                if not has_hash(target / entry.name, wanted.pop(entry.name)):
+                    raise RunError(f"{source} is damaged: '{entry.name[:80]}' is not what was backed up")
+    except FileNotFoundError:
+        raise RunError(f"{source} does not exist") from None
+    except (tarfile.TarError, ValueError, KeyError, TypeError, EOFError) as error:
+        raise RunError(f"{source} is damaged or no back-up ({type(error).__name__})") from None
+    if wanted:
+        raise RunError(
+            f"{source} is damaged: {len(wanted)} file(s) are missing, {next(iter(wanted))[:80]} first"
+        )
+    return dict(about)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    place = (folder / name).resolve()
+    if not place.is_relative_to(folder.resolve()) or name != str(Path(name)):
+        raise RunError(f"the back-up names '{name[:80]}', which leads out of the folder")
+    return place
+
+
+def _write(source: IO[bytes], place: Path, mode: int, step: Step) -> None:
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(place, "xb", opener=_private) as file:
+        while piece := source.read(PIECE):
+            file.write(piece)
+            step(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+    place.chmod(0o700 if mode & 0o100 else 0o600)
+
+
+def _opened_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
+    found = archive.extractfile(entry)
+    if found is None:
+        raise ValueError(entry.name)
+    return found
+
+
+def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), 0o600
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _opened(folder: str | Path) -> Path:
+    return Path(folder).expanduser().resolve()
+
+
+def _what(place: Path) -> tuple[str, str, Path]:
+    """(kind, how it is called while it runs, its state)."""
+    if (place / FEDERATION_FILE).is_file():
+        deployment = Deployment.read(place)
+        return "server", f"the server of {place}", deployment.state
+    if (place / SITE_FILE).is_file():
+        site = Site.read(place)
+        return "site", site.name, site.state
+    raise ConfigError(f"{place} is neither a deployment nor a site; give the folder with {FEDERATION_FILE}")
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """What cannot be made anew. Of a site's state that is what it keeps for runs, of a server's nothing."""
+    _, name, state = _what(place)
+    for folder, folders, files in os.walk(place):
+        here = Path(folder)
+        if here == state:
+            folders[:], files = [one for one in folders if one == name], []
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        for file in map(here.joinpath, files):
+            passing = file.name.startswith(".") or (here.name == FOLDER and file.suffix == ".lock")
+            if not passing and file.is_file() and not file.is_symlink():
+                yield file

@@ -1,0 +1,184 @@
+"""New keys in the place of old ones, without a moment in which nobody is let in.
+
+A site's former key stays admitted until the new one is used, or for some days. A new authority is trusted
+beside the former one until every site has shown a certificate of the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import append_bytes, write_bytes
+from proxyfl.deploy import approval, expiry, pki, signing
+from proxyfl.deploy.addresses import with_listen
+from proxyfl.deploy.app_template import write_app
+from proxyfl.deploy.audit import AuditLog
+from proxyfl.deploy.names import known_site
+from proxyfl.deploy.roster import NOTES, previous_key, previous_note
+from proxyfl.deploy.seen import seen_authority
+from proxyfl.deploy.settings import Deployment, Site
+
+DAYS = 14
+"""For which a former key of a site is admitted, where the new one is not used earlier."""
+RETIRED = "retired.crt"
+"""Authorities that were replaced, beside the one that counts: models of their time are verified with it."""
+
+
+def rotate_site(folder: str | Path, name: str, days: float = DAYS) -> Site:
+    """Another key for a site; the former one is admitted until the new one is used, at most for ``days``."""
+    deployment = _secure(folder)
+    site = deployment.site(known_site(name, deployment.sites))
+    if deployment.is_removed(name):
+        raise ConfigError(f"{name} was removed; add a site instead: --add-site of 'proxyfl deploy init'")
+    former, until = site.public_key.read_bytes().split()[:2], datetime.now(UTC) + timedelta(days=days)
+    line = b" ".join([*former, f"until={until.isoformat(timespec='seconds')}".encode()])
+    new_key(folder, name)
+    write_bytes(previous_key(site), line + b"\n")
+    with contextlib.suppress(OSError):  # the SuperLink goes on knowing it, under another name
+        (deployment.state / NOTES / name).replace(previous_note(deployment, name))
+    AuditLog(deployment.path).add("key rotated", site=name, until=until.isoformat(timespec="seconds"))
+    return site
+
+
+def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
+    """A new server certificate and key for the same names and more, and what else is missing. Its days.
+
+    Sites need nothing, unless theirs is missing or ends soon. The app is that of this version, signed anew.
+    """
+    deployment = Deployment.read(folder)
+    if deployment.insecure:
+        raise ConfigError(f"{deployment.file} says insecure = true: there is no certificate to renew")
+    if deployment.trusted.is_file() and not deployment.operator_key.is_file():
+        raise ConfigError(
+            f"{deployment.operator_key} is missing, and sites run only what it signed; bring it back. If it "
+            f"is lost, move {deployment.trusted} away and repeat this: sites then need the new trusted.yaml"
+        )
+    authority = deployment.ca_certificate, deployment.ca_key
+    if len(pki.read_authorities(authority[0])) > 1:
+        raise ConfigError(
+            "a new authority is being introduced, and sites may not know it yet; finish that first: "
+            f"proxyfl deploy rotate {deployment.path} --ca --finish"
+        )
+    hosts = with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
+    pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
+    if not deployment.trusted.is_file():
+        deployment.operator_key.unlink(missing_ok=True)
+        signing.create_operator(deployment)
+    for site in map(deployment.site, deployment.present):
+        if not site.certificate.is_file() or expiry.ends_soon(site.certificate):
+            certify(deployment, site)
+        write_bytes(site.trusted, deployment.trusted.read_bytes())
+    write_app(deployment.app)
+    signing.sign_app(deployment)
+    approval.write_offers(deployment)
+    AuditLog(deployment.path).add("certificate renewed", hosts=list(hosts))
+    return pki.days_left(deployment.server_certificate)
+
+
+def new_key(folder: str | Path, name: str) -> Site:
+    """Another key pair for a site whose key was lost or stolen. The old key is no site's any more."""
+    deployment = Deployment.read(folder)
+    if deployment.insecure:
+        raise ConfigError(f"{deployment.file} says insecure = true: sites have no keys")
+    site = deployment.site(name)
+    pki.create_site_keys(site.private_key, site.public_key, name, renew=True)
+    previous_key(site).unlink(missing_ok=True)
+    certify(deployment, site)
+    AuditLog(deployment.path).add("new key", site=name)
+    return site
+
+
+def certify(deployment: Deployment, site: Site) -> None:
+    authority = deployment.ca_certificate, deployment.ca_key
+    pki.issue_site(site.certificate, site.public_key, authority, site.name)
+
+
+def begin_authority(folder: str | Path) -> list[str]:
+    """A new authority beside the former one; what is to be done next, in sentences. Repeated, it goes on."""
+    deployment = _secure(folder)
+    ended = pki.days_left(deployment.ca_certificate) < 0
+    if not is_under_way(deployment):
+        _introduce(deployment)
+    for site in map(deployment.site, deployment.present):
+        write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
+        certify(deployment, site)
+    AuditLog(deployment.path).add("authority begun", authority=authority_of(deployment.ca_certificate))
+    handed = "hand each site its new ca.crt and site.crt"
+    if ended:
+        return [*finish_authority(folder, force=True), f"the former authority had ended: {handed}"]
+    return [
+        f"a new authority is trusted beside the former one; restart the server, then {handed}",
+        f"when all have them and were connected once: {_finish(deployment)}",
+    ]
+
+
+def _introduce(deployment: Deployment) -> None:
+    """Write the new authority before the former one into the file; a crash in between is made good."""
+    certificate, key = deployment.ca_certificate, deployment.ca_key
+    fresh, fresh_key = certificate.with_name("new.crt"), key.with_name("new.key")
+    if fresh_key.is_file() or not fresh.is_file():
+        pki.check_key(key, certificate)
+        for file in (fresh, fresh_key):
+            file.unlink(missing_ok=True)
+        pki.create_authority(fresh, fresh_key, deployment.name)
+        fresh_key.replace(key)
+    former = certificate.read_bytes()
+    append_bytes(certificate.with_name(RETIRED), former)
+    write_bytes(certificate, fresh.read_bytes() + former)
+    fresh.unlink()
+
+
+def finish_authority(folder: str | Path, *, force: bool = False) -> list[str]:
+    """The former authority is trusted no longer, and the server gets a certificate of the new one."""
+    deployment = _secure(folder)
+    if not is_under_way(deployment):
+        raise RunError(
+            f"no new authority is being introduced; begin with: proxyfl deploy rotate {folder} --ca"
+        )
+    newest = authority_of(deployment.ca_certificate)
+    waiting = [name for name in deployment.present if seen_authority(deployment, name) != newest]
+    if waiting and not force:
+        raise RunError(
+            f"{', '.join(waiting)} did not yet show a certificate of the new authority; hand over ca.crt and "
+            "site.crt, let them connect once, or give --force: whoever lacks them is locked out then"
+        )
+    hosts, authority = pki.hosts_of(deployment.server_certificate), deployment.ca_certificate
+    (first, *_) = pki.read_authorities(authority)
+    alone = first.public_bytes(Encoding.PEM)
+    for file in (authority, *(deployment.site(name).ca_certificate for name in deployment.present)):
+        write_bytes(file, alone)
+    pair = deployment.server_certificate, deployment.server_key
+    pki.issue_server(*pair, (authority, deployment.ca_key), hosts, renew=True)
+    AuditLog(deployment.path).add("authority finished", authority=newest, waiting=waiting)
+    return ["the former authority is trusted no longer; restart the server. Sites need nothing more"]
+
+
+def is_under_way(deployment: Deployment) -> bool:
+    return len(pki.read_authorities(deployment.ca_certificate)) > 1
+
+
+def authority_of(certificate: Path) -> str:
+    """What the newest authority of a file calls its key."""
+    return (
+        pki.read_authorities(certificate)[0]
+        .extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+        .value.digest.hex()
+    )
+
+
+def _finish(deployment: Deployment) -> str:
+    return f"proxyfl deploy rotate {deployment.path} --ca --finish"
+
+
+def _secure(folder: str | Path) -> Deployment:
+    deployment = Deployment.read(folder)
+    if deployment.insecure:
+        raise ConfigError(f"{deployment.file} says insecure = true: there are no keys to replace")
+    return deployment

@@ -1,0 +1,56 @@
+"""Which changes of an experiment a site's owner has to agree to: all, but for those that take back.
+
+What is not named here must stay as it was approved, so that a setting that is new in a later version is asked
+about and not let pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxyfl.core.config import Config
+from proxyfl.core.trees import dotted
+
+SERVERS_OWN = frozenset(
+    {"federation.quorum", "federation.per_round", "partition.clients", "model.weights", "model.weights_hash"}
+)
+"""Who else takes part, and the weights that the first round starts from."""
+
+Narrower = Callable[[Any, Any], bool]
+
+FEWER: Mapping[str, Narrower] = {
+    "federation.rounds": lambda approved, asked: asked <= approved,
+    "federation.evaluate_every": lambda approved, asked: asked >= approved,
+    "keep.clients": lambda approved, asked: asked == "none",
+    "keep.metrics": lambda approved, asked: asked == "accuracy",
+}
+"""When a change means less than was approved."""
+
+PRIVATE: Mapping[str, Narrower] = {
+    "privacy.clip": lambda approved, asked: 0 < asked <= approved,
+    "privacy.noise": lambda approved, asked: asked >= approved,
+    "privacy.where": lambda approved, asked: asked == "site",
+    "privacy.draw": lambda approved, asked: asked == "system",
+    "privacy.delta": lambda approved, asked: asked <= approved,
+    "federation.per_round": lambda approved, asked: asked <= approved,
+}
+"""The same under differential privacy; with more sites a round each adds less noise."""
+
+
+def widened(approved: Config, asked: Config) -> list[str]:
+    """Settings that go beyond the approved ones, each with both values."""
+    before, now = dotted(approved.to_tree()), dotted(asked.to_tree())
+    private = bool(approved.privacy.clip)
+    rules = {**FEWER, **PRIVATE} if private else FEWER
+    beyond = []
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if old == new or (name in rules and rules[name](old, new)):
+            continue
+        if name in SERVERS_OWN and name not in rules:
+            continue
+        if name.startswith("privacy.") and not private:  # more than none
+            continue
+        beyond.append(f"{name} = {new!r}, approved: {old!r}")
+    return beyond

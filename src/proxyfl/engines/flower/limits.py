@@ -1,0 +1,154 @@
+"""What a site's people let a federation use of their machine: threads, memory, disk and time of a round.
+
+A round that would need more is refused before it begins, with the number; one that takes longer is given up
+between two steps. The memory of a round is estimated from a rehearsal with two samples::
+
+    now + 5 × weights + 1.25 × samples in a step × what the backward pass keeps of a sample
+
+now is what the process has taken when the site's data are read; five are the weights received, trained and
+sent, their gradients and the optimiser's momentum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from proxyfl.core.config import ComputeSettings
+from proxyfl.core.errors import ConfigError
+from proxyfl.core.machine import usable_memory
+from proxyfl.core.state import size_in_bytes
+from proxyfl.data.stream import Batch
+from proxyfl.federation.client import ClientTrainer, Steps, every_step
+from proxyfl.methods.context import ClientContext
+
+MB = 1_000_000
+COPIES, SLACK, SAMPLES = 5, 1.25, 2
+SLOWEST = 1000
+"""Kilobits a second below which a piece of 5 MB, as Flower cuts models, would not arrive in time."""
+
+AUTO = "auto"
+"""As a device: the GPU with the most free memory, without one the processor."""
+
+
+class LimitReached(ConfigError):
+    """More than the site allows; the words are for the server, too."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """By the names of ``site.toml``; 0 means no limit of its own."""
+
+    threads: int = 0
+    max_memory_mb: int = 0
+    max_disk_mb: int = 0
+    max_seconds: float = 0.0
+
+    def compute(self, asked: ComputeSettings, device: str) -> ComputeSettings:
+        """What the experiment asks for, as this site computes it."""
+        device = free_gpu() if device == AUTO else device
+        return dataclasses.replace(
+            asked, device=device or asked.device, threads=self.threads or asked.threads
+        )
+
+    def require_disk(self, state: Path, more: int = 0) -> None:
+        """Refuse where what the site keeps, and ``more`` bytes, are too much."""
+        if not self.max_disk_mb:
+            return
+        kept = sum(file.stat().st_size for file in state.rglob("*") if file.is_file())
+        if kept + more > self.max_disk_mb * MB:
+            raise LimitReached(
+                f"the site keeps {kept / MB:,.0f} MB and this round adds {more / MB:,.1f} MB; max_disk_mb of "
+                f"its site.toml allows {self.max_disk_mb:,}; its people can delete what earlier runs left"
+            )
+
+    def require_memory(self, trainer: ClientTrainer) -> int:
+        """Refuse where training needs more memory than there is, or than is allowed; gives the estimate."""
+        needed, room = estimate(trainer), _room(trainer.device)
+        allowed = self.max_memory_mb * MB or room
+        if needed > min(allowed, room):
+            why = (
+                f"max_memory_mb of its site.toml allows {self.max_memory_mb:,}"
+                if allowed < room
+                else f"the machine has {room / MB:,.0f} MB"
+            )
+            raise LimitReached(
+                f"training needs about {needed / MB:,.0f} MB of memory here, and {why}; smaller batches "
+                "(train.batch, train.mu) or a smaller network need less"
+            )
+        return needed
+
+    def steps(self, clock: Callable[[], float] = time.monotonic) -> Steps:
+        """All steps of a round, as long as there is time for them."""
+        if not self.max_seconds:
+            return every_step
+        began, seconds = clock(), self.max_seconds
+
+        def timed(ctx: ClientContext) -> Iterator[Iterator[Batch]]:
+            for batches in every_step(ctx):
+                if clock() - began > seconds:
+                    raise LimitReached(
+                        f"training took longer than the {seconds:g} s that max_seconds of its site.toml "
+                        "allows; fewer local epochs (train.epochs) or a larger limit"
+                    )
+                yield batches
+
+        return timed
+
+
+def estimate(trainer: ClientTrainer) -> int:
+    """Bytes of memory that a round takes, as far as can be told before it."""
+    train = trainer.settings
+    weights = size_in_bytes(trainer.new_network().state_dict())
+    step = sum(train.batch * (train.mu if view.startswith("u_") else 1) for view in trainer.method.all_wants)
+    work = COPIES * weights + int(SLACK * step * kept_by_backward(trainer))
+    return work + (_resident() if trainer.device.type == "cpu" else 0)
+
+
+def kept_by_backward(trainer: ClientTrainer) -> int:
+    """Bytes that the backward pass keeps of a sample, seen in a rehearsal that leaves no trace."""
+    seen: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        held.append(storage)  # or another tensor might get its place
+        return value
+
+    held: list[object] = []
+    with torch.random.fork_rng(devices=[]):
+        network = trainer.new_network().train()
+        own = {value.untyped_storage().data_ptr() for value in network.state_dict().values()}
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+            network(torch.zeros(SAMPLES, *trainer.factory.shape))
+    return sum(size for place, size in seen.items() if place not in own) // SAMPLES
+
+
+def free_gpu() -> str:
+    """The GPU with the most free memory."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return "cpu"
+    return f"cuda:{max(range(count), key=lambda number: torch.cuda.mem_get_info(number)[0])}"
+
+
+def _room(device: torch.device) -> int:
+    """Bytes that there are where the network is trained."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else usable_memory()
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has taken; 0 where nobody can tell."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * resource.getpagesize()
+    except (ImportError, OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,296 @@
+"""Site approval: whatever the server sends, a site does and sends what its owner signed for, and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from flwr.proto.fab_pb2 import GetFabResponse
+
+from calling import invoke
+from proxyfl.core.state import Failure, Update, namespace
+from proxyfl.core.trees import merge, nested
+from proxyfl.deploy import approval, desk, pki, signing
+from proxyfl.deploy.approval import Refused
+from proxyfl.deploy.audit import AuditLog
+from proxyfl.deploy.connector import Connector
+from proxyfl.deploy.desk import Desk
+from proxyfl.deploy.forward import Answer
+from proxyfl.deploy.settings import Deployment, Site
+from proxyfl.engines.flower.codec import answer_records, content, header_of
+from proxyfl.engines.flower.protocol import spoken
+
+TYPES = {"F32": torch.float32, "I64": torch.int64}
+
+
+@pytest.fixture(scope="module")
+def agreed(trial: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site's folder on its own machine, approved. Not to be changed: see ``site``."""
+    place = tmp_path_factory.mktemp("hospital") / "site-01"
+    shutil.copytree(trial / "site-01", place)
+    one = Site.read(place)
+    approval.approve(one, approval.newest_offer(one)[0])
+    return place
+
+
+@pytest.fixture
+def site(agreed: Path, tmp_path: Path) -> Site:
+    return Site.read(shutil.copytree(agreed, tmp_path / "site-01"))
+
+
+def app_of(site: Site) -> str:
+    return approval.read(site).offer.app[: signing.MARK]
+
+
+def message(site: Site, changes: dict[str, Any] | None = None, **header: Any) -> RecordDict:
+    """What an honest server sends, with changes of its settings."""
+    config = merge(approval.read(site).offer.tree["config"], nested(changes or {}))
+    return content({**spoken(), "config": config, "round": 1, "client": 0, "run": "0" * 16, **header})
+
+
+def update(site: Site, **more: Any) -> Update:
+    """What an honest site answers."""
+    found = approval.read(site)
+    tensors = {
+        name: torch.zeros(shape, dtype=TYPES[kind]) for name, (kind, shape) in found.leaves["train"].items()
+    }
+    metrics = dict.fromkeys(found.metrics, 1.0)
+    made = Update(1, 0, 10, namespace(tensors, "weights"), namespace(tensors, "extras"), metrics)
+    return dataclasses.replace(made, **more)
+
+
+def ask(
+    site: Site, records: RecordDict, kind: str = "train", app: str = "", answer: Any = None
+) -> dict[str, Any]:
+    """The header of the reply; nothing may be done where it is a refusal."""
+    done = []
+
+    def act() -> RecordDict:
+        done.append(1)
+        return answer if isinstance(answer, RecordDict) else answer_records(answer or update(site))
+
+    reply = Desk(site, app or app_of(site)).answer(kind, records, act)
+    header = header_of(reply)
+    return {**header, "done": bool(done), "reply": reply}
+
+
+def refused(site: Site, *words: Any, **more: Any) -> str:
+    found = ask(site, *words, **more)
+    assert found["kind"] == "failure"
+    assert str(site.path) not in found["reason"]
+    last = AuditLog(site.path).verify().lines[-1]
+    assert (last["event"], last["reason"]) == ("refused", found["reason"])
+    return str(found["reason"])
+
+
+def test_what_was_approved_is_done_and_both_ends_are_noted(site: Site) -> None:
+    found = ask(site, message(site))
+    assert found["kind"] == "update"
+    received, sent = list(AuditLog(site.path).verify().lines)[-2:]
+    assert (received["event"], received["kind"], received["round"]) == ("received", "train", 1)
+    assert sent["event"] == "sent"
+    assert sent["bytes"] > 300_000
+    assert len(sent["sha256"]) == 64
+
+
+WIDER = {
+    "method.name": "fedavg",
+    "method.icpl.tau": 0.1,
+    "federation.rounds": 9999,
+    "train.lr": 0.5,
+    "model.norm": "static",
+    "seed": 99,
+    "keep.clients": "all",
+    "labels.where": "partial",
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_another_setting_is_refused_before_anything_is_done(site: Site, name: str) -> None:
+    records = message(site, {name: WIDER[name]})
+    assert f"the site's owner did not approve {name} = {WIDER[name]!r}, approved: " in refused(site, records)
+    assert not ask(site, records)["done"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"federation.rounds": 2},
+        {"federation.evaluate_every": 5},
+        {"keep.clients": "none"},
+        {"privacy.clip": 1.0, "privacy.where": "site", "privacy.draw": "system"},
+        {"federation.per_round": 2, "federation.quorum": 1, "partition.clients": 2},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_less_than_was_approved_passes(site: Site, changes: dict[str, Any]) -> None:
+    assert ask(site, message(site, changes))["kind"] == "update"
+
+
+def test_under_differential_privacy_what_weakens_it_is_refused(site: Site) -> None:
+    private = {"privacy.clip": 1.0, "privacy.noise": 1.0, "privacy.where": "site", "privacy.draw": "system"}
+    before = approval.read(site).offer.config
+    tree = merge(before.to_tree(), nested(private))
+    approved = approval.Offer.from_tree({"config": tree}).config
+    for change, wider in (
+        ({"privacy.clip": 2.0}, True),
+        ({"privacy.clip": 0.0}, True),
+        ({"privacy.noise": 0.1}, True),
+        ({"privacy.where": "server"}, True),
+        ({"privacy.draw": "seed"}, True),
+        ({"federation.per_round": before.federation.per_round + 5}, True),
+        ({"privacy.clip": 0.5, "privacy.noise": 2.0}, False),
+    ):
+        asked = approval.Offer.from_tree({"config": merge(tree, nested(change))}).config
+        assert bool(approval.widened(approved, asked)) is wider, change
+
+
+def test_settings_that_are_left_out_are_no_way_around(site: Site) -> None:
+    config = approval.read(site).offer.tree["config"]
+    for section in ("method", "train", "federation"):
+        less = {name: value for name, value in config.items() if name != section}
+        assert "did not approve" in refused(site, _with(site, less))
+    assert "it carries no settings" in refused(site, content({**spoken(), "round": 1, "client": 0}))
+
+
+def _with(site: Site, config: dict[str, Any]) -> RecordDict:
+    return content({**spoken(), "config": config, "round": 1, "client": 0})
+
+
+def test_rounds_beyond_the_approved_ones_are_refused_whatever_the_settings_say(site: Site) -> None:
+    rounds = approval.read(site).offer.config.federation.rounds
+    assert ask(site, message(site, round=rounds))["kind"] == "update"
+    assert f"approved {rounds} rounds, not round {rounds + 1}" in refused(
+        site, message(site, round=rounds + 1)
+    )
+
+
+def test_what_is_asked_beside_training_needs_approval_too(site: Site) -> None:
+    assert "did not approve 'statistics'" in refused(site, message(site, purpose="statistics"))
+    assert "did not approve 'evaluate'" in refused(site, message(site), kind="evaluate")
+
+
+def test_another_app_is_refused(site: Site) -> None:
+    assert "not deadbeef" in refused(site, message(site), app="deadbeef")
+    assert "approved the app" in refused(site, message(site), app="unknown")
+
+
+@pytest.mark.parametrize("what", ["extra", "weight", "shape", "dtype", "header", "part"])
+def test_what_the_owner_did_not_approve_does_not_leave(site: Site, what: str) -> None:
+    honest = update(site)
+    first = next(iter(honest.weights))
+    answer: Any = {
+        "extra": update(site, extras={**honest.extras, "spy/images": torch.zeros(4, 1, 8, 8)}),
+        "weight": update(site, weights={**honest.weights, "spy": torch.zeros(3)}),
+        "shape": update(site, weights={**honest.weights, first: torch.zeros(9, 9)}),
+        "dtype": update(site, weights={**honest.weights, first: honest.weights[first].double()}),
+    }.get(what, answer_records(honest))
+    if what == "header":
+        answer["header"] = ConfigRecord({"json": json.dumps({**header_of(answer), "labels": [1, 2]})})
+    if what == "part":
+        answer["more"] = ConfigRecord({"names": "a.png"})
+    told = refused(site, message(site), answer=answer)
+    assert "did not approve that '" in told
+    assert "leaves" in told
+
+
+def test_numbers_that_were_not_approved_stay_at_the_site(site: Site) -> None:
+    honest = update(site)
+    found = ask(site, message(site), answer=update(site, metrics={**honest.metrics, "patients": 7.0}))
+    assert set(found["reply"].metric_records["metrics"]) == set(honest.metrics)
+
+
+def test_a_failure_is_told_and_noted_as_one(site: Site) -> None:
+    found = ask(site, message(site), answer=answer_records(Failure(1, 0, "training failed there")))
+    assert found["reason"] == "training failed there"
+    assert AuditLog(site.path).verify().lines[-1]["event"] == "failed"
+
+
+def test_an_approval_that_was_edited_or_is_of_another_key_counts_for_nothing(site: Site) -> None:
+    file = site.path / approval.APPROVAL_FILE
+    records, app, whole = message(site), app_of(site), file.read_text()
+    edited = json.loads(whole)
+    edited["config"]["federation"]["rounds"] = 10**6
+    file.write_text(json.dumps(edited))
+    assert "damaged, or was signed with another key" in refused(site, records, app=app)
+    for damage in ("", "[]", "{}", whole[:100], whole.replace('"signature": "', '"signature": "00')):
+        file.write_text(damage)
+        assert "the approval of site-01 is damaged" in refused(site, records, app=app)
+    file.write_text(whole)
+    pki.create_site_keys(site.private_key, site.public_key, "site-01", renew=True)
+    assert "signed with another key" in refused(site, records, app=app)
+    file.unlink()
+    assert "has not approved anything yet" in refused(site, records, app=app)
+
+
+def test_a_site_that_changed_since_must_approve_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, app = message(site), app_of(site)
+    other = dataclasses.replace(site, holdout=0.5)
+    assert "site.toml of site-01 was changed" in refused(other, records, app=app)
+    monkeypatch.setattr(approval.metadata, "version", lambda name: "9.9")
+    assert "approved with proxyfl 0.1.0, and it is 9.9 now" in refused(site, records, app=app)
+    monkeypatch.undo()
+    site.trusted.write_text("{}")
+    assert "does not name the operator's key that was approved" in refused(site, records, app=app)
+
+
+def test_a_signature_is_taken_from_an_app_that_was_not_approved(site: Site) -> None:
+    """Flower's program then refuses it before it is unpacked, and tells the server."""
+    asked: list[str] = []
+    connector = Connector(
+        site, "localhost:1", approved=lambda app: not asked.append(app) and app.startswith("e3")
+    )
+    for body, kept in ((b"", True), (b"another app", False)):
+        told = GetFabResponse()
+        told.fab.content = body
+        told.fab.verifications["valid_license"] = "true"
+        passed = GetFabResponse()
+        passed.ParseFromString(connector._agreed(Answer(200, told.SerializeToString())).body)
+        assert bool(passed.fab.verifications) is kept
+    assert len(asked[1]) == 64
+
+
+def test_what_was_refused_can_be_looked_at_and_approved_with_one_command(site: Site) -> None:
+    records = message(site, {"federation.rounds": 7000})
+    assert "federation.rounds = 7000" in refused(site, records)
+    shown = invoke("deploy", "approve", site.path)
+    assert shown.exit_code == 2
+    assert "nobody is here to ask; give --yes" in shown.stderr
+    assert "asked for by the server, and refused" in shown.stdout
+    assert "federation.rounds = 7000, approved: " in shown.stdout
+    done = invoke("deploy", "approve", site.path, "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert ask(site, records)["kind"] == "update"
+    assert not (site.state / approval.ASKED_FILE).exists()
+
+
+def test_an_offer_is_shown_by_check_and_a_site_does_not_start_without_approval(
+    trial: Path, tmp_path: Path
+) -> None:
+    place = Path(shutil.copytree(trial / "site-02", tmp_path / "site-02"))
+    data = trial / "sample" / "site-02.npz"
+    shown = invoke("deploy", "check", data, "--site", place)
+    made = Deployment.read(trial)
+    for words in (signing.signature_of(made)["app"], signing.fingerprint(made.trusted), "prior/counts"):
+        assert str(words) in shown.stdout
+    assert "not approved: the owner of site-02 has not approved anything yet" in shown.stdout
+    done = invoke("deploy", "site", place, "--data", data)
+    assert done.exit_code == 2
+    assert f"approve it if you agree, with: proxyfl deploy approve {place}" in done.stderr
+    (place / approval.OFFER_FILE).unlink()
+    told = invoke("deploy", "approve", place, "--yes")
+    assert told.exit_code == 2
+    assert "proxyfl deploy init DIR --renew" in told.stderr
+
+
+def test_an_insecure_site_has_no_key_to_approve_with(site: Site) -> None:
+    with pytest.raises(approval.ConfigError, match="has no key to sign"):
+        approval.approve(dataclasses.replace(site, insecure=True), approval.read(site).offer)
+    assert issubclass(Refused, approval.ConfigError)
+    assert desk.SAYS["failure"] >= {"reason"}

@@ -1,0 +1,202 @@
+"""The audit log: every edit, cut and gap is found and named, crashes are mended, rotation keeps the chain."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from calling import invoke
+from proxyfl.core.errors import RunError
+from proxyfl.deploy import audit
+from proxyfl.deploy.audit import AuditLog, Mark
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> AuditLog:
+    made = AuditLog(tmp_path)
+    for round in range(1, 6):
+        made.add("sent", round=round, bytes=1000 * round)
+    return made
+
+
+def lines(log: AuditLog) -> list[bytes]:
+    return log.file.read_bytes().splitlines(keepends=True)
+
+
+def broken(log: AuditLog, since: Mark | None = None) -> str:
+    with pytest.raises(RunError) as caught:
+        log.verify(since)
+    return str(caught.value)
+
+
+def test_a_line_says_when_who_and_what_and_holds_the_hash_of_the_one_before(log: AuditLog) -> None:
+    first, second = map(json.loads, lines(log)[:2])
+    assert (first["n"], first["event"], first["round"], first["bytes"]) == (1, "sent", 1, 1000)
+    assert first["by"] == audit.user()
+    assert first["time"].endswith("+00:00")
+    assert first["before"] == "0" * 64
+    assert second["before"] == audit.hashlib.sha256(lines(log)[0].rstrip()).hexdigest()
+    found = log.verify()
+    assert found.head.number == 5
+    assert found.events == {"sent": 5}
+    assert not found.notes
+    assert log.file.stat().st_mode & 0o777 == 0o600
+    assert log.folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_an_edited_line_is_named(log: AuditLog, place: int) -> None:
+    edited = lines(log)
+    edited[place] = edited[place].replace(b'"bytes": ', b'"bytes": 9')
+    log.file.write_bytes(b"".join(edited))
+    told = broken(log)
+    assert f"number {place + 1} before it was changed" in told if place < 4 else "it was changed" in told
+    log.add("sent", round=6)  # and going on does not hide it
+    assert (
+        f"number {place + 1} before it was changed" in broken(log) if place < 4 else "line 6" in broken(log)
+    )
+
+
+@pytest.mark.parametrize("left", [0, 1, 4])
+def test_a_cut_end_is_found_also_after_the_log_went_on(log: AuditLog, left: int) -> None:
+    log.file.write_bytes(b"".join(lines(log)[:left]))
+    assert f"ends with number {left}, the head says 5: what follows was cut off" in broken(log)
+    log.add("sent", round=6)
+    assert f"line {left + 1}: lines before it were cut off or changed" in broken(log)
+
+
+def test_a_line_cut_in_the_middle_is_no_crash(log: AuditLog) -> None:
+    log.file.write_bytes(log.file.read_bytes()[:-20])
+    assert "ends with number 4" in broken(log)
+
+
+def test_a_missing_line_in_the_middle_and_a_missing_beginning_are_named(log: AuditLog) -> None:
+    all_lines = lines(log)
+    log.file.write_bytes(b"".join(all_lines[:2] + all_lines[3:]))
+    assert "line 3: it has number 4 behind number 2; 3 to 3 are missing" in broken(log)
+    log.file.write_bytes(b"".join(all_lines[1:]))
+    assert "line 1: it has number 2 behind number 0; 1 to 1 are missing" in broken(log)
+
+
+def test_a_log_without_its_head_or_head_without_its_log_is_found(log: AuditLog) -> None:
+    head = log.head.read_bytes()
+    log.head.unlink()
+    assert "audit.head is missing" in broken(log)
+    log.add("sent")
+    assert "the head was gone" in broken(log)
+    log.head.write_bytes(head)
+    log.file.unlink()
+    assert "does not exist" in broken(log)
+    log.add("sent")
+    assert "number 5 should be the last line" in broken(log)
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"n": 6, "time": "2026', b'{"n": 6, "event": "sent"}'])
+def test_a_crash_in_a_write_leaves_a_line_that_the_next_one_mends(log: AuditLog, torn: bytes) -> None:
+    log.file.write_bytes(log.file.read_bytes() + torn)
+    assert log.verify().notes == ["the last line was being written when its program ended"]
+    log.add("sent", round=6)
+    found = log.verify()
+    assert found.notes == ["1 unfinished line(s) were cut off after a crash"]
+    assert [line["event"] for line in found.lines][-2:] == [audit.REPAIRED, "sent"]
+    assert found.lines[-2]["bytes"] == len(torn)
+
+
+def test_a_crash_before_the_head_was_written_loses_nothing(log: AuditLog) -> None:
+    head = log.head.read_bytes()
+    log.add("sent", round=6)
+    log.head.write_bytes(head)
+    assert log.verify().head.number == 6
+    log.add("sent", round=7)
+    assert log.verify().head.number == 7
+
+
+def test_rotation_keeps_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "PART_BYTES", 700)
+    log = AuditLog(tmp_path)
+    for round in range(20):
+        log.add("sent", round=round)
+    parts = sorted(log.folder.glob("audit-*.jsonl"))
+    assert len(parts) > 3
+    assert log.verify().head.number == 20
+    middle = parts[1].read_bytes()
+    parts[1].unlink()
+    assert "are missing" in broken(log)
+    parts[1].write_bytes(middle.replace(b"sent", b"sunk", 1))
+    assert "was changed" in broken(log)
+    parts[1].write_bytes(middle)
+    # Parts that were moved elsewhere: what is here is verified from a noted line on.
+    since = Mark(*_mark_of(parts[0].read_bytes().splitlines()[-1]))
+    parts[0].unlink()
+    assert "1 to " in broken(log)
+    assert log.verify(since).head.number == 20
+
+
+def _mark_of(raw: bytes) -> tuple[int, str]:
+    return json.loads(raw)["n"], audit.hashlib.sha256(raw).hexdigest()
+
+
+def test_a_log_written_anew_does_not_hold_the_line_noted_elsewhere(log: AuditLog, tmp_path: Path) -> None:
+    noted = log.verify().head
+    forged = AuditLog(tmp_path / "forged")
+    for round in range(1, 9):
+        forged.add("sent", round=round, bytes=1)
+    assert forged.verify().head.number == 8
+    assert "line 5: number 5 is not the one that was noted" in broken(forged, noted)
+    short = AuditLog(tmp_path / "short")
+    short.add("sent")
+    assert "number 5, which was noted elsewhere, is not in" in broken(short, noted)
+
+
+def _add_some(place: Path) -> None:
+    for _ in range(10):
+        AuditLog(place).add("sent")
+
+
+def test_several_programs_write_one_chain(tmp_path: Path) -> None:
+    programs = [
+        multiprocessing.get_context("fork").Process(target=_add_some, args=(tmp_path,)) for _ in "123"
+    ]
+    for program in programs:
+        program.start()
+    for program in programs:
+        program.join()
+    assert AuditLog(tmp_path).verify().head.number == 30
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe\n", b"[1]\n", b"null\n", b'{"n": "1"}\n', b"x" * 70_000])
+def test_no_bytes_break_the_reading(log: AuditLog, raw: bytes) -> None:
+    log.file.write_bytes(raw + log.file.read_bytes())
+    assert "audit.jsonl" in broken(log)
+
+
+def test_a_log_that_cannot_be_written_is_an_error_in_words(log: AuditLog) -> None:
+    log.file.unlink()
+    log.file.mkdir()
+    with pytest.raises(RunError, match=r"audit\.jsonl cannot be written .* nothing is done unnoted"):
+        log.add("sent")
+
+
+def test_the_command_verifies_shows_and_names_what_is_broken(log: AuditLog, tmp_path: Path) -> None:
+    head = log.verify().head
+    done = invoke("deploy", "audit", tmp_path, "--last", "2")
+    assert done.exit_code == 0
+    assert "5 lines, unbroken: 5 sent" in done.stdout
+    assert f"head {head}" in done.stdout
+    assert "round=4" in done.stdout
+    assert "round=3" not in done.stdout
+    third = Mark(*_mark_of(lines(log)[2].rstrip()))
+    rows = invoke("deploy", "audit", tmp_path, "--json", "--since", third)
+    assert [json.loads(row)["round"] for row in rows.stdout.splitlines()] == [4, 5]
+    log.file.write_bytes(log.file.read_bytes().replace(b"4000", b"9000"))
+    broken_one = invoke("deploy", "audit", tmp_path)
+    assert broken_one.exit_code == 1
+    assert "line 5: number 4 before it was changed" in broken_one.stderr
+
+
+def test_a_mark_that_is_none_is_an_error_in_words(log: AuditLog) -> None:
+    with pytest.raises(audit.ConfigError, match="is no mark of a log"):
+        Mark.read("5")

@@ -1,0 +1,300 @@
+"""Keys and authorities that are replaced with an overlap, back-ups, pruning, more rounds, versions."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calling import invoke
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.deploy import backup, connector, expiry, gate, longer, operate, pki, roster, rotation, seen
+from proxyfl.deploy.audit import AuditLog
+from proxyfl.deploy.post import Post
+from proxyfl.deploy.settings import Deployment, Site
+from proxyfl.engines.flower import protocol
+
+
+def lines(place: Path) -> list[str]:
+    return [line["event"] for line in AuditLog(place).verify().lines]
+
+
+def test_a_rotated_site_key_is_admitted_beside_the_former_one_until_it_is_used(own_trial: Path) -> None:
+    made = Deployment.read(own_trial)
+    before = roster.site_keys(made)
+    done = invoke("deploy", "rotate", own_trial, "--site", "site-02")
+    assert done.exit_code == 0, done.stderr
+    assert "at most for 14 days" in done.stdout
+    both = roster.site_keys(made)
+    assert set(before) < set(both)
+    (new,) = set(both) - set(before)
+    assert both[new] == 1
+    assert list(both).index(new) > 0  # the former one comes first, so that the new one counts
+    pki.check_site(made.site("site-02").certificate, made.site("site-02").public_key, made.ca_certificate)
+    former = next(key for key, client in before.items() if client == 1)
+    seen.settle_key(made, "site-02", current=False, authority="a")
+    assert former in roster.site_keys(made)
+    seen.settle_key(made, "site-02", current=True, authority="a")
+    assert former not in roster.site_keys(made)
+    assert new in roster.site_keys(made)
+    assert lines(own_trial)[-3:] == ["new key", "key rotated", "former key locked out"]
+
+
+def test_a_former_key_ends_with_its_days_and_a_stolen_one_at_once(own_trial: Path) -> None:
+    made = Deployment.read(own_trial)
+    before = set(roster.site_keys(made))
+    rotation.rotate_site(own_trial, "site-02", days=-1)
+    assert len(before & set(roster.site_keys(made))) == 2
+    rotation.rotate_site(own_trial, "site-03")
+    assert len(roster.site_keys(made)) == 4
+    rotation.new_key(own_trial, "site-03")
+    assert len(roster.site_keys(made)) == 3
+    roster.previous_key(made.site("site-01")).write_text("ssh-ed25519 nonsense until=tomorrow")
+    assert len(roster.site_keys(made)) == 3
+
+
+def test_both_keys_are_registered_and_what_is_over_is_not(
+    own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def flwr(words: list[str], env: Any) -> dict[str, str]:
+        asked.append(tuple(map(str, words)))
+        return {"node-id": str(len(asked))}
+
+    monkeypatch.setattr(operate, "ask_flwr", flwr)
+    made = Deployment.read(own_trial)
+    operate.register(made, {})
+    assert len(asked) == 3
+    asked.clear()
+    rotation.rotate_site(own_trial, "site-02")
+    operate.register(made, {})
+    assert [words[:3] for words in asked] == [("supernode", "register", str(made.site("site-02").public_key))]
+    roster.previous_key(made.site("site-02")).unlink()
+    asked.clear()
+    operate.register(made, {})
+    assert [words[1] for words in asked] == ["unregister"]
+
+
+def trusts(authority: Path, certificate: Path) -> bool:
+    return pki.is_issued_by(pki.read_certificate(certificate), authority)
+
+
+def test_an_authority_is_replaced_without_locking_anybody_out(own_trial: Path, tmp_path: Path) -> None:
+    made = Deployment.read(own_trial)
+    handed = Path(shutil.copytree(own_trial / "site-01", tmp_path / "handed"))  # a site that got nothing yet
+    done = invoke("deploy", "rotate", own_trial, "--ca")
+    assert done.exit_code == 0, done.stderr
+    assert "hand each site its new ca.crt and site.crt" in done.stdout
+    assert rotation.is_under_way(made)
+    # Both sites come in, and both know the server.
+    assert trusts(made.ca_certificate, handed / "site.crt")
+    assert trusts(made.ca_certificate, made.site("site-01").certificate)
+    assert trusts(handed / "ca.crt", made.server_certificate)
+    assert trusts(made.site("site-01").ca_certificate, made.server_certificate)
+    assert not trusts(handed / "ca.crt", made.site("site-01").certificate)
+    gate.tls(made)
+    connector.client_tls(Site.read(made.site("site-01").path))
+    assert any("a new authority is being introduced" in note for note in expiry.of_server(made))
+    with pytest.raises(ConfigError, match="finish that first"):
+        rotation.renew(own_trial)
+    # Not before all have shown the new one.
+    early = invoke("deploy", "rotate", own_trial, "--ca", "--finish")
+    assert early.exit_code == 2
+    assert "site-01, site-02, site-03 did not yet show a certificate of the new authority" in early.stderr
+    newest = rotation.authority_of(made.ca_certificate)
+    der = pki.read_certificate(made.site("site-01").certificate).public_bytes(rotation.Encoding.DER)
+    assert seen.issuer_of(der) == newest
+    for name in made.sites:
+        seen.settle_key(made, name, current=True, authority=newest)
+    done = invoke("deploy", "rotate", own_trial, "--ca", "--finish")
+    assert done.exit_code == 0, done.stderr
+    assert not rotation.is_under_way(made)
+    assert trusts(made.ca_certificate, made.server_certificate)
+    assert not trusts(made.ca_certificate, handed / "site.crt")
+    assert not trusts(handed / "ca.crt", made.server_certificate)
+    assert trusts(own_trial / "ca" / rotation.RETIRED, handed / "site.crt")
+    pki.check_server(made.server_certificate, made.ca_certificate)
+    assert lines(own_trial)[-2:] == ["authority begun", "authority finished"]
+
+
+def test_an_authority_that_has_ended_is_replaced_at_once(
+    own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Deployment.read(own_trial)
+    monkeypatch.setattr(pki, "CA_DAYS", -1)
+    pki.EARLIER, earlier = pki.datetime.timedelta(days=9), pki.EARLIER
+    try:
+        made.ca_certificate.unlink()
+        made.ca_key.unlink()
+        pki.create_authority(made.ca_certificate, made.ca_key, "trial")
+    finally:
+        pki.EARLIER = earlier
+    pair, authority = (made.server_certificate, made.server_key), (made.ca_certificate, made.ca_key)
+    pki.issue_server(*pair, authority, ["a"], renew=True)
+    with pytest.raises(ConfigError, match="proxyfl deploy rotate DIR --ca"):
+        pki.check_server(made.server_certificate, made.ca_certificate)
+    monkeypatch.undo()
+    said = rotation.begin_authority(own_trial)
+    assert "the former authority had ended: hand each site" in said[-1]
+    assert not rotation.is_under_way(made)
+    pki.check_server(made.server_certificate, made.ca_certificate)
+
+
+def test_a_crash_while_an_authority_is_made_is_made_good(
+    own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Deployment.read(own_trial)
+    monkeypatch.setattr(rotation, "append_bytes", lambda *words: (_ for _ in ()).throw(OSError("power cut")))
+    with pytest.raises(OSError, match="power cut"):
+        rotation.begin_authority(own_trial)
+    monkeypatch.undo()
+    rotation.begin_authority(own_trial)
+    assert len(pki.read_authorities(made.ca_certificate)) == 2
+    pki.check_key(made.ca_key, made.ca_certificate)
+    rotation.begin_authority(own_trial)  # and once more changes nothing of it
+    assert len(pki.read_authorities(made.ca_certificate)) == 2
+
+
+def test_what_to_replace_must_be_said(own_trial: Path) -> None:
+    for words in ((), ("--site", "site-01", "--ca"), ("--finish",), ("--ca", "--force")):
+        assert "say what to replace" in invoke("deploy", "rotate", own_trial, *words).stderr
+    with pytest.raises(RunError, match="no new authority is being introduced"):
+        rotation.finish_authority(own_trial)
+
+
+@pytest.fixture
+def filled(own_trial: Path) -> Path:
+    """A deployment and a site with something in every corner."""
+    for name in ("run/models/last.safetensors", "state/superlink.db", "site-01/state/cache/a", "state/x.log"):
+        (own_trial / name).parent.mkdir(parents=True, exist_ok=True)
+        (own_trial / name).write_bytes(name.encode())
+    kept = own_trial / "site-01" / "state" / "site-01" / ("0" * 16) / "client.safetensors"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"kept between rounds")
+    return own_trial
+
+
+def test_a_server_comes_back_on_another_machine(filled: Path, tmp_path: Path) -> None:
+    file, place = tmp_path / "server.tar", tmp_path / "elsewhere" / "trial"
+    done = invoke("deploy", "backup", filled, file)
+    assert done.exit_code == 0, done.stderr
+    assert file.stat().st_mode & 0o777 == 0o600
+    done = invoke("deploy", "restore", file, place)
+    assert done.exit_code == 0, done.stderr
+    assert f"deploy server {place}" in " ".join(done.stdout.split())
+    made = Deployment.read(place)
+    assert (made.run / "models" / "last.safetensors").read_bytes() == b"run/models/last.safetensors"
+    assert not made.state.exists()
+    assert str(filled) not in (place / "README.md").read_text()
+    assert str(place) in (place / "server" / "proxyfl-server.service").read_text()
+    for key in (made.ca_key, made.server_key, made.site("site-01").private_key):
+        assert key.stat().st_mode & 0o777 == 0o600
+    pki.check_key(made.server_key, made.server_certificate)
+    assert lines(place)[-2:] == ["backed up", "restored"]
+
+
+def test_a_site_comes_back_with_what_it_keeps_and_without_caches(filled: Path, tmp_path: Path) -> None:
+    place = tmp_path / "site"
+    backup.back_up(filled / "site-01", tmp_path / "site.tar")
+    assert backup.restore(tmp_path / "site.tar", place) == ("site", [])
+    site = Site.read(place)
+    pki.check_site_keys(site.private_key, site.public_key)
+    kept = site.state / "site-01" / ("0" * 16) / "client.safetensors"
+    assert kept.read_bytes() == b"kept between rounds"
+    assert not (site.state / "cache").exists()
+
+
+def test_a_backup_of_what_runs_and_over_what_exists_is_refused(filled: Path, tmp_path: Path) -> None:
+    file = tmp_path / "server.tar"
+    with Post(filled / "state", "x").taken(), pytest.raises(RunError, match="is running"):
+        backup.back_up(filled, file)
+    assert not file.exists()
+    backup.back_up(filled, file)
+    with pytest.raises(RunError, match="is not overwritten"):
+        backup.back_up(filled, file)
+    with pytest.raises(RunError, match="is not overwritten"):
+        backup.restore(file, filled)
+    with pytest.raises(ConfigError, match="neither a deployment nor a site"):
+        backup.back_up(tmp_path, tmp_path / "x.tar")
+
+
+def test_a_damaged_or_hostile_backup_leaves_nothing(filled: Path, tmp_path: Path) -> None:
+    whole, place = tmp_path / "site.tar", tmp_path / "out" / "site"
+    backup.back_up(filled / "site-01", whole)
+    raw = whole.read_bytes()
+    bad = tmp_path / "bad.tar"
+    at = raw.index(b"kept between rounds")
+    cases = [b"", b"nonsense", raw[: len(raw) // 2], raw[:at] + b"K" + raw[at + 1 :]]
+    for content in cases:
+        bad.write_bytes(content)
+        with pytest.raises(RunError):
+            backup.restore(bad, place)
+        assert not any(place.parent.iterdir())
+    for name, kind in (
+        ("../escape", tarfile.REGTYPE),
+        ("/tmp/escape", tarfile.REGTYPE),
+        ("l", tarfile.SYMTYPE),
+    ):
+        about = {"format": 1, "kind": "site", "files": {name: "0" * 64}}
+        with tarfile.open(bad, "w") as archive:
+            backup._add_bytes(archive, backup.CONTENTS, json.dumps(about).encode())
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.size = kind, "/etc/passwd", 0
+            archive.addfile(entry, io.BytesIO())
+        with pytest.raises(RunError):
+            backup.restore(bad, place)
+        assert not any(place.parent.iterdir())
+        assert not (place.parent.parent / "escape").exists()
+
+
+def test_prune_keeps_the_latest_run_and_says_what_it_removes(filled: Path) -> None:
+    place = filled / "site-01" / "state" / "site-01"
+    for number, name in enumerate(("1" * 16, "2" * 16)):
+        (place / name).mkdir()
+        (place / name / "client.safetensors").write_bytes(b"x" * 1000)
+        os.utime(place / name / "client.safetensors", (1e9 + number, 1e9 + number))
+        os.utime(place / name, (1e9 + number, 1e9 + number))
+    asked = invoke("deploy", "prune", filled / "site-01")
+    assert asked.exit_code == 2
+    assert "run 2222222222222222: 1.0 kB, last used 2001-09-09" in asked.stdout
+    done = invoke("deploy", "prune", filled / "site-01", "--yes")
+    assert done.exit_code == 0
+    assert [one.name for one in place.iterdir()] == ["0" * 16]
+    assert lines(filled / "site-01") == ["pruned", "pruned"]
+    again = invoke("deploy", "prune", filled / "site-01")
+    assert "keeps nothing for earlier runs" in again.stdout
+
+
+def test_more_rounds_are_written_down_and_offered_to_the_sites(own_trial: Path) -> None:
+    made = Deployment.read(own_trial)
+    longer.lengthen(made, 77)
+    assert Deployment.read(own_trial).config.federation.rounds == 77
+    offer = json.loads((own_trial / "site-02" / "offer.json").read_text())
+    assert offer["config"]["federation"]["rounds"] == 77
+
+
+def test_versions_without_a_common_one_are_named_with_who_has_to_upgrade() -> None:
+    assert protocol.negotiated(protocol.spoken(), "the server", "lyon") == protocol.NEWEST
+    assert protocol.negotiated({"protocol": [1, 9]}, "the server", "lyon") == protocol.NEWEST
+    newer = {"protocol": [7, 9], "proxyfl": "3.0"}
+    with pytest.raises(
+        ConfigError,
+        match=r"the server \(proxyfl 3.0\) speaks version 7 to 9 .* upgrade lyon to the proxyfl of the",
+    ):
+        protocol.negotiated(newer, "the server", "lyon")
+    for older in ({}, {"protocol": [0, 0]}, {"protocol": "1"}, {"protocol": [True, 1.5]}):
+        with pytest.raises(ConfigError, match="upgrade the server to the proxyfl of lyon"):
+            protocol.negotiated(older, "the server", "lyon")
+
+
+def test_a_federation_starts_from_the_model_of_another(own_trial: Path, tmp_path: Path) -> None:
+    lost = invoke("deploy", "init", "new", "--sample", "--weights", own_trial / "run")
+    assert lost.exit_code == 2
+    assert "name a model file, or a run with a finished round" in lost.stderr

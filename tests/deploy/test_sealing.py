@@ -1,0 +1,131 @@
+"""Signed models: what the server's key signed is known by the authority alone, anything else is named."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from calling import invoke
+from proxyfl.core.errors import RunError
+from proxyfl.deploy import pki, rotation, sealing
+from proxyfl.deploy.settings import Deployment
+
+
+@pytest.fixture
+def made(own_trial: Path) -> Deployment:
+    found = Deployment.read(own_trial)
+    (found.run / "models").mkdir(parents=True)
+    (found.run / "models" / "last.safetensors").write_bytes(b"weights of round 3")
+    return found
+
+
+@pytest.fixture
+def model(made: Deployment) -> Path:
+    sealing.seal_models(made, round=3)
+    return made.run / "models" / "last.safetensors"
+
+
+def broken(model: Path, authority: Path) -> str:
+    with pytest.raises(RunError) as caught:
+        sealing.check(model, authority)
+    return str(caught.value)
+
+
+def forge(model: Path, made: Deployment, key: Path, certificate: Path) -> None:
+    """A signature as it is made, by somebody else."""
+    file = sealing.signature_file(model)
+    record = {**json.loads(file.read_text()), "certificate": certificate.read_text()}
+    record["signature"] = sealing.signers.sign_with_server(key, sealing._message(record))
+    file.write_text(json.dumps(record))
+
+
+def test_a_signed_model_is_known_by_the_authority_alone(
+    made: Deployment, model: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for file in (model, sealing.signature_file(model), made.ca_certificate):
+        shutil.copy(file, elsewhere)
+    done = invoke("verify", elsewhere / model.name, "--ca", elsewhere / "ca.crt")
+    assert done.exit_code == 0, done.stderr
+    assert "signed by the server fl.example.org at" in done.stdout
+    assert "federation trial, round 3" in done.stdout
+
+
+def test_models_are_signed_again_when_they_change_and_only_then(made: Deployment, model: Path) -> None:
+    before = sealing.signature_file(model).read_bytes()
+    assert sealing.seal_models(made, round=4) == {}
+    assert sealing.signature_file(model).read_bytes() == before
+    model.write_bytes(b"weights of round 4")
+    assert list(sealing.seal_models(made, round=4)) == ["last"]
+    assert sealing.check(model, made.ca_certificate).about["round"] == 4
+
+
+def test_another_file_another_claim_and_no_signature_are_named(made: Deployment, model: Path) -> None:
+    file, ca = sealing.signature_file(model), made.ca_certificate
+    model.write_bytes(b"weights of nobody")
+    done = invoke("verify", model, "--ca", ca)
+    assert done.exit_code == 1
+    assert "is not what was signed" in done.stderr
+    file.write_text(file.read_text().replace('"round": 3', '"round": 9'))
+    assert "was changed: it is not what fl.example.org signed" in broken(model, ca)
+    for damage in ("", "[]", "{}", '{"format": 1}'):
+        file.write_text(damage)
+        assert "is no signature" in broken(model, ca)
+    file.unlink()
+    assert "is not signed" in broken(model, ca)
+    model.unlink()
+    assert "does not exist" in broken(model, ca)
+
+
+def test_another_federations_server_cannot_sign(made: Deployment, model: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    authority = theirs / "ca.crt", theirs / "ca.key"
+    pki.create_authority(*authority, "trial")
+    pki.issue_server(theirs / "server.crt", theirs / "server.key", authority, ["fl.example.org"])
+    forge(model, made, theirs / "server.key", theirs / "server.crt")
+    assert "another federation's" in broken(model, made.ca_certificate)
+    # The right certificate with a key that is not its own.
+    forge(model, made, theirs / "server.key", made.server_certificate)
+    assert "it is not what fl.example.org signed" in broken(model, made.ca_certificate)
+
+
+def test_a_site_cannot_sign_though_its_certificate_is_of_the_same_authority(
+    made: Deployment, model: Path
+) -> None:
+    site, key = made.site("site-01"), made.path / "site.pem"
+    key.write_bytes(pki.site_key_pem(site.private_key))
+    forge(model, made, key, site.certificate)
+    assert "signed by site-01, which is no server of the federation" in broken(model, made.ca_certificate)
+
+
+def test_a_signature_outlives_its_certificate_but_cannot_be_made_later(
+    made: Deployment, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotation.renew(made.path)
+    assert sealing.check(model, made.ca_certificate).about["round"] == 3  # of the certificate before
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, zone=None):  # type: ignore[no-untyped-def, override]
+            return super().now(zone) + datetime.timedelta(days=pki.SERVER_DAYS + 1)
+
+    monkeypatch.setattr(sealing.signers, "datetime", Later)
+    assert sealing.check(model, made.ca_certificate).ended
+    monkeypatch.setattr(sealing, "datetime", Later)
+    sealing.seal(model, made)
+    assert "when the certificate of fl.example.org was not valid" in broken(model, made.ca_certificate)
+
+
+def test_the_run_of_a_federation_knows_whose_it_is(made: Deployment, tmp_path: Path) -> None:
+    found = sealing.deployment_of(made.run)
+    assert found is not None
+    assert found.path == made.path
+    made.server_key.unlink()
+    assert sealing.deployment_of(made.run) is None
+    assert sealing.deployment_of(tmp_path / "run") is None

@@ -1,0 +1,181 @@
+"""Every model at every site: what sites send for it, what is noted, and what people see of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
+
+import torch
+from loopback import deployment, experiment
+from serving import server
+from wireless import Node, WirelessGrid, handled_by, sides
+
+from calling import invoke
+from proxyfl.core.errors import RunError
+from proxyfl.deploy import crosssite
+from proxyfl.deploy.enrolment import Enrolment
+from proxyfl.deploy.explain import explain
+from proxyfl.engines.flower import codec
+from proxyfl.engines.flower.site import SiteImages
+from proxyfl.federation.histograms import score_histograms
+from proxyfl.report.html.gather import gather
+from proxyfl.results.sites import matrix, matrix_of
+from proxyfl.runs.run import Run
+from proxyfl.runs.simulation import prepare
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def small(**more):
+    settings = {"rounds": 2, "per_round": 4, "subset": 80, "labels__per_class": 4, "keep__metrics": "all"}
+    return experiment("fedavg", **{**settings, **more})
+
+
+def places(deployed, config, sharing=(), silent=()):
+    """Sites of different sizes, and what they allow."""
+    simulation, found = prepare(config), []
+    test = simulation.dataset.test
+
+    def images(place, side):
+        index = torch.arange(40 * place, 40 * place + 20 + 5 * place)
+        kept = test.take(index)
+        return lambda: SiteImages(side.images().client, kept)
+
+    for place, side in enumerate(sides(simulation, deployed.path / "elsewhere")):
+        side = dataclasses.replace(
+            side, images=images(place, side), shares=place in sharing, scores=place not in silent
+        )
+        found.append(side)
+    return WirelessGrid({50 + k: Node(handled_by(side)) for k, side in enumerate(found)})
+
+
+def played(tmp_path, config=None, **places_):
+    config = config or small()
+    deployed = deployment(tmp_path / "f", config, test="", holdout=0.5, insecure=True)
+    server(deployed, places(deployed, config, **places_)).run()
+    return deployed, Run(deployed.run)
+
+
+def test_each_site_is_told_apart_and_all_of_them_are_the_sum(tmp_path):
+    deployed, run = played(tmp_path)
+    for line in run.metrics:
+        at = line["evaluation"]["at"]
+        assert [at[name]["images"] for name in deployed.sites] == [20, 25, 30, 35]
+        right = sum(cell["images"] * cell["accuracy"] for cell in at.values())
+        assert right / 110 == pytest.approx(line["accuracy"], abs=1e-5)
+        assert {"macro_f1", "balanced_accuracy", "auroc"} <= line["measures"].keys() & at["site-01"].keys()
+    found = matrix(run)
+    worst, *_, best = sorted(deployed.sites, key=lambda name: at[name]["accuracy"])
+    assert at[worst]["accuracy"] < line["accuracy"] < at[best]["accuracy"]
+    assert found.worst[0] == worst
+    shown = invoke("show", run.path, "--sites").output
+    assert shown.index(worst) < shown.index(best)
+    assert f"worst: {worst}" in shown
+    assert "AUROC" in shown
+    told = json.loads(invoke("show", run.path, "--sites", "--json").output)
+    assert told["images"] == {"site-01": 20, "site-02": 25, "site-03": 30, "site-04": 35}
+
+
+def test_models_that_sites_share_are_measured_at_every_site_in_the_last_round(tmp_path):
+    _, run = played(tmp_path, sharing=(1, 3))
+    assert [list(line["evaluation"].get("models", ())) for line in run.metrics] == [
+        [],
+        ["site-02", "site-04"],
+    ]
+    shared = run.metrics[-1]["evaluation"]["models"]
+    assert [one["round"] for one in shared.values()] == [2, 2]
+    assert all(len(one["at"]) == 4 for one in shared.values())
+    rows = [row for row in matrix(run).rows if row.own]
+    assert [row.own for row in rows] == ["site-02", "site-04"]
+    assert not (run.path / "shared" / "site-01.safetensors").exists()
+    assert "of site-04" in invoke("show", run.path, "--sites").output
+    part = gather([run])["runs"][0]["sites"]
+    assert [name for name, _ in part["models"]][-1] == "of site-04"
+    assert part["images"] == [20, 25, 30, 35]
+    assert set(part["measures"]) == {"accuracy", "macro-F1", "balanced accuracy", "AUROC"}
+
+
+def test_auroc_of_all_needs_the_scores_of_all(tmp_path):
+    _, run = played(tmp_path, silent=(0,))
+    line = run.metrics[-1]
+    assert "auroc" not in line["measures"]
+    assert "macro_f1" in line["measures"]
+    assert "auroc" not in line["evaluation"]["at"]["site-01"]
+    assert "auroc" in line["evaluation"]["at"]["site-02"]
+
+
+def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_differential_privacy(tmp_path):
+    private = {"privacy__clip": 1.0, "privacy__draw": "system", "federation__weighting": "uniform"}
+    for settings, sent in (({}, True), ({"keep__metrics": "accuracy"}, False), (private, False)):
+        config = small(**settings)
+        deployed = deployment(tmp_path / f"f{len(list(tmp_path.iterdir()))}", config, test="", holdout=0.5,
+                              insecure=True)  # fmt: skip
+        net, seen = places(deployed, config, sharing=(0,)), []
+        for node in net.nodes.values():
+            inner = node.handler
+
+            def watched(kind, records, inner=inner, seen=seen):
+                answer = inner(kind, records)
+                seen.extend(codec.unpacked(part).keys() for part in answer.array_records.values())
+                return answer
+
+            node.handler = watched
+        server(deployed, net).run()
+        assert any("histograms" in keys for keys in seen) == sent
+        assert any("confusion" in keys for keys in seen)
+        run = Run(deployed.run)
+        assert ("at" in run.metrics[-1]["evaluation"]) == (settings is not private)
+        told = explain(deployed).measured
+        assert ("histograms of scores" in told) == sent
+        assert ("share_model" in told) == (settings is not private)
+    assert not (run.path / "shared").exists()
+    with pytest.raises(RunError, match="differential privacy forbids it"):
+        matrix(run)
+
+
+def reply(confusion, histograms):
+    parts = {"confusion": confusion, "histograms": histograms}
+    return codec.content({"kind": "evaluation"}, {codec.OWN: codec.packed(parts)})
+
+
+def test_histograms_that_cannot_be_are_refused():
+    probabilities = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    confusion = torch.tensor([[1, 0], [1, 1]])
+    counts = score_histograms(probabilities, torch.tensor([0, 1, 1]))
+    assert crosssite.read_counts(reply(confusion, counts), 2, 3).scores == {"auroc": 1.0}
+    for wrong, reason in (
+        (counts.long(), "form"),
+        (counts[:, :, 1:].contiguous(), "form"),
+        (counts * 2, "fit"),
+    ):
+        with pytest.raises(codec.Malformed, match=reason):
+            crosssite.read_counts(reply(confusion, wrong), 2, 3)
+
+
+def test_a_damaged_shared_model_is_none(tmp_path):
+    _, run = played(tmp_path, sharing=(0,))
+    enrolment = Enrolment.load(run.path, ("site-01", "site-02", "site-03", "site-04"))
+    shared = crosssite.SharedModels(run.path, enrolment)
+    assert shared.sharing() == [0]
+    weights, trained = shared.read(0)
+    assert weights
+    assert trained == 2
+    file = run.path / "shared" / "site-01.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert shared.read(0) is None
+    assert shared.read(1) is None
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        None, {"at": 3}, {"at": {"a": 1}}, {"at": {"a": {"accuracy": 2, "images": 3}}},
+        {"at": {"a": {"accuracy": 0.5, "images": -1}}}, {"at": {"a": {"accuracy": True, "images": 3}}},
+    ],
+)  # fmt: skip
+def test_what_an_untrusted_record_holds_is_passed_over(evaluation):
+    assert matrix_of([{"round": 1, "accuracy": 0.5, "evaluation": evaluation}]) is None
