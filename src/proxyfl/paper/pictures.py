@@ -44,11 +44,21 @@ def draw_results(
     elif kind == "along":
         figure = _along(item, cells, title)
     else:
+        cells, title = same_seeds(cells), f"{TITLES[column.data]}, Dirichlet α = {column.alpha:g}"
         warm = all(result.start_accuracy is not None for cell in cells.values() for result in cell)
         curves = {label: _curves(cell, warm=warm) for label, cell in cells.items()}
         looks = _told_apart(_looks(cells))
         figure = draw_curves(curves, title, legend="", looks=looks, first=0 if warm else 1)
+        if {*map(len, cells.values())} == {1}:
+            plot_style.note(figure, "One seed.")
     return plot_style.save(figure, folder / picture_name(kind, item, size, column))
+
+
+def same_seeds(cells: Cells) -> Cells:
+    """The runs of the seeds that every row has: means over different seeds cannot be compared."""
+    common = set.intersection(*({result.seed for result in cell} for cell in cells.values()))
+    kept = {label: [result for result in cell if result.seed in common] for label, cell in cells.items()}
+    return kept if common else cells
 
 
 def _curves(cell: Sequence[Result], *, warm: bool) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
