@@ -294,3 +294,15 @@ def test_an_insecure_site_has_no_key_to_approve_with(site: Site) -> None:
         approval.approve(dataclasses.replace(site, insecure=True), approval.read(site).offer)
     assert issubclass(Refused, approval.ConfigError)
     assert desk.SAYS["failure"] >= {"reason"}
+
+
+def test_scores_leave_where_they_are_asked_for_and_the_site_allows_them(site: Site) -> None:
+    measuring = dataclasses.replace(site, holdout=0.2)
+    config = approval.read(site).offer.config
+    more = dataclasses.replace(config, keep=dataclasses.replace(config.keep, metrics="all"))
+    assert set(approval.leaving(measuring, config)[0]["evaluate"]) == {"confusion"}
+    assert set(approval.leaving(measuring, more)[0]["evaluate"]) == {"confusion", "histograms"}
+    silent = dataclasses.replace(measuring, send_scores=False)
+    assert set(approval.leaving(silent, more)[0]["evaluate"]) == {"confusion"}
+    assert approval.widened(config, more) == ["keep.metrics = 'all', approved: 'accuracy'"]
+    assert approval.form_of(dataclasses.replace(site, share_model=True)) != approval.form_of(site)

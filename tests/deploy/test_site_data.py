@@ -113,6 +113,12 @@ def test_all_problems_are_told_at_once(folders: Path, tabled: Path) -> None:
     assert told.endswith("; and 3 more")
 
 
+def test_an_empty_folder_is_no_class(folders: Path) -> None:
+    before = opened(folders).counts
+    (folders / "cow").mkdir()
+    assert opened(folders).counts == before
+
+
 def test_what_is_passed_over_is_counted(folders: Path) -> None:
     opened_before = opened(folders).counts.labelled[CLASSES.index("dog")]
     (folders / "dog" / "notes.txt").write_text("good dog")

@@ -433,6 +433,15 @@ def test_every_fault_of_a_certificate_has_its_words(made, code, kind):
     assert why(alert, "fl.example.org:8000", made.site("site-01")).kind == "certificate"
 
 
+def test_an_ended_certificate_is_named_though_the_server_just_hung_up(made, monkeypatch):
+    site, error = made.site("site-01"), httpx.ReadError("no")
+    assert why(error, "fl.example.org:8000", site).kind == "network"
+    monkeypatch.setattr(pki, "days_left", lambda file: -1)
+    found = why(error, "fl.example.org:8000", site)
+    assert found.kind == "certificate"
+    assert f"{site.certificate} ended 1 day(s) ago; ask the federation's operator" in found.text
+
+
 def test_a_site_with_a_certificate_of_another_key_is_told_before_it_starts(made, tmp_path):
     site = dataclasses.replace(made.site("site-01"), path=tmp_path)
     for name in ("site.key", "site.pub", "ca.crt", "trusted.yaml"):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from proxyfl.methods import registry
+from proxyfl.methods.fixmatch import FixMatch
+from proxyfl.methods.registry import Recipe
 from proxyfl.report.pages import refreshed, results
 from proxyfl.report.scenario_tables import measured, methods
 
@@ -31,6 +36,14 @@ def test_methods_are_listed_with_accuracy_what_they_send_and_why_they_are_not_de
     assert "- `semifl`: the size of the fix set up (1 number)" in lines
     assert any(line.startswith("- not with `server`: `feddure`, because its regulators") for line in lines)
     assert any(line.startswith("- not with `clients` and `partial`: `server-only`, `flfl`") for line in lines)
+
+
+def test_a_method_that_is_being_written_makes_no_page_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = methods(Path("none.csv"))
+    for name in ("_recipes", "_shown"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    registry.register(Recipe("fresh", "as new-method writes it", FixMatch))
+    assert methods(Path("none.csv")) == before
 
 
 def test_results_stand_beside_the_lower_bound_of_their_scenario(tmp_path: Path) -> None:

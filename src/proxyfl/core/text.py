@@ -24,8 +24,8 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign in "\n\t" else _escaped(sign) for sign in text)
 
 
-def told(text: str, limit: int) -> str:
-    """What someone elsewhere said: one line, without runs of blanks that would make it look like two."""
+def reported(text: str, limit: int) -> str:
+    """What somebody elsewhere reported: one line, without runs of blanks that would make it look like two."""
     return one_line(" ".join(text[: 4 * limit].split()), limit)
 
 

@@ -4,6 +4,7 @@ files and tables.
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -121,14 +122,12 @@ def _require_features(file: Path, vectors: Array, channels: int) -> None:
 def _files(place: str, channels: int, size: int) -> Given:
     files = _found(place, SUFFIXES)
     seen = survey(files)
-    images, note = decode_all(seen, channels, size, "reading")
-    sound = [at for at, file in enumerate(files) if file not in seen.faults]
-    if not sound:
-        seen.require_sound()
+    images, sound, note = decode_all(seen, channels, size, "reading", leave_out=True)
     damaged = f"{len(seen.faults):,} of {len(files):,} images cannot be read and are left out: {seen.named}"
-    other = sum(seen.sizes[files[at]] != (size, size) for at in sound)
-    notes = _notes(other, len(sound), size, note, damaged if seen.faults else "")
-    return Given(tuple(str(files[at]) for at in sound), torch.from_numpy(images[sound]), notes)
+    read = list(itertools.compress(files, sound))
+    other = sum(seen.sizes[file] != (size, size) for file in read)
+    notes = _notes(other, len(read), size, note, damaged if seen.faults else "")
+    return Given(tuple(map(str, read)), torch.from_numpy(images), notes)
 
 
 def _notes(other: int, total: int, size: int, *more: str) -> tuple[str, ...]:
