@@ -40,7 +40,9 @@ def named(page: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in re.findall(r"`(proxyfl [^`…]+?) ?…?`", page)]
 
 
-@pytest.mark.parametrize("words", [*commands(""), *commands("", OPERATE), *named(OPERATE)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [*commands(""), *commands("", OPERATE), *named(PAGE), *named(OPERATE)], ids=" ".join
+)
 def test_commands_for_several_machines_exist(words: list[str]) -> None:
     told = invoke(*words[: 1 + (words[0] == "deploy")], "--help")
     assert told.exit_code == 0
