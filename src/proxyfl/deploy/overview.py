@@ -186,7 +186,7 @@ def _doing(client: int, mine: list[Table], live: list[Table]) -> str:
     answered = [line["event"] for line in mine if line.get("round") == number]
     if not answered:
         return f"training round {number}"
-    return f"has answered in round {number}" if answered[-1] == "answered" else f"left out of round {number}"
+    return f"answered round {number}" if answered[-1] == "answered" else f"left out of round {number}"
 
 
 def _disk(place: Path) -> Table:
