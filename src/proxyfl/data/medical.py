@@ -70,7 +70,7 @@ def open_medical(path: Path) -> Image.Image:
 def _read_dicom(file: Path, place: int | None) -> Pixels:
     try:
         import pydicom
-        from pydicom.pixels import pixel_array
+        from pydicom.pixels.utils import pixel_array
     except ImportError:
         raise DataError(_missing(file, "DICOM", "pydicom")) from None
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)  # its words quote values of the file
@@ -169,9 +169,8 @@ def _volume(file: Path, changed: int, size: int) -> tuple[Pixels, float, float]:
     if needed > memory_limit() or shape[0] * shape[1] > MAX_PIXELS:
         raise DataError(f"{file} holds {in_words(needed)}, too much for this machine; split it")
     try:
-        turned = nibabel.as_closest_canonical(volume.__class__(
-            np.asarray(volume.dataobj, np.float32).reshape((*shape, 1)[:3]), volume.affine
-        ))  # fmt: skip
+        plain = np.asarray(volume.dataobj, np.float32).reshape((*shape, 1)[:3])
+        turned = nibabel.as_closest_canonical(kind(plain, volume.affine))  # type: ignore[no-untyped-call]
         values = np.nan_to_num(np.asarray(turned.dataobj, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
         low, high = float(volume.header["cal_min"]), float(volume.header["cal_max"])
     except Exception as error:
