@@ -29,7 +29,8 @@ from proxyfl.engines.flower.protocol import PROGRAM, PROTOCOL, negotiated
 from proxyfl.engines.serialization import Header
 
 SAYS = {
-    "enrolled": {"kind", "name", "labelled", "unlabelled", "heldout", "versions", PROTOCOL, PROGRAM},
+    "enrolled": {"kind", "name", "labelled", "unlabelled", "heldout", "versions", "shares"}
+    | {PROTOCOL, PROGRAM},
     "update": {"kind", "round", "client", "samples", "seconds"},
     "evaluation": {"kind"},
     "failure": {"kind", "round", "client", "reason", "detail"},
