@@ -20,7 +20,7 @@ ENV PATH=/opt/proxyfl/bin:$PATH \
     PROXYFL_DATA=/data \
     PROXYFL_RUNS=/home/proxyfl/runs
 # Everything that is written goes to /home/proxyfl and /tmp: the root file system may be read-only.
-USER proxyfl
+USER 10001
 WORKDIR /home/proxyfl
 VOLUME ["/home/proxyfl", "/data"]
 ENTRYPOINT ["proxyfl"]

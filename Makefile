@@ -9,7 +9,7 @@ SECONDS ?= 60
 # Tests start hundreds of processes; without bytecode each of them compiles the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: audit fuzz bench demo docs site test test-full quick every torture lint format clean
+.PHONY: audit fuzz bench demo docs notebooks site test test-full quick every torture lint format clean
 
 # Installed once; again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -26,6 +26,10 @@ demo: $(READY)
 docs: $(READY)
 	$(BIN)/python tools/refresh.py
 
+# examples/*.ipynb from the scripts beside them, with what their cells give.
+notebooks: $(READY)
+	$(BIN)/python tools/notebooks.py
+
 # The documentation as a site in build/site/html that fetches nothing. Warnings are errors.
 # To search in it, look at it through a server: python3 -m http.server -d build/site/html
 site: $(READY)
@@ -35,6 +39,7 @@ site: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/memory.py
 
 # Vulnerabilities and licences of all pinned packages. Exit code 3, said in words, where no advisory database

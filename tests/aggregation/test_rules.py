@@ -252,13 +252,14 @@ def test_settings_that_are_left_alone_do_not_rename_runs() -> None:
     assert identity(other) != identity(plain)
 
 
-RULES: list[Any] = [
+RULES: list[dict[str, Any]] = [
     {"rule": "krum", "hostile": 0.15},
-    pytest.param({"rule": "median", "clip": 1.0}, marks=pytest.mark.slow),
-    pytest.param({"rule": "trimmed", "clip": 1.0, "clip_by": "median"}, marks=pytest.mark.slow),
+    {"rule": "median", "clip": 1.0},
+    {"rule": "trimmed", "clip": 1.0, "clip_by": "median"},
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["rule"])
 def test_every_engine_gives_the_same_bits(tmp_path: Path, rule: dict[str, Any]) -> None:
     given = {f"aggregation__{name}": value for name, value in rule.items()}

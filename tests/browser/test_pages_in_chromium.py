@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,11 +253,11 @@ def test_the_list_leads_to_a_run(browser, server):
     browser.open(server.link())
     browser.until("document.querySelectorAll('tbody tr').length === 3")
     assert "2 / 2" in browser.ask("document.querySelector('tbody tr').innerText")
-    heads = ["run", "accuracy", "state", "rounds", "time left", "method", "data"]
+    heads = ["run", "accuracy", "state", "rounds", "time left", "method", "data", "seed", "report"]
     assert each(browser, "thead th") == heads
-    assert [bool(wide) for wide in each(browser, "thead th", "offsetWidth")] == [True] * 5 + [False] * 2
+    assert [bool(wide) for wide in each(browser, "thead th", "offsetWidth")] == [True] * 5 + [False] * 4
     assert browser.ask("document.querySelector('.scroll').scrollWidth") <= 390 - 28
-    assert browser.ask("document.querySelector('.note').textContent").startswith(
+    assert browser.ask("document.querySelector('#list .note').textContent").startswith(
         "3 runs in the folder runs, "
     )
     browser.look()
@@ -266,6 +267,76 @@ def test_the_list_leads_to_a_run(browser, server):
     assert browser.ask("document.querySelector('h1').textContent") == "fedavg-1"
     assert browser.errors == []
     assert all(request.startswith((server.url, "data:")) for request in browser.requests)
+
+
+def test_the_first_frame_says_that_the_page_is_loading(browser, folder, monkeypatch):
+    asked, told = threading.Event(), Dashboard.listing
+
+    def late(self: Dashboard, names: list[str] | None = None) -> str:
+        assert asked.wait(60)
+        return told(self, names)
+
+    monkeypatch.setattr(Dashboard, "listing", late)
+    with answering(folder, every=0.1) as server:
+        try:
+            browser.look()
+            browser.open(server.link())
+            assert browser.ask("document.body.innerText").strip() == "Loading…"
+        finally:
+            asked.set()
+        browser.until("document.querySelectorAll('tbody tr').length === 3")
+    assert browser.ask("document.getElementById('loading')") is None
+
+
+def test_runs_are_filtered_sorted_and_compared(browser, server):
+    names = "tbody th"
+    browser.look()
+    browser.open(server.link())
+    browser.until("document.querySelectorAll('tbody tr').length === 3")
+    assert each(browser, names) == ["fedavg-1", "fedavg-2", "proxyfl-1"]
+    browser.ask("document.querySelectorAll('thead button')[1].click()")  # accuracy, the highest first
+    shown = [float(text.split()[0]) for text in each(browser, "tbody td:nth-of-type(1)")]
+    assert shown == sorted(shown, reverse=True)
+    assert each(browser, "[aria-sort]", "ariaSort") == ["descending"]
+    browser.ask("document.querySelectorAll('thead button')[0].click()")
+    browser.ask("document.querySelectorAll('thead button')[0].click()")
+    assert each(browser, names) == ["proxyfl-1", "fedavg-2", "fedavg-1"]
+    browser.ask("document.querySelector('#filter').focus()")
+    browser.call("Input.insertText", text="FedAvg finished")
+    assert each(browser, names) == ["fedavg-2", "fedavg-1"]
+    assert browser.ask("document.querySelector('#list .note').textContent").startswith("2 of 3 runs in ")
+    browser.ask("document.querySelectorAll('tbody input')[0].click()")
+    assert each(browser, "#choice p") == ["1 run is ticked; tick another to compare them."]
+    browser.ask("document.querySelector('#filter').select()")
+    browser.call("Input.insertText", text="proxyfl")
+    browser.ask("document.querySelector('tbody input').click()")
+    assert each(browser, "#choice a, #choice button") == ["Compare 2 runs", "Clear"]
+    browser.click("#compare")
+    browser.until(f"document.documentElement.dataset.page === 'run' && {ACCURACY}")
+    assert browser.ask("document.querySelector('h1').textContent") == "2 runs"
+    assert each(browser, "#overview tbody th") == ["fedavg-2", "proxyfl-1"]
+    browser.ask("void setTimeout(() => history.back())")
+    browser.until("document.querySelectorAll('tbody input:checked').length === 1")
+    assert browser.ask("document.querySelector('#filter').value") == "proxyfl"
+    browser.ask("[...document.querySelectorAll('#choice button')].at(-1).click()")
+    assert each(browser, "#choice p") == ["Tick runs to compare them."]
+    assert browser.errors == []
+
+
+def test_the_list_and_a_run_lead_to_its_report(browser, server):
+    browser.look()
+    browser.open(server.link())
+    browser.until("document.querySelectorAll('tbody tr').length === 3")
+    browser.click("a[href='report?name=fedavg-2']")
+    browser.until(f"document.documentElement.dataset.page === 'report' && {ACCURACY}")
+    assert browser.ask("document.querySelector('h1').textContent") == "fedavg-2"
+    assert browser.errors == []
+    browser.open(server.link("run", name="proxyfl-1"))
+    browser.until(ACCURACY)
+    browser.click("header a[href='report?name=proxyfl-1']")
+    browser.until(f"document.documentElement.dataset.page === 'report' && {ACCURACY}")
+    assert browser.ask("document.querySelector('h1').textContent") == "proxyfl-1"
+    assert browser.errors == []
 
 
 def test_the_browser_comes_by_a_file_and_without_the_token_sees_nothing(browser, server, monkeypatch):
@@ -332,7 +403,7 @@ def test_marks_that_turn_the_direction_of_text_are_shown_as_words(browser, tmp_p
     assert "\u202e" not in browser.ask("document.title")
     with answering(folder, every=0.1) as server:
         browser.open(server.link())
-        browser.until("document.querySelectorAll('tbody a').length === 1")
+        browser.until("document.querySelectorAll('tbody th a').length === 1")
         assert browser.ask("document.querySelector('tbody a').textContent") == shown
         browser.ask("document.querySelector('tbody a').click()")
         browser.until("document.querySelectorAll('.chart').length > 1")

@@ -99,6 +99,7 @@ def test_the_plugin_trains_alone_and_with_addons_and_shows_its_parameter(call, o
     assert rows["teacher"][1] == rows["mask"][1] == "global"  # as in the parent
 
 
+@pytest.mark.slow
 def test_its_own_test_passes_unedited(call, tmp_path):
     call("new-method", "my-method")
     plugins = {"PROXYFL_PLUGINS": "my_method.py"}

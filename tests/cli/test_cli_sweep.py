@@ -42,6 +42,19 @@ def test_compare_makes_what_is_missing_and_skips_what_is_done(tmp_path: Path) ->
     assert (listed.count("to do"), listed.count("done ")) == (2, 2)
 
 
+@pytest.mark.slow
+def test_methods_of_a_scenario_are_compared(tmp_path: Path) -> None:
+    words = ["compare", "semifl,flfl,server-only", "--scenario", "server", "--seeds", 2, "--runs", tmp_path]
+    result = call(*words, "--rounds", 1, *FLAGS)
+    assert result.exit_code == 0, result.output
+    runs = [Run(path) for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(runs) == 6
+    assert {run.config.labels.where for run in runs} == {"server"}
+    assert {bool(run.metrics[0]["clients"]) for run in runs if run.config.method.name == "server-only"} == {
+        False
+    }
+
+
 def test_a_failing_run_is_told_and_the_rest_is_made(tmp_path: Path) -> None:
     words = ["--runs", tmp_path, "--rounds", 2, *FLAGS, "--vary", "train.lr=0.05,1e30"]
     result = call("compare", "fedavg", *words)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from calling import invoke
 from proxyfl.cli.data import app
 from proxyfl.core.errors import ConfigError, DataError
-from proxyfl.data.preview import choose, contact_sheet
+from proxyfl.data.preview import _font, choose, contact_sheet
 from proxyfl.data.sources import load
 
 
@@ -182,3 +182,9 @@ def test_check_tells_who_has_labels(words: tuple[str, ...], told: str) -> None:
     done = invoke("data", "check", "digits", *words)
     assert done.exit_code == 0, done.stderr
     assert f"labels.where = {told}" in done.stdout
+
+
+def test_pictures_know_the_letters_of_most_languages():
+    pytest.importorskip("matplotlib")  # its font is one that does
+    drawn = {bytes(_font(15).getmask(sign)) for sign in "öłЖβ"}
+    assert len(drawn) == 4  # a letter that a font lacks is a box like all others

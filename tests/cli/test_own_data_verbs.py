@@ -90,6 +90,7 @@ def test_a_config_can_be_copied_for_own_data(clinic: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_from_a_messy_clinic_to_predictions_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_trials_that_fall_behind_are_stopped_early(tmp_path: Path) -> None:
         ("train.lr=a..b", "is no range"),
         ("train.lr", "has no bounds of its own"),
         ("data.name=a..b", "is no number"),
+        ("train.epochs=0.5..3", "is a whole number"),
     ],
 )
 def test_what_cannot_be_searched(text: str, message: str) -> None:
@@ -144,8 +145,32 @@ def test_ranges_come_from_the_text_or_from_the_setting() -> None:
     tau = tune.read_space("method.tau", config)
     assert (tau.low, tau.high) == (0, 1)
     assert tune.read_space("train.schedule", config).values == ("constant", "cosine", "step")
+    assert tune.read_space("train.nesterov", config).values == (False, True)
+
+
+def test_values_that_no_trial_could_have_are_refused_before_the_first(tmp_path: Path) -> None:
+    refused = search(tmp_path, 1, "--search", "train.momentum=-0.5..0.9")
+    assert refused.exit_code == 2
+    assert "train.momentum = -0.5" in refused.stderr
+    assert not (tmp_path / "tune").exists()
 
 
 def test_without_validation_images_nothing_is_judged(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="validation"):
         tune.Search(tmp_path, [tune.Space("train.lr", 0.01, 0.1)], lambda _: resolve("digits"))
+
+
+def test_a_cluster_is_named_as_for_a_run(tmp_path: Path) -> None:
+    refused = search(tmp_path, 1, "--address", "auto")
+    assert refused.exit_code == 2
+    assert "add --engine ray" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_trials_on_a_ray_cluster_have_the_same_scores(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    here = search(tmp_path / "here", 2)
+    there = search(tmp_path / "there", 2, "--engine", "ray", "--address", "local", "--workers", "2")
+    assert there.exit_code == 0, there.stderr
+    assert told(there) == told(here)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.core.text import LONGEST_LINE, duration, in_words, one_line, printable, told
+from proxyfl.core.text import LONGEST_LINE, duration, in_words, one_line, printable, reported
 
 
 def test_control_characters_become_words() -> None:
@@ -30,10 +30,10 @@ def test_what_nobody_sees_becomes_words(sign: str) -> None:
 
 
 def test_what_was_told_is_one_short_line() -> None:
-    assert told("disk\nfull" + 300 * " " + "round 3:\x1b[2J", 100) == "disk full round 3:\\x1b[2J"
+    assert reported("disk\nfull" + 300 * " " + "round 3:\x1b[2J", 100) == "disk full round 3:\\x1b[2J"
     for text in ("x" * 10_000, "\x1b" * 10_000, "\ud800" * 50):
-        assert len(told(text, 60)) <= 60
-        assert told(text, 60).isprintable()
+        assert len(reported(text, 60)) <= 60
+        assert reported(text, 60).isprintable()
 
 
 def test_one_line() -> None:

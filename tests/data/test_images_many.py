@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 from source_formats import save_image
 
 from proxyfl.core.errors import DataError
 from proxyfl.data.files import progress
-from proxyfl.data.images import decode_all, survey
+from proxyfl.data.images import decode, decode_all, survey, with_channels
+from proxyfl.data.reader.arrays import channels_first
 from proxyfl.data.sources import load
 
 
@@ -44,7 +46,7 @@ def test_sixteen_bits_are_scaled_by_what_they_hold(tmp_path, caplog, highest, bi
 def test_eight_bits_stay_as_they_are(tmp_path, caplog):
     save_image(tmp_path / "a" / "0.png", np.full((9, 9), 7, np.uint8))
     save_image(tmp_path / "a" / "1.png", np.full((9, 9), 4000, np.uint16))
-    images, note = decode_all(survey(sorted(tmp_path.glob("a/*"))), 1, 9, "reading")
+    images, _, note = decode_all(survey(sorted(tmp_path.glob("a/*"))), 1, 9, "reading")
     assert sorted({int(level) for level in np.unique(images)}) == [7, 4000 >> 4]
     assert note == "1 16-bit images with grey levels up to 4,000 are read as 12 bits"
 
@@ -80,9 +82,8 @@ def test_of_very_many_the_first_are_named_and_the_rest_counted(tmp_path):
     for place in range(1000):
         (tmp_path / f"{place:04}.png").write_text("no image")
     looked = survey(sorted(tmp_path.glob("*.png")))
-    decode_all(looked, 1, 8, "reading")
     with pytest.raises(DataError) as told:
-        looked.require_sound()
+        decode_all(looked, 1, 8, "reading")
     text = str(told.value)
     assert text.startswith("1,000 of 1,000 images are damaged")
     assert "0009.png and 990 more. The first: " in text
@@ -98,3 +99,11 @@ def test_a_folders_name_cannot_write_on_the_terminal(monkeypatch):
         advance(1)
     assert "reading a[red]b\\x1b]0;owned\\x07\\u202ec" in text.getvalue()
     assert "\x07" not in text.getvalue()
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 1), ("L", 3)])
+def test_arrays_become_grey_or_coloured_as_files_do(tmp_path, mode, channels):
+    drawn = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)).convert(mode)
+    drawn.save(tmp_path / "a.png")
+    array = channels_first(np.asarray(drawn)[None])
+    assert np.array_equal(with_channels(array, channels)[0], decode(tmp_path / "a.png", channels))

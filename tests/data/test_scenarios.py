@@ -28,7 +28,7 @@ def split(where: str, scheme: str = "iid", **more: object) -> Partition:
 @pytest.mark.parametrize("where", ["server", "partial"])
 def test_every_image_is_dealt_once(where: str, scheme: str) -> None:
     dealt = split(where, scheme, labelled_clients=3)
-    everything = np.concatenate([dealt.told, dealt.unlabelled.values])
+    everything = np.concatenate([dealt.all_labelled, dealt.unlabelled.values])
     assert sorted(everything.tolist()) == list(range(400))
     assert dealt.where == where
 
@@ -66,8 +66,8 @@ def test_images_that_nobody_knows_stay_unlabelled() -> None:
     labels = np.where(np.arange(400) % 5 == 0, -1, LABELS)
     for where in ("server", "partial"):
         dealt = proxyfl.partition(labels, clients=8, per_class=10, scheme="iid", where=where)
-        assert (labels[dealt.told] >= 0).all()
-        assert sorted([*dealt.told, *dealt.unlabelled.values]) == list(range(400))
+        assert (labels[dealt.all_labelled] >= 0).all()
+        assert sorted([*dealt.all_labelled, *dealt.unlabelled.values]) == list(range(400))
 
 
 @pytest.mark.parametrize("where", ["clients", "server", "partial"])

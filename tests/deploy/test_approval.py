@@ -296,20 +296,21 @@ def test_an_insecure_site_has_no_key_to_approve_with(site: Site) -> None:
     assert desk.SAYS["failure"] >= {"reason"}
 
 
-def test_histograms_leave_and_models_are_shared_only_where_the_owner_agreed(site):
-    sends = {"histograms": ["I32", [len(site.classes), 2, 240]]}
-    with pytest.raises(Refused, match="did not approve that 'histograms'"):
-        approval.require_leaving(approval.require(site), "evaluate", sends)
+def test_scores_leave_where_they_are_asked_for_and_the_site_allows_them(site: Site) -> None:
+    measuring = dataclasses.replace(site, holdout=0.2)
     config = approval.read(site).offer.config
-    every = dataclasses.replace(config, keep=dataclasses.replace(config.keep, metrics="all"))
-    measures = dataclasses.replace(site, holdout=0.2)
-    assert approval.leaving(measures, every)[0]["evaluate"].items() >= sends.items()
-    assert "histograms" not in approval.leaving(measures, config)[0]["evaluate"]
-    silent = dataclasses.replace(measures, send_scores=False)
-    assert "histograms" not in approval.leaving(silent, every)[0]["evaluate"]
+    more = dataclasses.replace(config, keep=dataclasses.replace(config.keep, metrics="all"))
+    assert set(approval.leaving(measuring, config)[0]["evaluate"]) == {"confusion"}
+    assert set(approval.leaving(measuring, more)[0]["evaluate"]) == {"confusion", "histograms"}
+    silent = dataclasses.replace(measuring, send_scores=False)
+    assert set(approval.leaving(silent, more)[0]["evaluate"]) == {"confusion"}
+    assert approval.widened(config, more) == ["keep.metrics = 'all', approved: 'accuracy'"]
+    assert approval.form_of(dataclasses.replace(site, share_model=True)) != approval.form_of(site)
 
+
+def test_sharing_a_model_needs_approval_and_limits_do_not(site: Site) -> None:
     dataclasses.replace(site, max_memory_mb=900, threads=2).write()
-    approval.require(Site.read(site.path))  # limits take back, nobody has to agree to them
+    approval.require(Site.read(site.path))  # limits take back
     dataclasses.replace(site, share_model=True).write()
     with pytest.raises(Refused, match=r"site.toml of site-01 was changed since its owner approved"):
         approval.require(Site.read(site.path))

@@ -55,3 +55,20 @@ def test_options_named_in_the_text_exist() -> None:
     options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", ours))
     assert options >= {"--renew", "--add-site", "--new-key", "--enrol-again", "--listen", "--insecure"}
     assert not {option for option in options if option not in told}
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    tests = Path(__file__).parents[1]
+    rows = re.findall(r"^\|[^|]+\|[^|]+\| (.+) \|$", PAGE.partition("## Shown by")[2], re.MULTILINE)
+    assert len(rows) > 15
+    for row in rows[1:]:
+        named = re.findall(r"`([^`]+)`", row)
+        files = [
+            tests / "flower" / name if "/" not in name else tests.parent / name
+            for name in named
+            if name.endswith(".py")
+        ]
+        assert files, row
+        text = "".join(file.read_text(encoding="utf-8") for file in files)
+        begun = [name.rstrip("…") for name in named if not name.endswith(".py")]
+        assert all(f"def {name}" in text for name in begun), row

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import ssl
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,10 +163,20 @@ def test_a_renewed_certificate_is_new_and_still_private(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_renewal_left_is_replaced_and_stays_private(tmp_path: Path) -> None:
+    """Killed with the new key written and not yet in its place, and once more in the middle of writing."""
     pki.create_site_keys(tmp_path / "site.key", tmp_path / "site.pub", "site-01")
-    left = tmp_path / f".site.key.{os.getpid()}.aside"
-    left.write_text("half of a key")
-    left.chmod(0o644)
+    before = (tmp_path / "site.key").read_bytes()
+    code = "import os, sys; from pathlib import Path; from proxyfl.deploy import pki; "
+    code += "Path.replace = lambda *where: os.kill(os.getpid(), 9); "
+    code += "pki.create_site_keys(Path('site.key'), Path('site.pub'), 'site-01', renew=True)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob(".site.key.*")
+    assert stat.S_IMODE(left.stat().st_mode) == 0o600
+    assert (tmp_path / "site.key").read_bytes() == before
+    half = tmp_path / f".site.key.{os.getpid()}.aside"
+    half.write_text("half of a key")
+    half.chmod(0o644)
     pki.create_site_keys(tmp_path / "site.key", tmp_path / "site.pub", "site-01", renew=True)
     pki.check_site_keys(tmp_path / "site.key", tmp_path / "site.pub")
     assert stat.S_IMODE((tmp_path / "site.key").stat().st_mode) == 0o600

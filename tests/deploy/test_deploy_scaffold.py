@@ -23,8 +23,9 @@ from proxyfl.runs.simulation import prepare
 
 SITE_FILES = {
     *("README.md", "ca.crt", "proxyfl-site.service", "site.crt", "site.key", "site.pub", "site.toml"),
-    *("start.sh", "trusted.yaml"),
+    *("offer.json", "start.sh", "trusted.yaml"),
 }
+LOG = {"audit.jsonl", "audit.head"}
 OWN: dict[str, Any] = {"classes": ("healthy", "ill"), "channels": 3, "image_size": 16}
 
 
@@ -35,7 +36,7 @@ def plan(**changes: Any) -> scaffold.Plan:
 def test_everything_of_a_deployment_is_there(trial: Path) -> None:
     names = {path.name for path in trial.iterdir()}
     sites = {"site-01", "site-02", "site-03"}
-    assert names == {"README.md", "app", "ca", "federation.toml", "sample", "server", *sites}
+    assert names == {"README.md", "app", "audit", "ca", "federation.toml", "sample", "server", *sites}
     server = {
         *("app.sig", "proxyfl-server.service", "server.crt", "server.key", "start.sh", "trusted.yaml"),
     }
@@ -300,7 +301,7 @@ def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     assert rotation.renew(own_trial) == pki.SERVER_DAYS - 1
     changed = {path.name for path, content in before.items() if path.read_bytes() != content}
-    assert changed <= {"server.crt", "server.key", "app.sig"}
+    assert changed <= {"server.crt", "server.key", "app.sig", *LOG}
     deployment = Deployment.read(own_trial)
     pki.check_server(deployment.server_certificate, deployment.ca_certificate)
     assert "fl.example.org" in pki.hosts_of(deployment.server_certificate)
@@ -327,6 +328,7 @@ def test_a_stolen_key_is_replaced_and_nothing_else(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     site = rotation.new_key(own_trial, "site-02")
     changed = {path for path, content in before.items() if path.read_bytes() != content}
+    changed -= {own_trial / "audit" / name for name in LOG}
     assert changed == {own_trial / "site-02" / f"site.{end}" for end in ("key", "pub", "crt")}
     pki.check_site(site.certificate, site.public_key, site.ca_certificate)
     pki.check_site_keys(site.private_key, site.public_key)

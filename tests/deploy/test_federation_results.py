@@ -161,9 +161,18 @@ def test_every_command_of_the_readme_works(federation: Path, tmp_path: Path) -> 
     """As it stands, on a deployment with a finished run; what starts Flower's programs is looked up only."""
     asked = readme_commands(federation)
     verbs = {" ".join(words[:2]) if words[0] == "deploy" else words[0] for words in asked}
-    assert verbs >= {"deploy check", "deploy explain", "deploy init", "show", "report", "dashboard"}
+    assert verbs >= {
+        "deploy check",
+        "deploy approve",
+        "deploy explain",
+        "deploy init",
+        "show",
+        "report",
+        "dashboard",
+    }
     data, first = str(federation / "sample" / "site-01.npz"), str(federation / "site-01")
     fitting = {"DATA": data, "site-01": first, "NAME": "site-04"}
+    fitting |= {"FILE": str(tmp_path / "kept.tar"), "DIR": str(tmp_path / "elsewhere")}
     for words in sorted(asked, key=lambda words: any(word in LATER for word in words)):
         words = [fitting.get(word, word) for word in words]
         words = [word.replace(original(federation), str(federation)) for word in words]
@@ -172,6 +181,8 @@ def test_every_command_of_the_readme_works(federation: Path, tmp_path: Path) -> 
             continue
         if words[0] == "deploy" and words[1] in NEEDS_FLOWER:
             words = [*words[:2], "--help"]
+        if words[:2] == ["deploy", "approve"]:
+            words.append("--yes")  # nobody is there to ask
         if "--add-site" in words:
             (federation / "run").rename(tmp_path / "moved away")
         done = invoke(*words)

@@ -241,6 +241,12 @@ def test_a_stop_that_was_asked_for_outlasts_a_crash(watched):
     assert any("stopped, as asked" in line for line in watched.said)
 
 
+def lyon(folder):
+    """A site's settings, as far as they matter here; without keys there is nothing to approve."""
+    names = {"name": "lyon", "server": "fl.example.org:8000", "insecure": True}
+    return SimpleNamespace(**names, path=folder, state=folder / "state")
+
+
 def test_a_site_whose_port_was_taken_starts_again_with_another(clock, monkeypatch, tmp_path):
     said, tries = [], []
 
@@ -252,7 +258,7 @@ def test_a_site_whose_port_was_taken_starts_again_with_another(clock, monkeypatc
 
     monkeypatch.setattr(operate, "site", site)
     monkeypatch.setattr(operate, "look", lambda *words: None)
-    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000", state=tmp_path / "state")
+    settings = lyon(tmp_path)
     with pytest.raises(RunError, match="gives up"):
         supervise.take_part(settings, "data", said.append)
     assert len(tries) == supervise.RESTARTS + 1
@@ -287,7 +293,7 @@ def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, m
 
     monkeypatch.setattr(operate, "site", site)
     monkeypatch.setattr(operate, "look", lambda *words: None)
-    settings = SimpleNamespace(name="lyon", server="fl.example.org:8000", state=tmp_path / "state")
+    settings = lyon(tmp_path)
     away = f"ERROR {supervise.UNKNOWN_KEY}: no"
     lives += [program(trouble=away, lives=1) for _ in range(50)]
     lives += [program(trouble="INFO: SuperNode terminated gracefully.", lives=1)]

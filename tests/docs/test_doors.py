@@ -1,4 +1,4 @@
-"""The doors for one's own data, networks, methods and add-ons: the examples in their docstrings run."""
+"""The doors for what one brings oneself: the examples in their docstrings run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from torch import nn
 import proxyfl
 from calling import invoke, known_place
 from proxyfl import models
+from proxyfl.aggregation import build as aggregators
 from proxyfl.core.errors import ConfigError, DataError, MethodError
 from proxyfl.core.plugins import load_plugin
 from proxyfl.data import sources
@@ -35,6 +36,7 @@ EXAMPLES = {
     "register_addon": ["--method", "fedavg+smooth", "--set", "method.smooth.weight=0.2"],
     "register_model": ["--set", "model.name=perceptron"],
     "register_dataset": ["--data", "quadrants", "--method", "fedavg"],
+    "register_aggregator": ["--method", "fedavg", "--set", "aggregation.rule=middle"],
 }
 
 
@@ -43,6 +45,7 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered in a test is forgotten after it."""
     monkeypatch.setattr(sources, "SOURCES", dict(sources.SOURCES))
     monkeypatch.setattr(model_registry, "_factories", dict(model_registry._factories))
+    monkeypatch.setattr(aggregators, "_rules", dict(aggregators._rules))
     for name in ("_recipes", "_shown", "_addons"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 

@@ -9,7 +9,7 @@ import pytest
 
 import proxyfl
 
-DOORS = {"register_method", "register_model", "register_dataset", "register_addon"}
+DOORS = {name for name in proxyfl.__all__ if name.startswith("register_")}
 """Their examples are files, which :mod:`test_doors` runs."""
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 import docstrings
+import links
 import site_pages
 from proxyfl import __all__ as public
 from proxyfl.methods import registry
@@ -24,13 +24,39 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_links_lead_somewhere_and_nothing_is_fetched(html: Path) -> None:
-    for page in html.rglob("*.html"):
-        if page.name == "404.html":  # its links begin at the address where the site is put
-            continue
-        text = page.read_text(encoding="utf-8")
-        assert not re.search(r'<(?:script|img|link)[^>]+(?:src|href)="https?://', text), page
-        for target in re.findall(r'(?:href|src)="([^"#?:]+)["#?]', text):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    assert links.broken(html) == []
+
+
+def test_every_notebook_has_a_page_with_its_outputs(html: Path) -> None:
+    for notebook in (ROOT / "examples").glob("*.ipynb"):
+        page = (html / "notebooks" / f"{notebook.stem}.html").read_text(encoding="utf-8")
+        assert f"examples/{notebook.name}" in page
+    assert list((html / "notebooks").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('<a href="other.html#place">', []),
+        ('<a href="other.html">', []),
+        ('<a href="folder/">', []),
+        ('<a href="https://example.org/x">', []),
+        ('<img src="data:,">', []),
+        ('<a href="none.html">', ["page.html: none.html leads nowhere"]),
+        ('<a href="../outside.html">', ["page.html: ../outside.html leads nowhere"]),
+        ('<a href="other.html#no">', ["page.html: other.html#no names no place in that page"]),
+        ('<a href="#no">', ["page.html: #no names no place in that page"]),
+        ('<img src="https://example.org/x.png">', ["page.html: fetches https://example.org/x.png"]),
+    ],
+)
+def test_what_the_link_checker_finds(tmp_path: Path, body: str, told: list[str]) -> None:
+    site = tmp_path / "site"
+    (site / "folder").mkdir(parents=True)
+    (tmp_path / "outside.html").touch()
+    (site / "folder" / "index.html").touch()
+    (site / "other.html").write_text('<h1 id="place">x</h1>')
+    (site / "page.html").write_text(body)
+    assert links.broken(site) == told
 
 
 def test_the_reference_has_every_public_name_verb_and_method(html: Path) -> None:

@@ -132,6 +132,7 @@ def federation(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_resumed_and_with_workers_a_run_ends_in_the_same_bits(images, tmp_path):
     data = proxyfl.encode(images, Pooled(), cache=tmp_path / "cache")
     whole = federation(data).record(tmp_path / "whole").run()

@@ -20,7 +20,7 @@ from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines import pool
 from proxyfl.engines.crew import SLACK
 from proxyfl.engines.pool import PoolEngine, default_workers, tuned_environment
-from toybox import Told, assemble, gone, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import assemble, gone, make_simulation, play, same_bits, same_state, tiny_config
 
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
 
@@ -51,26 +51,27 @@ def pids(engine: PoolEngine) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("method", "dtype"),
+    ("method", "dtype", "workers"),
     [
-        ("proxyfl", "fp32"),
-        pytest.param("proxyfl", "bf16", marks=pytest.mark.slow),
-        pytest.param("fedloke", "fp32", marks=pytest.mark.slow),
-        pytest.param("fedmatch", "fp32", marks=pytest.mark.slow),
-        pytest.param("feddb", "fp32", marks=pytest.mark.slow),
+        ("proxyfl", "fp32", 2),
+        pytest.param("proxyfl", "fp32", 1, marks=pytest.mark.slow),
+        pytest.param("proxyfl", "bf16", 2, marks=pytest.mark.slow),
+        pytest.param("fedloke", "fp32", 1, marks=pytest.mark.slow),
+        pytest.param("fedloke", "fp32", 2, marks=pytest.mark.slow),
+        pytest.param("fedmatch", "fp32", 2, marks=pytest.mark.slow),
+        pytest.param("feddb", "fp32", 2, marks=pytest.mark.slow),
     ],
 )
-def test_one_worker_two_workers_and_none_agree_to_the_bit(tmp_path: Path, method: str, dtype: str) -> None:
+def test_with_workers_and_without_the_bits_are_the_same(
+    tmp_path: Path, method: str, dtype: str, workers: int
+) -> None:
     config = tiny_config(method, rounds=2, per_round=3, dtype=dtype)
     here = play(config, SIMULATION, tmp_path / "inline")
-    for workers in (1, 2):
-        federation, trainer = assemble(tmp_path / str(workers), config, SIMULATION, workers)
-        with closing(federation.engine):
-            told = Told()
-            there = play(config, SIMULATION, tmp_path / str(workers), observers=[told],
-                         engine=lambda _, engine=federation.engine: engine)  # fmt: skip
-        assert same_state(here, there)
-        assert trainer.method.keeps_state == (tmp_path / str(workers) / "clients").exists()
+    federation, trainer = assemble(tmp_path / "workers", config, SIMULATION, workers)
+    with closing(federation.engine) as engine:
+        there = play(config, SIMULATION, tmp_path / "workers", engine=lambda _: engine)
+    assert same_state(here, there)
+    assert trainer.method.keeps_state == (tmp_path / "workers" / "clients").exists()
 
 
 def test_answers_come_in_the_order_of_the_tasks(tmp_path: Path, tasks: list[Task]) -> None:
@@ -82,7 +83,7 @@ def test_answers_come_in_the_order_of_the_tasks(tmp_path: Path, tasks: list[Task
     assert all(gone(pid) for pid in first)
 
 
-def test_tasks_are_drawn_only_as_the_window_allows(tmp_path: Path, tasks: list[Task]) -> None:
+def test_tasks_are_drawn_only_as_the_window_allows(pair: PoolEngine, tasks: list[Task]) -> None:
     drawn: list[int] = []
 
     def counted() -> Iterator[Task]:
@@ -90,9 +91,8 @@ def test_tasks_are_drawn_only_as_the_window_allows(tmp_path: Path, tasks: list[T
             drawn.append(task.client)
             yield task
 
-    with closing(engine_of(tmp_path, 1, "fedavg")) as engine:
-        for count, _ in enumerate(engine.run(counted()), 1):
-            assert len(drawn) <= count + 1 + SLACK
+    for count, _ in enumerate(pair.run(counted()), 1):
+        assert len(drawn) <= count + len(pair.workers) + SLACK
     assert len(drawn) == 12
 
 
@@ -154,10 +154,11 @@ def test_a_round_that_ends_early_leaves_nothing_for_the_next(pair: PoolEngine, t
     ])] == [(2, 1), (2, 0), (2, 3), (2, 2)]  # fmt: skip
 
 
-def test_tasks_with_other_weights_do_not_mix(tmp_path: Path, tasks: list[Task]) -> None:
+def test_tasks_with_other_weights_do_not_mix(pair: PoolEngine, tasks: list[Task]) -> None:
     mixed = [tasks[0], Task(1, 0, dict(tasks[0].weights), {})]
-    with closing(engine_of(tmp_path, 2, "fedavg")) as engine, pytest.raises(RunError, match="same weights"):
-        list(engine.run(mixed))
+    with pytest.raises(RunError, match="same weights"):
+        list(pair.run(mixed))
+    assert [answer.client for answer in pair.run(tasks)] == [1, 0, 3, 2]
 
 
 @pytest.mark.slow

@@ -41,8 +41,8 @@ def test_own_aggregator(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_own_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main_of("own_dataset")(tmp_path, rounds=2, workers=0)
-    assert "round 2" in capsys.readouterr().out
+    main_of("own_dataset")(tmp_path, rounds=1, workers=0)
+    assert "round 1" in capsys.readouterr().out
     assert (tmp_path / "scans" / "config.toml").is_file()
 
 
@@ -64,11 +64,13 @@ def test_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the first patient is malignant" in said
 
 
+@pytest.mark.slow
 def test_odd_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_of("odd_client")(tmp_path, rounds=1, workers=0)
     assert "ward 5: score " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_frozen_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_of("frozen_encoder")(tmp_path, rounds=1, workers=0)
     said = capsys.readouterr()
@@ -95,7 +97,7 @@ def test_text_topics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_each_example_is_short_and_says_how_it_is_run() -> None:
-    for file in EXAMPLES.glob("*.py"):
+    for file in EXAMPLES.glob("[a-z]*.py"):  # the numbered ones are notebooks
         lines = file.read_text(encoding="utf-8").splitlines()
         assert 20 <= len(lines) <= 60, file
         assert any(line.startswith(f"python examples/{file.name}") for line in lines), file

@@ -95,7 +95,7 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("method", ["proxyfl", "fedloke"])
+@pytest.mark.parametrize("method", ["proxyfl", pytest.param("fedloke", marks=pytest.mark.slow)])
 def test_a_round_leaves_no_tensor_behind(tmp_path: Path, method: str) -> None:
     census = Census()
     # Every client in every round: 16 bytes are kept for each that took part, and none is new after the first.

@@ -58,7 +58,8 @@ def test_resumed_rounds_give_the_same_bits(method, partly, tmp_path):
     assert all(map(same_state, whole, resumed))
 
 
-@pytest.mark.parametrize("partly", ["lora", "static", pytest.param("head", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("partly", ["lora", "static", "head"])
 def test_workers_give_the_same_bits(partly, tmp_path):
     config = tiny_config("proxyfl", **PARTLY[partly])
     inline, workers = (states(config, tmp_path / str(count), count) for count in (0, 2))

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
-from loopback import deployment, descendants, experiment, loopback, wait_for
+from loopback import PATIENCE, deployment, descendants, experiment, loopback, wait_for
 from test_launch import WITHIN, as_root, attack
 
 from proxyfl.deploy import launch, operate
@@ -82,11 +82,11 @@ def listening(started) -> set[int]:
     return found
 
 
-def stolen_secret() -> str:
+def stolen_secret(federation) -> str:
     """A task's secret, as root finds it in the environment of the process that works on the task."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for pid in [pid for one in federation.started.values() for pid in descendants(one.process.pid)]:
         with contextlib.suppress(OSError):
-            for word in path.read_bytes().split(b"\0"):
+            for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 if word.startswith(launch.TOKEN.encode() + b"="):
                     return word.decode().partition("=")[2]
     return ""
@@ -101,73 +101,6 @@ def secrets_on_command_lines() -> list[str]:
     return found
 
 
-@as_root
-def test_other_accounts_and_sites_and_foreign_apps_get_nowhere(tmp_path):
-    config = experiment("fedavg", rounds=200, clients=2, per_round=2, subset=80, labels__per_class=4)
-    made = deployment(tmp_path / "federation", config, patience=600.0)
-    with loopback(made) as federation:
-        server = federation.server()
-        federation.sites()
-        run = federation.run()
-        federation.wait_event(lambda line: line["event"] == "finished round" and line["round"] == 1)
-
-        # All that listens is on the loopback device; the gate would be wherever the address says.
-        ports = {name: listening(started) for name, started in federation.started.items()}
-        assert {host for found in ports.values() for host, _ in found} == {"0100007F"}
-        inner = {port for _, port in ports["server"]} - {made.bind[1]}
-        assert len(inner) == 1
-        doors = dict.fromkeys(inner, made.ca_certificate)
-        for name in made.sites:
-            doors |= dict.fromkeys((port for _, port in ports[name]), made.site(name).state / "local-ca.crt")
-        assert len(doors) == 1 + 2 * len(made.sites)
-
-        # Another account is heard at none of them, with a task's stolen secret, even, and disturbs nothing.
-        token = wait_for(stolen_secret, "a task")
-        for port, authority in doors.items():
-            fared = attack(port, str(authority), STOLEN_TOKEN=token)
-            assert fared == {"owner": {"answered"}, "other": {"refused"}}
-        assert secrets_on_command_lines() == []
-        before = federation.checkpoint()
-        wait_for(lambda: federation.checkpoint() > before + 1, "the run stopped")
-        assert not [line for line in (made.run / "events.jsonl").read_text().splitlines() if "failed" in line]
-
-        # What an enrolled site has does not open Flower's control interface.
-        site = made.site("site-01")
-        home = tmp_path / "elsewhere"
-        env = environment(home, {})
-        address = f"127.0.0.1:{made.bind[1]}"
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "it"\n[superlink.it]\naddress = "{address}"\n'
-            f'root-certificates = "{site.ca_certificate}"\n'
-        )
-        marks = tmp_path / "marks"
-        marks.mkdir()
-        app = foreign_app(tmp_path / "foreign", marks)
-        with pytest.raises(FlowerError):
-            ask_flwr(["run", str(app), "it"], env)
-        assert list(marks.iterdir()) == []
-
-        # The server itself may send a foreign app: no site loads it.
-        run.process.send_signal(signal.SIGINT)
-        run.process.wait(120)
-        ask_flwr(["run", str(app), operate.LINK], operate.flower_home(made))
-        wait_for(lambda: (marks / "told").is_file(), "the foreign app's end")
-        told = (marks / "told").read_text().splitlines()
-        assert told[0] == "2 nodes"
-        assert len(told) == 3
-        assert all("could not be verified" in line for line in told[1:])
-        assert not list(marks.glob("client-*"))
-        assert list(marks.glob("server-*"))
-
-        # The sites are none the worse for it.
-        federation.run()
-        at = federation.checkpoint()
-        wait_for(lambda: federation.checkpoint() > at, "the run does not go on")
-        killed(federation, "site-01")
-        killed(federation, "server")
-        assert server.process.poll() is not None
-
-
 def killed(federation, name):
     """Kill a verb as the kernel would; all that it started is gone in time."""
     started = federation.started[name]
@@ -180,16 +113,94 @@ def killed(federation, name):
     assert time.monotonic() - began < WITHIN
 
 
-def test_a_killed_site_answers_no_more_rounds(tmp_path):
-    config = experiment("fedavg", rounds=200, clients=2, per_round=2, subset=80, labels__per_class=4)
-    made = deployment(tmp_path / "federation", config, quorum=1, deadline=60.0)
-    with loopback(made) as federation:
-        federation.server()
-        federation.sites()
-        federation.run()
-        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
-        killed(federation, "site-02")
-        log = made.state / "gate.log"
-        answered = [line for line in log.read_text().splitlines() if " site-02 " in line]
-        federation.wait_event(lambda line: line["event"] == "finished round" and line["round"] == 4)
-        assert [line for line in log.read_text().splitlines() if " site-02 " in line] == answered
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A federation of two sites whose run is under way and far from its end."""
+    config = experiment("fedavg", rounds=500, clients=2, per_round=2, subset=80, labels__per_class=4)
+    made = deployment(tmp_path_factory.mktemp("breakin") / "federation", config, quorum=1, deadline=180.0)
+    with loopback(made) as programs:
+        programs.server()
+        programs.sites()
+        programs.run()
+        plays_on(programs)
+        yield programs
+
+
+def plays_on(federation, rounds=1):
+    at = federation.checkpoint()
+    wait_for(lambda: federation.checkpoint() >= at + rounds, "the run goes on")
+
+
+@as_root
+def test_other_accounts_are_heard_at_no_port_and_disturb_nothing(federation):
+    made = federation.made
+
+    # All that listens is on the loopback device; the gate would be wherever the address says.
+    ports = {name: listening(started) for name, started in federation.started.items()}
+    assert {host for found in ports.values() for host, _ in found} == {"0100007F"}
+    inner = {port for _, port in ports["server"]} - {made.bind[1]}
+    assert len(inner) == 1
+    doors = dict.fromkeys(inner, made.ca_certificate)
+    for name in made.sites:
+        doors |= dict.fromkeys((port for _, port in ports[name]), made.site(name).state / "local-ca.crt")
+    assert len(doors) == 1 + 2 * len(made.sites)
+
+    token = wait_for(lambda: stolen_secret(federation), "a task")
+    for port, authority in doors.items():
+        fared = attack(port, str(authority), STOLEN_TOKEN=token)
+        assert fared == {"owner": {"answered"}, "other": {"refused"}}
+    assert secrets_on_command_lines() == []
+    plays_on(federation, 2)
+    assert not [line for line in (made.run / "events.jsonl").read_text().splitlines() if "failed" in line]
+
+
+def test_foreign_apps_run_nowhere(federation, tmp_path):
+    """Neither what an enrolled site submits, nor at sites what the server itself submits."""
+    made = federation.made
+    site, home, marks = made.site("site-01"), tmp_path / "elsewhere", tmp_path / "marks"
+    env = environment(home, {})
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "it"\n[superlink.it]\naddress = "127.0.0.1:{made.bind[1]}"\n'
+        f'root-certificates = "{site.ca_certificate}"\n'
+    )
+    marks.mkdir()
+    app = foreign_app(tmp_path / "foreign", marks)
+    with pytest.raises(FlowerError):
+        ask_flwr(["run", str(app), "it"], env)
+    assert list(marks.iterdir()) == []
+
+    run = federation.started["run"]
+    run.process.send_signal(signal.SIGINT)
+    run.process.wait(PATIENCE)
+    ask_flwr(["run", str(app), operate.LINK], operate.flower_home(made))
+    wait_for(lambda: (marks / "told").is_file(), "the foreign app's end")
+    told = (marks / "told").read_text().splitlines()
+    assert told[0] == "2 nodes"
+    assert len(told) == 3
+    assert all("could not be verified" in line for line in told[1:])
+    assert not list(marks.glob("client-*"))
+    assert list(marks.glob("server-*"))
+    federation.run()
+    plays_on(federation)  # the sites are none the worse for it
+
+
+def test_a_killed_site_answers_no_more_rounds_and_comes_back(federation):
+    made, log = federation.made, federation.made.state / "gate.log"
+    killed(federation, "site-02")
+    answered = [line for line in log.read_text().splitlines() if " site-02 " in line]
+    plays_on(federation, 2)
+    assert [line for line in log.read_text().splitlines() if " site-02 " in line] == answered
+
+    # What it may have to wait for is its own earlier session.
+    again, at = federation.site(1), federation.checkpoint()
+    federation.wait_event(
+        lambda line: line["event"] == "answered" and line["round"] > at and line["client"] == 1
+    )
+    assert f"{made.sites[1]} is connected" in again.text()
+    assert "does not know the key" not in again.text()
+    waits = [line for line in again.text().splitlines() if "site-02 waits: " in line]
+    assert all("the server still has an earlier session of site-02" in line for line in waits)
+
+
+def test_nothing_outlives_a_killed_server(federation):
+    killed(federation, "server")

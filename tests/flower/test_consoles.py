@@ -1,9 +1,13 @@
-"""What the consoles of real programs say: clocks that are wrong, data that grew, sites that were removed."""
+"""What the consoles of real programs say: wrong clocks, ended certificates, grown data, replaced keys, sites
+that were removed.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -13,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
-from loopback import deployment, experiment, loopback, wait_for
+from loopback import PATIENCE, deployment, experiment, loopback, wait_for
 
 from proxyfl.deploy import pki
 from proxyfl.deploy.site_data import write_npz
@@ -45,14 +49,25 @@ def wrong_clock(tmp_path):
     return lambda seconds: ["env", f"LD_PRELOAD={library}", f"CLOCK_OFF_BY={seconds}"]
 
 
-def test_a_wrong_clock_is_named_with_its_difference_and_once_right_the_site_connects(tmp_path, wrong_clock):
-    config = experiment("fedavg", clients=len(CLOCKS), per_round=2, subset=80, labels__per_class=4)
+def end_at_once(monkeypatch, made, name):
+    """Give a site a certificate that has ended, signed by the federation's authority."""
+    site = made.site(name)
+    with monkeypatch.context() as patch:
+        patch.setattr(pki, "days_left", lambda authority: 0)
+        pki.issue_site(site.certificate, site.public_key, (made.ca_certificate, made.ca_key), name)
+
+
+def test_wrong_clocks_and_ended_certificates_are_named_and_once_right_the_site_connects(
+    tmp_path, wrong_clock, monkeypatch
+):
+    config = experiment("fedavg", clients=len(CLOCKS) + 1, per_round=2, subset=80, labels__per_class=4)
     made = deployment(tmp_path / "federation", config)
+    end_at_once(monkeypatch, made, made.sites[-1])
     with loopback(made) as federation:
         federation.server()
         for client, seconds in enumerate(CLOCKS):
             federation.site(client, before=wrong_clock(seconds))
-        for name, wanted in zip(made.sites, CLOCKS.values(), strict=True):
+        for name, wanted in zip(made.sites, CLOCKS.values(), strict=False):
             site = federation.started[name]
             wait_for(lambda site=site, wanted=wanted: re.search(wanted, site.text()), f"{name}: {wanted}")
             assert f"{name} waits: " in site.text()
@@ -60,7 +75,30 @@ def test_a_wrong_clock_is_named_with_its_difference_and_once_right_the_site_conn
             assert "is connected" not in site.text()
             assert "Traceback" not in site.text()
             site.kill()
-        federation.wait_text(federation.site(0), "site-01 is connected")
+
+        late = federation.site(len(CLOCKS))
+        ended = f"{made.site(made.sites[-1]).certificate} ended 1 day(s) ago; ask the federation's operator"
+        federation.wait_text(late, f"note: {ended}")
+        federation.wait_text(late, f"{made.sites[-1]} waits: {ended}")
+        assert late.process.poll() is None
+        first = federation.site(0)
+        federation.wait_text(first, "site-01 is connected")
+
+        # The server's own: it is named wherever one looks, and renewed as the words say.
+        federation.started["server"].kill()
+        pair, authority = (made.server_certificate, made.server_key), (made.ca_certificate, made.ca_key)
+        pki.issue_server(*pair, authority, ["127.0.0.1"], days=0, renew=True)
+        for verb in ("server", "run"):
+            refused = federation.start(verb, "deploy", verb, made.path)
+            assert refused.process.wait(PATIENCE) == 2
+            assert f"{made.server_certificate} has ended; renew it with" in refused.text()
+        looked = federation.finish(federation.start("status", "deploy", "status", made.path))
+        assert "not trusted: its certificate has ended" in looked
+        federation.finish(federation.start("renew", "deploy", "init", made.path, "--renew"))
+        federation.server()
+        wait_for(lambda: first.text().count("site-01 is connected") == 2, "it connects again by itself")
+        late.kill()
+        federation.wait_text(federation.site(len(CLOCKS)), f"{made.sites[-1]} is connected")
 
 
 def more_images(file, config):
@@ -69,10 +107,14 @@ def more_images(file, config):
     write_npz(file, dataset.train.images[:60], dataset.train.labels[:60], dataset.classes)
 
 
-def test_grown_data_a_removed_site_and_certificates_that_end_are_told(tmp_path, monkeypatch):
-    """And nobody's home folder is written to; what is kept is for its owner alone."""
+def test_grown_data_replaced_keys_a_removed_site_and_certificates_that_end_are_told(
+    tmp_path, monkeypatch, request
+):
+    """And nobody's home folder is written to; what is kept is for its owner alone, whatever the umask."""
     home = tmp_path / "home"
     home.mkdir()
+    usual = os.umask(0)
+    request.addfinalizer(lambda: os.umask(usual))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(pki, "CA_DAYS", 10)
     config = experiment("fedavg", rounds=500, clients=3, per_round=3, subset=80, labels__per_class=4)
@@ -107,7 +149,8 @@ def test_grown_data_a_removed_site_and_certificates_that_end_are_told(tmp_path, 
         removed = federation.started["site-02"]
         done = federation.finish(federation.start("remove", "deploy", "remove-site", made.path, "site-02"))
         assert "the run keeps its list of sites and goes on without site-02" in done
-        federation.wait_text(removed, "site-02 waits: ")
+        unknown = "{0} waits: the server does not know the key of {0}: the site was removed, or its key was"
+        federation.wait_text(removed, unknown.format("site-02"))
         at = federation.checkpoint()
         wait_for(lambda: federation.checkpoint() > at + 1, "the run goes on without it")
         assert Run(made.run).metrics[-1]["clients"] == [0]
@@ -116,11 +159,25 @@ def test_grown_data_a_removed_site_and_certificates_that_end_are_told(tmp_path, 
 
         federation.finish(federation.start("stop", "deploy", "stop", made.path, "--now"))
         run.process.wait(60)
-        made.run.rename(tmp_path / "moved away")
+        kept = made.run.rename(tmp_path / "moved away")
         told = federation.finish(federation.start("status", "deploy", "status", made.path))
         assert f"the run has not begun; start it with: proxyfl deploy run {made.path}" in told
+
+        # A key is replaced: the old one is locked out at once, the new one is in after a restart.
+        federation.finish(federation.start("key", "deploy", "init", made.path, "--new-key", "site-03"))
+        federation.wait_text(grown, unknown.format("site-03"))
+        grown.kill()
+        for file in ("site.key", "site.pub", "site.crt"):
+            shutil.copy(made.path / "site-03" / file, federation.folder / "site-03" / file)
+        renewed = federation.site(2)
+        federation.wait_text(renewed, "site-03 waits: the server has not registered the key of site-03 yet")
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(60)
+        federation.server()
+        federation.wait_text(renewed, "site-03 is connected")
         for name, one in federation.started.items():
             assert "Traceback" not in one.text(), name
     assert list(home.rglob("*")) == []
-    for state in (made.state, tmp_path / "elsewhere" / "site-01" / "state"):
-        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    for place in (kept, made.state, federation.folder / "site-01" / "state"):
+        for path in (place, *place.rglob("*")):
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path

@@ -13,6 +13,8 @@ import ssl
 import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -27,6 +29,7 @@ from serving import pem
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy import entrance, forward, pki, rotation, signing
+from proxyfl.deploy import gate as gates
 from proxyfl.deploy.connector import Connector, Trouble, client_tls, why
 from proxyfl.deploy.programs import environment
 from proxyfl.deploy.roster import NOTES, site_keys
@@ -167,6 +170,10 @@ def test_a_key_of_no_site_is_refused_whoever_certified_it(made, gate, behind, tm
     assert behind.paths == []
 
 
+PULL = "/v1/fleet/pull-messages"
+FLOOD = 4.0
+"""Seconds of a flood."""
+
 TRICKS = [
     "/v1/control/start-run",
     "/v1/control/list-runs",
@@ -286,6 +293,42 @@ def test_strangers_cannot_hold_the_door(made, gate, behind):
 
 
 @pytest.mark.slow
+def test_a_site_that_floods_is_held_back_and_others_are_served(made, gate, behind):
+    """On all connections that it may have, without a pause."""
+    served, began = Counter(), time.monotonic()
+
+    def flood():
+        how = {"verify": client_tls(made.site("site-03")), "timeout": 60.0}
+        with httpx.Client(base_url=f"https://127.0.0.1:{made.bind[1]}", **how) as client:
+            while time.monotonic() < began + FLOOD:
+                found = client.post(PULL, headers=node_header(made, "site-03"), content=b"xx")
+                served[found.status_code] += 1
+
+    with ThreadPoolExecutor(gates.CONNECTIONS) as crowd:
+        floods = [crowd.submit(flood) for _ in range(gates.CONNECTIONS)]
+        others = [post(made, PULL)]
+        while not all(one.done() for one in floods):
+            others.append(post(made, PULL))
+        for one in floods:
+            one.result()
+    assert set(others) == {(200, "")}
+    assert served.keys() == {200}
+    assert served[200] <= gates.BURST + gates.RATE * (time.monotonic() - began) + gates.CONNECTIONS
+
+
+def test_what_a_site_may_send_comes_back_with_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(gates.time, "monotonic", lambda: now[0])
+    allowance = gates.Allowance(gates.RATE, gates.BURST)
+    assert {allowance.wait(1) for _ in range(int(gates.BURST))} == {0.0}
+    waits = [allowance.wait(1) for _ in range(int(gates.RATE * gates.WAIT) + 1)]
+    assert waits[0] == 1 / gates.RATE
+    assert max(waits) > gates.WAIT, "and such a request is refused"
+    now[0] += gates.WAIT + 1
+    assert allowance.wait(1) == 0
+
+
+@pytest.mark.slow
 def test_a_head_that_drips_is_cut_off(made, gate):
     began = time.monotonic()
     with spoken(made, "site-01") as line, contextlib.suppress(OSError):
@@ -388,6 +431,15 @@ def test_every_fault_of_a_certificate_has_its_words(made, code, kind):
         1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required"
     )
     assert why(alert, "fl.example.org:8000", made.site("site-01")).kind == "certificate"
+
+
+def test_an_ended_certificate_is_named_though_the_server_just_hung_up(made, monkeypatch):
+    site, error = made.site("site-01"), httpx.ReadError("no")
+    assert why(error, "fl.example.org:8000", site).kind == "network"
+    monkeypatch.setattr(pki, "days_left", lambda file: -1)
+    found = why(error, "fl.example.org:8000", site)
+    assert found.kind == "certificate"
+    assert f"{site.certificate} ended 1 day(s) ago; ask the federation's operator" in found.text
 
 
 def test_a_site_with_a_certificate_of_another_key_is_told_before_it_starts(made, tmp_path):

@@ -90,10 +90,52 @@ def test_every_single_process_may_be_killed(tmp_path):
     assert_same_end(made, config, tmp_path)
 
 
-def test_stopping_the_server_in_a_run_leaves_nothing_and_a_new_run_starts_at_once(tmp_path):
-    config = small()
+FEW = """
+from proxyfl.deploy import supervise
+supervise.RESTARTS = 1
+"""
+"""A server that is started again once and then gives up, so that it need not be killed seven times."""
+
+
+def test_a_server_that_does_not_stay_up_gives_up_with_a_sentence_and_an_exit_code(tmp_path):
+    """So that systemd starts it anew."""
+    made = deployment(tmp_path / "federation", small())
+    plugin = tmp_path / "few.py"
+    plugin.write_text(FEW)
+    with loopback(made) as federation:
+        server = federation.start("server", "--plugin", plugin, "deploy", "server", made.path)
+        federation.wait_text(server, "ready at")
+        first = named(server, "flower-superlink")
+        os.kill(first, signal.SIGKILL)
+        again = wait_for(
+            lambda: pid if (pid := named(server, "flower-superlink")) != first else 0, "a new one"
+        )
+        wait_for(lambda: server.text().count("ready at") == 2, "it is up again")
+        os.kill(again, signal.SIGKILL)
+        assert server.process.wait(PATIENCE) == 2
+        assert "killed by signal 9); the server was started again 1 times and gives up" in server.text()
+        assert "Traceback" not in server.text()
+
+
+RESTORED = ("federation.toml", "ca/ca.crt", "server", "app", "run")
+"""What the page tells to restore, beside the sites' public keys; ``state`` where there is a copy of it."""
+
+
+def lose_disk(made, lost, kept):
+    """All that the server had is gone, and what the page tells is brought back from a copy."""
+    made.path.rename(lost)
+    for place in (*RESTORED, *kept, "test.npz", *(f"{name}/site.pub" for name in made.sites)):
+        (made.path / place).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (lost / place).is_dir() else shutil.copy
+        copy(lost / place, made.path / place)
+
+
+def test_stopped_killed_and_restored_the_server_goes_on_and_sites_connect_again(tmp_path):
+    """By a signal, then twice by a power cut that takes the disk along. The sites are never touched."""
+    config = small(rounds=5)
     made = deployment(tmp_path / "federation", config)
     with loopback(made) as federation:
+        federation.move_sites(tmp_path / "outside")
         server = federation.server()
         federation.sites()
         run = federation.run()
@@ -105,8 +147,21 @@ def test_stopping_the_server_in_a_run_leaves_nothing_and_a_new_run_starts_at_onc
         assert not RunDirectory(made.state).is_locked()
         run.process.wait(PATIENCE)
         assert "the server is gone" in run.text()
+
+        for kept in ((), ("state",)):
+            federation.server()
+            run, at = federation.run(), federation.checkpoint()
+            federation.wait_event(lambda line, at=at: line["event"] == "round" and line["round"] > at + 1)
+            federation.started["server"].kill()
+            run.process.wait(PATIENCE)
+            lose_disk(made, tmp_path / f"lost {len(kept)}", kept)
         federation.server()
         federation.finish(federation.run())
+        for name in made.sites:
+            site = federation.started[name]
+            assert site.process.poll() is None, "a site waits"
+            assert "gracefully" not in site.text()
+            assert "Traceback" not in site.text()
     assert_same_end(made, config, tmp_path)
 
 
@@ -196,35 +251,3 @@ def listing(folder: Path):
         for path in folder.rglob("*")
         if path.is_file() and not path.name.startswith(("superlink", "gate", "server.log"))
     )
-
-
-RESTORED = ("federation.toml", "ca/ca.crt", "server", "app", "run")
-
-
-@pytest.mark.parametrize("kept", [(), ("state",)], ids=["without", "with"])
-def test_restored_without_its_state_the_server_goes_on_and_sites_connect_again(tmp_path, kept):
-    """What the page tells to restore is enough; the sites were never stopped."""
-    config = small()
-    made = deployment(tmp_path / "federation", config)
-    with loopback(made) as federation:
-        federation.move_sites(tmp_path / "outside")
-        federation.server()
-        federation.sites()
-        federation.run()
-        federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 2)
-        federation.started["server"].kill()
-        lost = made.path.rename(tmp_path / "lost")
-        names = [*RESTORED, *kept, "test.npz", *(f"{name}/site.pub" for name in made.sites)]
-        for place in names:
-            (made.path / place).parent.mkdir(parents=True, exist_ok=True)
-            copy = shutil.copytree if (lost / place).is_dir() else shutil.copy
-            copy(lost / place, made.path / place)
-        federation.started["run"].process.wait(PATIENCE)
-        federation.server()
-        federation.finish(federation.run())
-        for name in made.sites:
-            site = federation.started[name]
-            assert site.process.poll() is None, "a site waits"
-            assert "gracefully" not in site.text()
-            assert "Traceback" not in site.text()
-    assert_same_end(made, config, tmp_path)

@@ -167,7 +167,7 @@ def without_truth(metrics: dict[str, Any]) -> dict[str, Any]:
     return {**metrics, "pseudo": pseudo}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_two_rounds_finish_with_finite_weights(name: str, first: Any) -> None:
     found = first(name)
     assert found.state.round == 2
@@ -223,7 +223,7 @@ def test_stopped_and_resumed_gives_the_same_bits(name: str, first: Any, folder: 
     assert run.metrics == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_state_and_extras_survive_safetensors(name: str, first: Any) -> None:
     found = first(name)
     state = found.state
@@ -237,7 +237,7 @@ def test_state_and_extras_survive_safetensors(name: str, first: Any) -> None:
             assert same_bits(load(save(tensors)), tensors)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_what_a_client_keeps_is_on_its_shelf(
     name: str, first: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +276,7 @@ def with_permuted_truth(simulation: Simulation) -> Simulation:
     return dataclasses.replace(simulation, dataset=dataset)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_true_labels_of_unlabelled_images_are_out_of_reach(name: str, first: Any, folder: Path) -> None:
     assert create(name).oracle == (name in ORACLES)
     permuted = played(config_for(name), with_permuted_truth(digits()), folder / name / "permuted")
@@ -328,7 +328,7 @@ def test_every_fidelity_plays(name: str, folder: Path) -> None:
         assert bool(found.state.carry) == leaks
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_bytes_recorded_are_those_of_the_tensors(name: str, first: Any) -> None:
     found = first(name)
     for report in found.told.reports:
@@ -349,7 +349,7 @@ def test_bytes_recorded_are_those_of_the_tensors(name: str, first: Any) -> None:
         assert set(traffic["up"]) == {"trunk", "classifier", "heads", "extras"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_what_is_sent_and_kept_is_declared(name: str, first: Any) -> None:
     found, method = first(name), create(name)
     heads = found.told.reports[0].metrics["traffic"]["up"]["heads"]

@@ -37,6 +37,10 @@ def images() -> proxyfl.Dataset:
     return proxyfl.Dataset.of(pixels[:36], labels[:36], test=(pixels[36:], labels[36:]))
 
 
+NETWORKS = ("mlp", "resnet8", "wrn-16-1", "linear")
+"""Quick tests train the first with every method, and all of them with two."""
+
+
 @cache
 def vectors() -> proxyfl.Dataset:
     train, test = (split.images.float().flatten(1) for split in (images().train, images().test))
@@ -78,8 +82,15 @@ def renamed(data: proxyfl.Dataset, split: proxyfl.Partition) -> proxyfl.Dataset:
     return dataclasses.replace(data, train=Split(data.train.images, labels))
 
 
-@pytest.mark.parametrize("network", ["resnet8", "wrn-16-1", "mlp", "linear"])
-@pytest.mark.parametrize("name", every_method())
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        pytest.param(*each.values, network, marks=each.marks if network in quick else pytest.mark.slow)
+        for each in every_method()
+        for quick in [NETWORKS if each.values[0] in ("fedavg", "proxyfl") else NETWORKS[:1]]
+        for network in NETWORKS
+    ],
+)
 def test_a_method_keeps_its_promises_on_a_network(name, network, data):
     known = data(network)
     split = proxyfl.partition(known, clients=2, per_class=4, scheme="iid")

@@ -82,6 +82,33 @@ def test_a_method_trains_in_a_scenario_or_is_refused_with_the_reason(name: str) 
             assert not same_bits(before, federation.state.weights)
 
 
+@pytest.mark.parametrize("addon", ["icpl", "gpt"])
+@pytest.mark.parametrize(
+    ("parent", "where"),
+    [("semifl", "server"), ("flfl", "server"), ("cbafed", "partial"), ("rscfed", "partial")],
+)
+def test_both_parts_of_proxyfl_take_effect_on_methods_of_other_scenarios(
+    parent: str, where: str, addon: str
+) -> None:
+    """With labels at every client, :mod:`test_contract` attaches every add-on."""
+    data, split = clouds(where)
+    ends = []
+    for strength in (0, 5):
+        given = {"icpl": {"weight": float(strength)}} if addon == "icpl" else {"gpt": {"epochs": strength}}
+        warm = {"warmup": 0} if where == "partial" else {}
+        federation = proxyfl.Federation(
+            data, split, method=create(f"{parent}+{addon}", {"tau": 0.3, **warm, **given}), rounds=1,
+            per_round=3, workers=0, dtype="fp32", network="mlp", width=1,
+            train=proxyfl.Train(epochs=2, batch=8, lr=0.1),
+        )  # fmt: skip
+        ends.append(federation.run())
+    off, on = (end.state.weights for end in ends)
+    assert not torch.equal(off["classifier.weight"], on["classifier.weight"])
+    if addon == "icpl":
+        assert ends[1].history[-1].losses["icpl"] > 0
+    assert all(report.metrics["failed"] == {} for end in ends for report in end.history)
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
     [
@@ -132,17 +159,15 @@ def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, rea
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("semifl", "server"),
-        *(
-            pytest.param(name, where, marks=pytest.mark.slow)
-            for where, names in (
-                ("partial", ("proxyfl", "cbafed", "rscfed", "rscfed+gpt")),
-                ("server", ("fedmatch", "softmatch", "flfl+proxyfl")),
-            )
-            for name in names
-        ),
+        (name, where)
+        for where, names in (
+            ("partial", ("proxyfl", "cbafed", "rscfed", "rscfed+gpt")),
+            ("server", ("semifl", "fedmatch", "softmatch", "flfl+proxyfl")),
+        )
+        for name in names
     ],
 )
+@pytest.mark.slow
 def test_resumed_and_with_workers_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
     given = {**TINY, **settings(name, where, model__norm="static", per_round=4)}
     if name == "softmatch":

@@ -1,25 +1,49 @@
-"""The wheel is what users install: it must carry everything and run outside the checkout."""
+"""The packages are what users install: they carry everything, and the wheel runs outside the checkout."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import typer
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel that is built from it."""
     out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
-    return next(out.glob("*.whl"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return next(dist.glob("*.whl"))
+
+
+def test_twine_accepts_both_packages(dist: Path) -> None:
+    packages = sorted(map(str, dist.iterdir()))
+    line = [sys.executable, "-m", "twine", "check", "--strict", *packages]
+    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("PASSED") == len(packages) == 2
+
+
+def test_the_sdist_has_every_file_of_the_repository(dist: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git repository to compare with")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert [name for name in listed.stdout.splitlines() if name not in packed] == []
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +55,7 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index"]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)
     site = next((home / "lib").glob("python*/site-packages"))
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "dependencies.pth").write_text(f"{Path(typer.__file__).parents[1]}\n")
     return home / "bin"
 
 

@@ -132,3 +132,17 @@ def test_without_results_there_is_no_picture(tmp_path: Path) -> None:
     text = refreshed(block("ranking table1 mini"), tmp_path)
     assert "No picture yet." in text
     assert draw_pictures(text, tmp_path, tmp_path / "images") == []
+
+
+def test_rows_are_compared_on_the_seeds_that_all_have(made: Callable[..., Result], tmp_path: Path) -> None:
+    values = {"FedAvg": {1: 0.2, 2: 0.9, 3: 0.4}, "ProxyFL": {1: 0.5, 3: 0.7}}
+    results = {
+        (row, "svhn@0.1"): [made(row, "svhn@0.1", seed, [value]) for seed, value in seeds.items()]
+        for row, seeds in values.items()
+    }
+    (tmp_path / "mini-comparison.csv").write_text(to_csv(results), encoding="utf-8")
+    text = refreshed(block("reached comparison mini"), tmp_path)
+    assert "SVHN, Dirichlet 0.1, 2 seeds; mean accuracy of the last " in text
+    assert ": ProxyFL 60.0, FedAvg 30.0 %." in text
+    assert "Not measured yet." in refreshed(block("reached comparison mini"), tmp_path / "nowhere")
+    assert "(docs/images/" in refreshed(block("curves comparison mini"), tmp_path, "docs/images")

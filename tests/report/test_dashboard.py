@@ -19,6 +19,7 @@ from proxyfl import Run
 from proxyfl.report.dashboard import server as dashboard
 from proxyfl.report.dashboard.server import Dashboard
 from proxyfl.report.dashboard.watch import GrowingLines, Library, is_name
+from proxyfl.report.html.page import policy
 
 
 @pytest.fixture
@@ -58,10 +59,18 @@ def test_it_listens_on_this_machine_only(server):
 def test_who_does_not_know_the_token_learns_nothing(server):
     """As another account of this machine would ask."""
     old = f"proxyfl-{server.port}={'x' * len(server.token)}"
-    for path in ("/", "/run?name=first", "/api/runs", "/api/run?name=first", "/api/follow", "/nowhere"):
+    for path in (
+        "/",
+        "/run?name=first",
+        "/report?name=first",
+        "/api/runs",
+        "/api/run?name=first",
+        "/api/follow",
+        "/nowhere",
+    ):
         for cookie in ("", old, server.cookie[:-1], server.token, f"proxyfl-1={server.token}", "é; ;="):
             found = ask(server, f"{path}{'&' if '?' in path else '?'}token=none", Cookie=cookie)
-            assert found[:2] == (403, f"{dashboard.STRANGER}\n"), (path, cookie)
+            assert found[:2] == (403, f"{dashboard.NOT_YOURS}\n"), (path, cookie)
             assert "set-cookie" not in found[2]
     assert ask(server, "/", "POST", Cookie="")[0] == 403
     assert Dashboard(server.library.folder).token != server.token
@@ -101,6 +110,18 @@ def test_pages_and_their_headers(server, path, kind):
     assert int(headers["content-length"]) == len(text.encode())
     status, text, head = ask(server, path, "HEAD")
     assert (status, text, head["content-type"]) == (200, "", kind)
+
+
+def test_a_report_is_one_file_that_loads_nothing(server):
+    status, text, headers = ask(server, "/report?name=first")
+    assert (status, headers["content-type"]) == (200, dashboard.HTML)
+    assert headers["content-security-policy"] == f"{policy()}; frame-ancestors 'none'"
+    assert f'content="{policy()}"' in text
+    assert "'self'" not in policy()
+    assert '"title":"first"' in text
+    assert server.token not in text
+    assert ask(server, "/report?name=none")[0] == 404
+    assert ask(server, "/report?name=../secret")[0] == 404
 
 
 def test_the_list_and_a_run(server, folder):

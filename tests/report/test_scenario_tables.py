@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from proxyfl.methods import registry
+from proxyfl.methods.fixmatch import FixMatch
+from proxyfl.methods.registry import Recipe
 from proxyfl.report.pages import refreshed, results
 from proxyfl.report.scenario_tables import measured, methods
 
@@ -20,11 +25,25 @@ partial,semifl,1,15,0.10,0.1,0.1,75,a
 """
 
 
-def test_methods_are_listed_with_what_they_send_and_the_reasons_where_they_are_not_defined() -> None:
-    lines = methods().splitlines()
-    assert "| `semifl` | – | yes | – | the size of the fix set up (1 number) |" in lines
-    assert "| `fixmatch-gpl` | yes | yes | yes | nothing |" in lines
+def test_methods_are_listed_with_accuracy_what_they_send_and_why_they_are_not_defined(tmp_path: Path) -> None:
+    rows = ROWS + "server,semifl+gpt,1,15,0.2,0.2,0.2,75,a\n"
+    (tmp_path / "scenarios.csv").write_text(HEAD + rows)
+    lines = methods(tmp_path / "digits.csv").splitlines()
+    assert "| `semifl` | – | 85.0 ▲ | – |" in lines
+    assert "| `server-only` | – | 80.0 | – |" in lines
+    assert "| `sage` |  | 10.0 (1) |  |" in lines
+    assert "| `semifl+gpt` | – | 20.0 (1) | – |" in lines
+    assert "- `semifl`: the size of the fix set up (1 number)" in lines
     assert any(line.startswith("- not with `server`: `feddure`, because its regulators") for line in lines)
+    assert any(line.startswith("- not with `clients` and `partial`: `server-only`, `flfl`") for line in lines)
+
+
+def test_a_method_that_is_being_written_makes_no_page_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = methods(Path("none.csv"))
+    for name in ("_recipes", "_shown"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    registry.register(Recipe("fresh", "as new-method writes it", FixMatch))
+    assert methods(Path("none.csv")) == before
 
 
 def test_results_stand_beside_the_lower_bound_of_their_scenario(tmp_path: Path) -> None:

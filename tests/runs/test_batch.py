@@ -66,6 +66,7 @@ def test_a_folder_that_cannot_be_read_is_no_finished_run(tmp_path: Path) -> None
     assert job.finished
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_is_told_and_goes_on_the_next_time(tmp_path: Path) -> None:
     def kill(failed: dict[Path, str]) -> None:
         for child in multiprocessing.active_children():

@@ -40,6 +40,7 @@ def mine(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_workers_write_the_same_bits_and_time_is_kept_apart(sound: Path, tmp_path: Path) -> None:
     other = played(tmp_path / "run", workers=2)
     for name in FILES:

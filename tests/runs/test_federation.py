@@ -445,3 +445,10 @@ def test_a_run_and_a_resume_do_everything_once(tmp_path: Path, monkeypatch: pyte
     proxyfl.resume(run.path, workers=0)
     assert counts == {"read_config": 1, "read": 1, "assemble": 1, "prepare": 1}
     assert json.loads((run.path / "events.jsonl").read_text().splitlines()[-1])["event"] == "finished"
+    counts.clear()
+    counted(experiment, "load_config")
+    words = "--method fedavg --rounds 1 --clients 4 --per-round 2 --width 1 --subset 64 --workers 0".split()
+    done = invoke("run", "digits", *words, "--name", "typed", "--runs", str(tmp_path))
+    assert done.exit_code == 0, done.stderr
+    counts.pop("read_config")  # the list of settings reads the preset and the defaults, to compare with
+    assert counts == {"load_config": 1, "assemble": 1, "prepare": 1}

@@ -151,8 +151,7 @@ def read_image(content: bytes, folder: Path) -> Any:
     (folder / "a.png").write_bytes(content)
     looked = survey([folder / "a.png"])
     channels = 1 if looked.grey else 3
-    found, _ = decode_all(looked, channels, 8, "reading")
-    looked.require_sound()
+    found, _, _ = decode_all(looked, channels, 8, "reading")
     assert found.shape == (1, channels, 8, 8)
     assert found.dtype == np.uint8
     return found

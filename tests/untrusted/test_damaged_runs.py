@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile_runs import make_run
@@ -25,6 +26,18 @@ FILES = (
     *("models/best.safetensors", "models/last.safetensors"),
 )
 FOLDERS = ("checkpoints", "snapshots", "models", "clients", "server")
+QUICK = (
+    "config.toml",
+    "metrics.jsonl",
+    "checkpoints/metrics.copy.jsonl",
+    "models/last.safetensors",
+    "checkpoints",
+)
+"""Places of every test run; `make test-full` tries all of them."""
+
+
+def places(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +82,20 @@ def require_named(runs: Path, fault: str) -> None:
     assert told["good"]["done"] == 2
 
 
-@pytest.mark.parametrize("place", FILES)
+@pytest.mark.parametrize("place", places(FILES))
 def test_a_folder_where_a_file_belongs(place: str, runs: Path) -> None:
     taken_away(runs / "bad" / place).mkdir()
     require_named(runs, f"{place} is a folder where a file belongs; move it away and put back")
 
 
-@pytest.mark.parametrize("place", FOLDERS)
+@pytest.mark.parametrize("place", places(FOLDERS))
 def test_a_file_where_a_folder_belongs(place: str, runs: Path) -> None:
     taken_away(runs / "bad" / place).write_text("a file")
     require_named(runs, f"{place} is a file where a folder belongs; move it away and put back")
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("place", ["metrics.jsonl", "checkpoints/metrics.copy.jsonl", "config.toml"])
+@pytest.mark.parametrize("place", places(["metrics.jsonl", "checkpoints/metrics.copy.jsonl", "config.toml"]))
 def test_a_pipe_where_a_file_belongs(place: str, runs: Path) -> None:
     os.mkfifo(taken_away(runs / "bad" / place))
     require_named(runs, f"{place} is neither a file nor a folder; put the file there")

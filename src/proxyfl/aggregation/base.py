@@ -31,7 +31,7 @@ from proxyfl.methods.context import ServerContext
 
 @dataclass(frozen=True)
 class Round:
-    """What an aggregator is told before the first update of a round.
+    """What an aggregator knows before the first update of a round.
 
     ``state`` is what the round began with, ``holders`` counts the clients that hold any image, ``extras`` are
     those that the method's ``extras_form`` names, ``spool`` is where updates may wait.

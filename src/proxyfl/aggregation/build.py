@@ -32,15 +32,21 @@ def register_aggregator(name: str) -> Callable[[F], F]:
     """Make an aggregator known as ``aggregation.rule = "NAME"``: put it above a class or a function.
 
     A class is called with those settings of ``[aggregation]`` that its constructor names (``hostile``,
-    ``keep``, …), a function with all of them:
+    ``keep``, …), a function with all of them. The change of the middle client, as a file of its own::
 
-    >>> from proxyfl.aggregation import Krum, register_aggregator
-    >>> @register_aggregator("one")
-    ... def one(settings):
-    ...     return Krum(hostile=settings.hostile, keep=1)
+        from dataclasses import dataclass
 
-    For one of your own see the example of :class:`proxyfl.aggregation.Aggregator`. On the command line the
-    module is a plug-in: ``proxyfl --plugin my_rules.py run digits --set aggregation.rule=one``.
+        import torch
+        from proxyfl import Aggregator, register_aggregator
+
+        @register_aggregator("middle")
+        @dataclass(frozen=True)
+        class Middle(Aggregator):
+            def combine(self, updates, weights, old):
+                sizes = [sum((u[name] - old[name]).float().norm() for name in old) for u in updates]
+                return updates[int(torch.stack(sizes).argsort()[len(sizes) // 2])]
+
+    ``proxyfl --plugin FILE run --set aggregation.rule=middle`` trains with it.
     """
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ConfigError(f'{name!r} cannot name an aggregator; write @register_aggregator("NAME")')

@@ -1,4 +1,4 @@
-"""What of a method rules and noise can cover, told from its hooks."""
+"""What of a method rules and noise can cover, as its hooks show."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class Guard:
         strict = {name.partition("/")[0] for name in self.extras}
         for name in extras:
             part = name.partition("/")[0]
-            stranger = self.parts is not None and part not in self.parts
-            if stranger or (part in strict and name not in self.extras):
+            unknown = self.parts is not None and part not in self.parts
+            if unknown or (part in strict and name not in self.extras):
                 raise UpdateRefused(f"sends {_short(name)}, which nobody asked for")
         for name, shape in self.extras.items():
             if name not in extras:

@@ -106,8 +106,8 @@ def _show_scenario(where: str, setting: Setting, markdown: bool) -> None:
     if markdown:
         lines = [("method", *heads, "note"), ("---", *["---:"] * 4, "---"), *rows]
         text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-        told = "".join(f"\n- {fact}\n" for fact in facts)
-        console.print(f"{title}\n\n{text}{told}", markup=False, soft_wrap=True, end="")
+        noted = "".join(f"\n- {fact}\n" for fact in facts)
+        console.print(f"{title}\n\n{text}{noted}", markup=False, soft_wrap=True, end="")
         return
     console.print(title, style="bold", markup=False)
     table = plain_table("method", *heads, "note", right=heads, keep=("method", *heads))

@@ -234,7 +234,7 @@ def load_settings(
         _note_other_method(Path(preset), method)
     config = load_config(preset, asked, method, root, protocol)
     if config.preset == own.PRESET and not preset.endswith(".toml"):
-        typer.echo(f"note: {own.told(config)}", err=True)
+        typer.echo(f"note: {own.summary(config)}", err=True)
     return config
 
 

@@ -137,14 +137,15 @@ def check(
 def _tell_labels(name: str, root: Path, asked: Tree, console: Console) -> None:
     """Who has labels when the preset of that name deals its data."""
     from proxyfl.runs.experiment import load_config
-    from proxyfl.runs.simulation import labels_told, prepare
+    from proxyfl.runs.simulation import labels_in_words, prepare
 
     config = load_config(name, asked)
     simulation = prepare(config, root)
     dealt = simulation.partition
     holders = f"{int((dealt.labelled.sizes > 0).sum()):,} of {dealt.clients:,} clients"
-    usual = f"{len(dealt.told):,} {simulation.dataset.called} are labelled, at {holders}"
-    console.print(f"labels.where = {config.labels.where}: {labels_told(simulation) or usual}", markup=False)
+    usual = f"{len(dealt.all_labelled):,} {simulation.dataset.called} are labelled, at {holders}"
+    who = labels_in_words(simulation) or usual
+    console.print(f"labels.where = {config.labels.where}: {who}", markup=False)
 
 
 def _check_files(source: Source, root: Path, console: Console) -> int:

@@ -140,8 +140,8 @@ def run(
         raise RunError(
             f"{deployment.run} is running; look at it with '{command('deploy', 'status', folder)}'"
         )
-    operate.require_server(deployment, _tell)
     if rounds is not None:
+        operate.require_server(deployment, _tell)
         deployment = longer.lengthen(deployment, rounds)
     if is_finished(deployment):
         another = f"{deployment.run} is finished; results: {command('show', deployment.run)}"
@@ -150,6 +150,7 @@ def run(
             f"like in [experiment] of {deployment.file} (rounds is in [experiment.federation]) and give this "
             "command again"
         )
+    operate.require_server(deployment, _tell)
     deployment, changes = settle(deployment)
     for change in changes:
         _tell(change)

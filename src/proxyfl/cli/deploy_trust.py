@@ -130,11 +130,11 @@ def audit(
 
 
 def _in_words(line: dict[str, Any]) -> str:
-    from proxyfl.core.text import told
+    from proxyfl.core.text import reported
 
     known = {"n", "time", "event", "by", "before"}
     details = " ".join(f"{name}={_short(value)}" for name, value in line.items() if name not in known)
-    return told(f"{line['n']} {line.get('time')} {line.get('by')} {line['event']} {details}", 400)
+    return reported(f"{line['n']} {line.get('time')} {line.get('by')} {line['event']} {details}", 400)
 
 
 def _short(value: Any) -> str:

@@ -66,8 +66,8 @@ def export(
         f"{result.difference:.1e}, the same class for {result.same} of {result.images}."
     )
     page = model_page(found, card, path.name, _per_class(trained, test), compared)
-    told = write(path.with_suffix(".md"), page.encode())
-    for name, text in (("model", path), *_signed(found, path, card), ("page", told), ("", compared)):
+    described = write(path.with_suffix(".md"), page.encode())
+    for name, text in (("model", path), *_signed(found, path, card), ("page", described), ("", compared)):
         out().print(f"{name:11}{text}".strip(), markup=False, soft_wrap=True)
 
 

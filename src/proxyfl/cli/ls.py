@@ -87,7 +87,7 @@ def _half_made(run: RunDirectory) -> bool:
 
 
 def _record(run: Run | Damaged) -> dict[str, Any]:
-    """One run as the list tells it; a damaged one has the reason."""
+    """One run as the list shows it; a damaged one has the reason."""
     from proxyfl.runs.directory import measured
     from proxyfl.runs.run import Damaged
 
@@ -119,8 +119,8 @@ def _row(run: Run | Damaged) -> list[str]:
 
     record = _record(run)
     if "reason" in record:
-        told = f"[red]{record['state']}: {escape(record['reason'])}[/]"
-        return [escape(record["name"]), *[""] * 5, told]
+        problem = f"[red]{record['state']}: {escape(record['reason'])}[/]"
+        return [escape(record["name"]), *[""] * 5, problem]
     return [
         *(escape(record[key]) for key in ("name", "data", "method")),
         str(record["seed"]),

@@ -96,7 +96,7 @@ class Place:
         return self.package.parent / method, tests / test, docs / page
 
     def next_commands(self, name: str) -> list[str]:
-        """Test it, train it, and complete or see what is told about it."""
+        """Test it, train it, and complete or see its page."""
         method, test, _ = self.files(name)
         if self.checkout:
             wanted = " or ".join(dict.fromkeys([module_name(name), name]))

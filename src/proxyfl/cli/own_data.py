@@ -31,7 +31,7 @@ def explain(
     from proxyfl.data.look import look
     from proxyfl.runs import own
     from proxyfl.runs.experiment import load_config
-    from proxyfl.runs.simulation import doubts, labels_told, prepare
+    from proxyfl.runs.simulation import doubts, labels_in_words, prepare
 
     if output is not None:
         require_png(output)
@@ -43,14 +43,14 @@ def explain(
     finally:  # where it cannot be trained on, too
         for line in described(found):
             console.print(line, markup=False)
-    if told := labels_told(simulation):
-        console.print(f"labels.where = {config.labels.where}: {told}", markup=False)
+    if who := labels_in_words(simulation):
+        console.print(f"labels.where = {config.labels.where}: {who}", markup=False)
     for line in doubts(simulation.dataset, simulation.partition):
         console.print(f"warning: {line}", markup=False)
     if output is not None:
         count = min(len(simulation.dataset.classes), MOST_CLASSES) * 2
         draw_sheet(simulation.dataset, output, console, count=count, seed=0)
-    console.print(own.told(config), markup=False)
+    console.print(own.summary(config), markup=False)
     more = ["--set", f"data.keys={keys}"] if keys else []
     more += ["--set", "model.name=frozen:hf:FOLDER"] if found.words else []
     more += ["--scenario", config.labels.where] if config.labels.where != CLIENTS else []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -98,13 +96,11 @@ def _table(what: str, names: Sequence[str], classes: Sequence[str], probabilitie
 
 def _csv(what: str, names: Sequence[str], classes: Sequence[str], probabilities: Tensor) -> str:
     """A row per image or vector: the most probable class, its probability, and that of every class."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([what, "class", "probability", *classes])
-    for name, row in zip(names, probabilities.tolist(), strict=True):
-        best = row.index(max(row))
-        writer.writerow([name, classes[best], *(f"{value:.6g}" for value in (row[best], *row))])
-    return text.getvalue()
+    from proxyfl.results.formats import csv_text
+
+    pairs = zip(names, probabilities.tolist(), strict=True)
+    rows = [[n, classes[row.index(max(row))], *(f"{p:.6g}" for p in (max(row), *row))] for n, row in pairs]
+    return csv_text([what, "class", "probability", *classes], rows)
 
 
 def _json(what: str, names: Sequence[str], classes: Sequence[str], probabilities: Tensor) -> str:

@@ -158,7 +158,7 @@ def run(
     config = load_settings(preset, method, flags, set_, data_root, protocol)
 
     from proxyfl.runs.experiment import Experiment
-    from proxyfl.runs.protocols import OWN, told
+    from proxyfl.runs.protocols import OWN, summary
     from proxyfl.runs.settings import default_name
 
     path = runs / (_checked_name(name) if name is not None else default_name(config))
@@ -176,7 +176,7 @@ def run(
         console = out()
         console.print(settings_tree(config, path.name, console))
         if protocol == OWN:
-            console.print(told(config), markup=False, soft_wrap=True)
+            console.print(summary(config), markup=False, soft_wrap=True)
     train(
         path,
         config,

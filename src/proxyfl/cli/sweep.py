@@ -144,12 +144,12 @@ def work(
     cluster: RayEngine | None = None,
 ) -> None:
     """Make what is missing and say how to look at it."""
-    from proxyfl.runs.protocols import OWN, told
+    from proxyfl.runs.protocols import OWN, summary
     from proxyfl.runs.sweep import jobs_of
 
     jobs = jobs_of(grid, runs, data_root)
     if grid.protocol == OWN:
-        for line in dict.fromkeys(told(job.config) for job in jobs):
+        for line in dict.fromkeys(summary(job.config) for job in jobs):
             err().print(line, markup=False, soft_wrap=True)
     make(jobs, side_by_side, dry_run, f"table      {command('table', runs)}", cluster)
 
@@ -161,7 +161,7 @@ def make(
     afterwards: str,
     cluster: RayEngine | None = None,
 ) -> None:
-    """Train what is missing of the jobs, or list them; ``afterwards`` is told when it is done."""
+    """Train what is missing of the jobs, or list them; ``afterwards`` is called when it is done."""
     if dry_run:
         for job in jobs:
             state = "done " if job.finished else "to do"

@@ -23,6 +23,7 @@ from proxyfl.cli.common import (
     overrides,
     plain_table,
 )
+from proxyfl.cli.engine import Address, EngineName, PerClient, chosen_engine
 from proxyfl.core.text import percent
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ EXAMPLES = examples(
 )
 VALIDATION = 0.1
 JUDGED = "validation accuracy "
+SHOWN = 10
+"""Rows of the table that ends a search."""
 
 
 def tune(
@@ -63,6 +66,9 @@ def tune(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the trials and of the search.")] = 1,
     runs: Runs = Path("runs"),
     workers: Workers = None,
+    engine: EngineName = "workers",
+    address: Address = None,
+    per_client: PerClient = None,
     data_root: DataRoot = None,
 ) -> None:
     """Search for good settings with Optuna, judged by accuracy on validation images.
@@ -75,6 +81,7 @@ def tune(
     from proxyfl.runs.experiment import load_config
     from proxyfl.runs.tune import Search, read_space
 
+    where = chosen_engine(engine, address, per_client, workers)
     flags = {"rounds": rounds, "scenario": scenario, "seed": seed}
     base = load_settings(preset, method, flags, set_, data_root)
     given = overrides(method, flags, set_ or ())
@@ -94,6 +101,7 @@ def tune(
             trials,
             data_root=data_root,
             workers=workers,
+            engine=where,
             progress=True,
             tell=lambda trial: _tell(trial, trials),
         )
@@ -117,11 +125,13 @@ def _conclude(found: Search, make: Any) -> None:
     names = [space.name for space in found.spaces]
     table = plain_table("trial", *names, "validation accuracy", "run", right=("trial", *names))
     ranked = sorted(found.trials(), key=lambda trial: (trial.score is None, -(trial.score or 0.0)))
-    for trial in ranked[:10]:
+    for trial in ranked[:SHOWN]:
         values = [_short(trial.settings[each]) for each in names]
         table.add_row(str(trial.number), *values, _ended(trial).removeprefix(JUDGED), trial.run)
     console = out()
     console.print(table)
+    if len(ranked) > SHOWN:
+        console.print(f"the best {SHOWN} of {len(ranked)} trials", markup=False)
     shares = found.importances()
     for setting, share in shares.items():
         console.print(f"importance of {setting}: {share:.0%}", markup=False)

@@ -86,7 +86,7 @@ def _parameters(config: Config, dataset: Dataset) -> str:
     from proxyfl.methods import registry
     from proxyfl.models import Network
 
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    method = registry.method_of(config)
     network = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
     with isolated(config.seed, 0, SERVER, "count"):  # building draws from the global generator
         built = network(method.needs_heads)

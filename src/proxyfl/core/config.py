@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from proxyfl.core.dealing import LabelSettings, PartitionSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.network import ModelSettings
-from proxyfl.core.settings import FIDELITIES, check_fields, read_section, setting
+from proxyfl.core.settings import FIDELITIES, check_fields, known_fidelity, read_section, setting
 from proxyfl.core.trees import Tree
 from proxyfl.core.views import EncoderSettings, TextSettings, VectorSettings
 
@@ -125,6 +125,16 @@ class TrainSettings:
         if self.schedule == "step":
             return float(self.decay ** (done // self.decay_every))
         return 1.0
+
+    @classmethod
+    def of(cls, fidelity: str, **values: Any) -> TrainSettings:
+        """As ``code`` or ``paper`` has them, but for the values given.
+
+        >>> import proxyfl
+        >>> proxyfl.Train.of("code", epochs=2).leak_momentum
+        True
+        """
+        return read_section(cls, values, known_fidelity(fidelity), "train.")
 
 
 @dataclass(frozen=True)
@@ -327,7 +337,8 @@ class Config:
 
 
 def _table(section: Any) -> Tree:
-    return {name: _plain(getattr(section, name)) for name in _field_names(type(section))}
+    kind: Any = type(section)
+    return {name: _plain(getattr(section, name)) for name in _field_names(kind)}
 
 
 @cache

@@ -19,7 +19,7 @@ FILE_PREFIX = "proxyfl_plugin_"
 """How the module names of plug-ins that are files begin."""
 
 loaded: list[str] = []
-"""What was imported so, as worker processes must be told it: module names and whole paths."""
+"""What was imported so, as worker processes need it: module names and whole paths."""
 
 
 def load_plugins(named: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, TypeVar
 
@@ -22,6 +22,13 @@ FIDELITIES = ("clean", "code", "paper")
 
 LARGEST = 10**18
 """What no whole number of a config reaches, so that it fits wherever it is used."""
+
+
+def known_fidelity(name: str) -> str:
+    """The name, where it is one."""
+    if name not in FIDELITIES:
+        raise ConfigError(f"unknown fidelity '{name}'; {nearest(name, FIDELITIES)}")
+    return name
 
 
 def setting(
@@ -54,12 +61,8 @@ def setting(
     return field(default=default, metadata={**meta, "later": later})
 
 
-def _types(cls: Any) -> dict[str, Any]:
-    """The type of each field; finding it out takes as long as all checks, so it is done once."""
-    return _looked_up(cls)
-
-
-_looked_up = functools.cache(typing.get_type_hints)
+_types: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""The type of each field; finding it out takes as long as all checks, so it is done once."""
 
 
 def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: str = "") -> T:

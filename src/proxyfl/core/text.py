@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 
 LONGEST_LINE = 2000
 UNSEEN = re.compile(
@@ -23,8 +24,8 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign in "\n\t" else _escaped(sign) for sign in text)
 
 
-def told(text: str, limit: int) -> str:
-    """What someone elsewhere said: one line, without runs of blanks that would make it look like two."""
+def reported(text: str, limit: int) -> str:
+    """What somebody elsewhere reported: one line, without runs of blanks that would make it look like two."""
     return one_line(" ".join(text[: 4 * limit].split()), limit)
 
 
@@ -49,6 +50,12 @@ def duration(seconds: float) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
+
+
+def name_alone(data: str) -> str:
+    """A data set's name without the folders of the machine that it lies on, for what others read."""
+    kind, separator, place = data.partition(":")
+    return f"{kind}:{PurePath(place).name}" if separator else data
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

@@ -90,7 +90,7 @@ class Dataset:
     encoded: Encoded | None = None
     """Where the samples come from, if a frozen encoder made them."""
     notes: tuple[str, ...] = ()
-    """What there is to tell about how people's own data was read."""
+    """Notes on how people's own data was read."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.train):,} to train, {len(self.test):,} to test"

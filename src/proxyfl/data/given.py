@@ -4,6 +4,7 @@ files and tables.
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import SUFFIXES, decode_all, survey
+from proxyfl.data.images import SUFFIXES, decode_all, survey, with_channels
 from proxyfl.data.medical import suffix_of
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, check_images, in_eight_bits, read_headers, samples_of
@@ -121,14 +122,12 @@ def _require_features(file: Path, vectors: Array, channels: int) -> None:
 def _files(place: str, channels: int, size: int) -> Given:
     files = _found(place, SUFFIXES)
     seen = survey(files)
-    images, note = decode_all(seen, channels, size, "reading")
-    sound = [at for at, file in enumerate(files) if file not in seen.faults]
-    if not sound:
-        seen.require_sound()
+    images, sound, note = decode_all(seen, channels, size, "reading", leave_out=True)
     damaged = f"{len(seen.faults):,} of {len(files):,} images cannot be read and are left out: {seen.named}"
-    other = sum(seen.sizes[files[at]] != (size, size) for at in sound)
-    notes = _notes(other, len(sound), size, note, damaged if seen.faults else "")
-    return Given(tuple(str(files[at]) for at in sound), torch.from_numpy(images[sound]), notes)
+    read = list(itertools.compress(files, sound))
+    other = sum(seen.sizes[file] != (size, size) for file in read)
+    notes = _notes(other, len(read), size, note, damaged if seen.faults else "")
+    return Given(tuple(map(str, read)), torch.from_numpy(images), notes)
 
 
 def _notes(other: int, total: int, size: int, *more: str) -> tuple[str, ...]:
@@ -184,11 +183,7 @@ def _npz(file: Path, channels: int, size: int, keys: Sequence[str] = KEYS) -> Gi
     if not size:
         _require_features(file, array, channels)
         return Given(names, torch.from_numpy(array))
-    images = torch.from_numpy(array)
-    if images.shape[1] != channels:
-        kinds = {1: "grey", 3: "in colour"}
-        theirs, ours = (kinds.get(count, f"of {count} channels") for count in (images.shape[1], channels))
-        raise DataError(f"{file}: its images are {theirs}, those of the model {ours}")
+    images = torch.from_numpy(with_channels(array, channels))
     fits = images.shape[-2:] == (size, size)
     if not fits:
         images = resize(Split(images, torch.zeros(len(images), dtype=torch.int64)), size).images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import warnings
@@ -157,7 +158,7 @@ class Survey:
 
     @property
     def left_out(self) -> str:
-        """What there is to tell where damaged images are left out."""
+        """A note where damaged images are left out."""
         share = len(self.faults) / max(1, len(self.files))
         if not share:
             return ""
@@ -168,7 +169,9 @@ class Survey:
     @property
     def named(self) -> str:
         """The damaged images in one list, up to a bound."""
-        names = ", ".join(str(file)[-LONGEST_NAME:] for file in list(self.faults)[:MOST_NAMED])
+        here = Path.cwd()
+        shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in self.faults)
+        names = ", ".join(str(file)[-LONGEST_NAME:] for file in itertools.islice(shown, MOST_NAMED))
         more = len(self.faults) - MOST_NAMED
         return names + (f" and {more:,} more" if more > 0 else "")
 
@@ -182,10 +185,13 @@ def survey(files: Sequence[Path]) -> Survey:
     return found
 
 
-def decode_all(found: Survey, channels: int, size: int, title: str) -> tuple[np.ndarray[Any, Any], str]:
-    """The images of a survey as uint8 (N, channels, size, size), and a line about those of 16 bits, if any.
+def decode_all(
+    found: Survey, channels: int, size: int, title: str, *, leave_out: bool = False
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]:
+    """The images of a survey as uint8 (N, channels, size, size), which of its files they are, and a line
+    about those of 16 bits, if any.
 
-    Damaged images are black, and named in the survey's ``faults``.
+    Damaged images are an error that names them, unless they are to be left out and others remain.
 
     Sixteen-bit files often hold fewer bits: how many, their largest grey level says. It is that of all of
     them, so that grey levels stay comparable.
@@ -203,8 +209,22 @@ def decode_all(found: Survey, channels: int, size: int, title: str) -> tuple[np.
                 with found.trying(file):
                     images[place] = decode(file, channels, size, bits)
             advance(1)
+    sound = np.array([file not in found.faults for file in found.files], bool)
+    if not leave_out or not sound.any():
+        found.require_sound()
     note = f"{len(deep):,} 16-bit images with grey levels up to {highest:,} are read as {bits} bits"
-    return images, note if deep else ""
+    return images if sound.all() else images[sound], sound, note if deep else ""
+
+
+def with_channels(images: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
+    """Arrays of images (N, 1 or 3, H, W) in grey or in colour, as :func:`decode` makes them of files."""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 1:
+        return images.repeat(channels, axis=1)
+    red, green, blue = (images[:, place].astype(np.uint32) for place in range(3))
+    grey = (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16  # Pillow's weights
+    return grey.astype(np.uint8)[:, None]
 
 
 def bits_for(highest: int) -> int:

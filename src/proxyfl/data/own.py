@@ -82,7 +82,7 @@ def texts(samples: Iterable[Any], what: str = "the") -> Tensor:
     for row, text in enumerate(found):
         if not isinstance(text, str) or not text.strip():
             fault = "empty" if isinstance(text, str) else f"a {type(text).__name__}"
-            raise DataError(f"{what} text {row} is {fault}; mend it or leave it out")
+            raise DataError(f"{what} text {row} is {fault}; correct it or leave it out")
     return pack(found)
 
 

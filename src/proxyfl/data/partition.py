@@ -59,7 +59,7 @@ class Partition:
             )
 
     def __repr__(self) -> str:
-        counts = f"{len(self.told):,} labelled, {len(self.unlabelled.values):,} unlabelled"
+        counts = f"{len(self.all_labelled):,} labelled, {len(self.unlabelled.values):,} unlabelled"
         return f"<Partition: {len(self.labelled)} clients, {counts}>"
 
     @property
@@ -67,7 +67,7 @@ class Partition:
         return len(self.labelled)
 
     @property
-    def told(self) -> Indices:
+    def all_labelled(self) -> Indices:
         """The labelled images, at clients or at the server."""
         return np.concatenate([self.labelled.values, self.server])
 
@@ -131,6 +131,7 @@ def make_partition(
     partition_seed: int = 0,
     where: str = CLIENTS,
     labelled_clients: int = 1,
+    validation: float = 0.0,
 ) -> Partition:
     """Give ``per_class`` images of each class their labels and deal everything to ``clients``.
 
@@ -141,6 +142,7 @@ def make_partition(
     image to the client that the data set names. ``where = "server"`` gives the server the labelled images
     and deals the others; with ``"partial"`` as many clients as ``labelled_clients`` says, drawn by
     ``split_seed``, know the labels of all their images, whatever ``per_class`` is, and the others none.
+    ``validation`` is the share of each class's labelled images that nobody trains on.
 
     >>> import proxyfl
     >>> split = proxyfl.partition([0, 1] * 50, clients=4, per_class=10, scheme="iid")
@@ -159,13 +161,13 @@ def make_partition(
     legacy_generator(partition_seed, "partition_seed")
     given = label_array(labels, unknown=True)
     known, unknown = np.flatnonzero(given >= 0), np.flatnonzero(given < 0)
-    told, rest = (
+    chosen, rest = (
         Pairs(known[part.index], part.label, part.classes)
         for part in split_labels(given[known], 0 if where == PARTIAL else per_class, split_seed)
     )
-    if where == SERVER and not len(told):
+    if where == SERVER and not len(chosen):
         raise ConfigError("no image keeps its label for the server; give per_class above 0")
-    pools = [told, rest] if where == CLIENTS else [rest]
+    pools = [chosen, rest] if where == CLIENTS else [rest]
     if scheme == NATURAL:
         whose = _holders(data, clients)
         dealt = [deal(pool.index, whose[pool.index], clients) for pool in pools]
@@ -182,8 +184,13 @@ def make_partition(
     if where == PARTIAL:
         labelled, unlabelled = at_some(unlabelled, labelled_clients, split_seed)
     unlabelled = joined(unlabelled, others, owner) if len(others) else unlabelled
-    server = told.index if where == SERVER else told.index[:0]
-    return Partition(labelled, unlabelled, server=server, where=where)
+    server = chosen.index if where == SERVER else chosen.index[:0]
+    dealt_out = Partition(labelled, unlabelled, server=server, where=where)
+    if not validation:
+        return dealt_out
+    from proxyfl.data.validation import hold_out
+
+    return hold_out(dealt_out, labels, validation, split_seed)
 
 
 def require_scheme(name: str) -> None:

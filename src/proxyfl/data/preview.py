@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+from contextlib import suppress
+from pathlib import Path
+
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -53,7 +57,7 @@ def class_bars(dataset: Dataset) -> Image.Image:
     counts = torch.bincount(labels[labels >= 0], minlength=len(dataset.classes)).tolist()[:MOST_BARS]
     rows = [(name, count, BLUE) for name, count in zip(dataset.classes, counts, strict=False)]
     rows += [("unlabelled", int((labels < 0).sum()), PALE)] if not dataset.knows_all else []
-    text = ImageFont.load_default(15)
+    text = _font(15)
     names = [name if len(name) <= 18 else f"{name[:17]}…" for name, _, _ in rows]
     left = MARGIN + max(int(text.getlength(name)) for name in names) + 14
     longest = max(1, *(count for _, count, _ in rows))
@@ -70,7 +74,7 @@ def class_bars(dataset: Dataset) -> Image.Image:
 def _draw(columns: list[Tensor], names: list[str]) -> Image.Image:
     size = columns[0].shape[-1]
     tile = size * max(TILE // size, 1)  # whole multiples keep the pixels square and even
-    text, small = ImageFont.load_default(15), ImageFont.load_default(13)
+    text, small = _font(15), _font(13)
     names = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
     label_width = max(int(text.getlength(name)) for name in names) + 14
     lefts = _lefts(MARGIN + label_width, tile)
@@ -86,6 +90,18 @@ def _draw(columns: list[Tensor], names: list[str]) -> Image.Image:
         for left, images in zip(lefts, columns, strict=True):
             sheet.paste(_tile(images[row], tile), (left, top))
     return sheet
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """DejaVu Sans, which knows the letters of most languages, where it or matplotlib is installed; Pillow's
+    own font draws boxes for them.
+    """
+    package = importlib.util.find_spec("matplotlib")
+    beside = Path(package.origin or "").parent / "mpl-data/fonts/ttf" if package else Path()
+    for place in ("DejaVuSans.ttf", str(beside / "DejaVuSans.ttf")):
+        with suppress(OSError):
+            return ImageFont.truetype(place, size - 2)  # its letters are wider
+    return ImageFont.load_default(size)
 
 
 def _lefts(start: int, tile: int) -> list[int]:

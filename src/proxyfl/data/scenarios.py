@@ -75,6 +75,6 @@ def at_some(lists: Ragged, labelled: int, seed: int) -> tuple[Ragged, Ragged]:
         )
     chosen = legacy_generator(seed, "split_seed").choice(holders, labelled, replace=False)
     owner, images = lists.flat()
-    told = np.isin(owner, chosen)
-    first, second = (deal(images[part], owner[part], len(lists)) for part in (told, ~told))
+    knows = np.isin(owner, chosen)
+    first, second = (deal(images[part], owner[part], len(lists)) for part in (knows, ~knows))
     return first, second

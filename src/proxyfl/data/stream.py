@@ -60,6 +60,10 @@ class ClientData:
 class ViewSettings:
     """What fits a data set: whether mirrored images keep their class, its normalisation, and how views of
     vectors are drawn. Of samples that a frozen encoder has seen, ``encoded`` are the weak views.
+
+    >>> import proxyfl
+    >>> proxyfl.Views(flip=True, mean=(0.5,), std=(0.25,)).mean
+    (0.5,)
     """
 
     flip: bool

@@ -38,6 +38,8 @@ FORMAT = 1
 ENROL, EVALUATE = "enrol", "evaluate"
 COUNTS, SCORES = "confusion", "histograms"
 """The tensors that leave a site which measures accuracy: counts, and those of scores where it sends them."""
+OWN_SETTINGS = ("seed", "scenario", "send_scores", "share_model")
+"""What of ``site.toml``, beside the form of its samples, decides about what leaves."""
 
 Leaves = dict[str, list[Any]]
 """Names of tensors, with type and shape."""
@@ -241,10 +243,10 @@ def cure(site: Site) -> str:
 
 
 def form_of(site: Site) -> dict[str, Any]:
-    """What of the site's own settings decides about what leaves: all that it shares with the server."""
+    """What of the site's own settings decides about what leaves."""
     table = {spec.name: getattr(site, spec.name) for spec in dataclasses.fields(ImageForm)}
-    shares = {"share_model": True} if site.share_model else {}
-    return dict(json.loads(json.dumps({**table, "seed": site.seed, "scenario": site.scenario, **shares})))
+    own = {name: getattr(site, name) for name in OWN_SETTINGS}
+    return dict(json.loads(json.dumps({**table, **own})))
 
 
 def _as_deployment(site: Site, config: Config) -> Deployment:

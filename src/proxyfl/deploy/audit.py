@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import append_bytes, opened, read_bounded, sync_folder, write_bytes
 from proxyfl.core.locks import held
-from proxyfl.core.text import told
+from proxyfl.core.text import reported
 from proxyfl.deploy.post import private
 
 FOLDER, FILE, HEAD = "audit", "audit.jsonl", "audit.head"
@@ -52,7 +52,9 @@ class Mark(NamedTuple):
     def read(cls, text: str) -> Mark:
         found = re.fullmatch(r"(\d{1,12}):([0-9a-f]{64})", text.strip())
         if not found:
-            raise ConfigError(f"'{told(text, 80)}' is no mark of a log; give it as 'deploy audit' prints it")
+            raise ConfigError(
+                f"'{reported(text, 80)}' is no mark of a log; give it as 'deploy audit' prints it"
+            )
         return cls(int(found[1]), found[2])
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import forward, gate, pki
+from proxyfl.deploy import expiry, forward, gate, pki
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
 from proxyfl.deploy.pace import Pace
@@ -173,15 +173,19 @@ def why(error: BaseException, address: str, site: Site) -> Trouble:
         if isinstance(cause, ConnectionRefusedError):
             return Trouble("network", f"nothing listens at {address}; is 'proxyfl deploy server' running?")
         if isinstance(cause, ssl.SSLError) and any(alert in str(cause).upper() for alert in ALERTS):
-            left = pki.days_left(site.certificate)
-            ended = f"ended {-left} days ago" if left < 0 else "is not accepted"
-            return Trouble(
-                "certificate",
-                f"{site.certificate} {ended} by the server; ask the federation's operator for a new one",
-            )
+            return _unwelcome(site)
+    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError) and expiry.has_ended(site.certificate):
+        return _unwelcome(site)  # the server hung up before its reason was read
     return Trouble(
         "network", f"{address} does not answer ({type(error).__name__}); is the port open from here?"
     )
+
+
+def _unwelcome(site: Site) -> Trouble:
+    left = pki.days_left(site.certificate)
+    fault = expiry.end(left) if left < 0 else "is not accepted by the server"
+    ask = "ask the federation's operator for a new one"
+    return Trouble("certificate", f"{site.certificate} {fault}; {ask}")
 
 
 def _strange(kind: str, host: str, site: Site) -> Trouble:

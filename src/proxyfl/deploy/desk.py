@@ -29,8 +29,10 @@ from proxyfl.engines.flower.protocol import PROGRAM, PROTOCOL, negotiated
 from proxyfl.engines.serialization import Header
 
 SAYS = {
-    "enrolled": {"kind", "name", "labelled", "unlabelled", "heldout", "versions", "shares"}
-    | {PROTOCOL, PROGRAM},
+    "enrolled": {
+        *("kind", "name", "labelled", "unlabelled", "heldout", "shares", "versions"),
+        *(PROTOCOL, PROGRAM),
+    },
     "update": {"kind", "round", "client", "samples", "seconds"},
     "evaluation": {"kind"},
     "failure": {"kind", "round", "client", "reason", "detail"},

@@ -21,7 +21,7 @@ from flwr.app import MessageType, RecordDict
 from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
-from proxyfl.core.text import told
+from proxyfl.core.text import reported
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.engines.flower.codec import Malformed, content, header_of, text, whole
 from proxyfl.engines.flower.grid import Courier
@@ -159,7 +159,7 @@ class Registrar:
         for package in ("proxyfl", "torch"):
             ours, theirs = metadata.version(package), said.get(package) if isinstance(said, dict) else None
             if theirs != ours:
-                version = told(theirs, 40) if isinstance(theirs, str) else "of an unknown version"
+                version = reported(theirs, 40) if isinstance(theirs, str) else "of an unknown version"
                 name = self.roster.name(client)
                 self.say(f"{name} has {package} {version}, the server {ours}; results may differ")
         return row
@@ -186,7 +186,7 @@ def gather(
 
     Below quorum it waits up to ``patience`` and then gives up. ``heed`` is called while it waits.
     """
-    began, told = time.monotonic(), -1
+    began, shown = time.monotonic(), -1
     while True:
         heed()
         left_out = [client for client in range(len(enrolment.sites)) if registrar.roster.removed(client)]
@@ -205,8 +205,8 @@ def gather(
                 f"{there} of {total} sites have enrolled, {quorum} are needed; start the others, "
                 "then run 'proxyfl deploy run' again"
             )
-        if told != there:
-            told = there
+        if shown != there:
+            shown = there
             known = {*enrolment.counts, *left_out}
             missing = [name for k, name in enumerate(enrolment.sites) if k not in known]
             registrar.say(f"waiting for {', '.join(missing)}")

@@ -10,18 +10,19 @@ from contextlib import contextmanager
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.state import size_in_bytes
-from proxyfl.deploy import pki, signing, validation
+from proxyfl.deploy import pki, signing
 from proxyfl.deploy.connector import Connector, Trouble, connected
 from proxyfl.deploy.gate import is_open
 from proxyfl.deploy.programs import Program, wait_until
 from proxyfl.deploy.roster import site_keys
 from proxyfl.deploy.settings import Deployment, Site
+from proxyfl.methods import registry
 from proxyfl.models import Network
 
 PORT_FILE = "superlink.port"
 """Below the deployment's state: the port of the loopback device at which the SuperLink was started."""
 
-START = 60.0
+START = 180.0
 """Seconds that the gate has for opening."""
 
 MODELS, MORE = 8, 64 << 20
@@ -117,7 +118,7 @@ def volume(deployment: Deployment) -> int:
     if deployment.max_site_mb:
         return deployment.max_site_mb << 20
     config = deployment.config
-    heads = validation.method_of(config).needs_heads
+    heads = registry.method_of(config).needs_heads
     network = Network.configured(config.model, len(deployment.classes), *deployment.taken)(heads)
     return MODELS * size_in_bytes(network.state_dict()) + MORE
 
@@ -136,7 +137,7 @@ def check_site_files(site: Site) -> None:
 def line(
     site: Site, address: str, changed: Callable[[Trouble | None], None], approved: Callable[[str], bool]
 ) -> Iterator[tuple[Connector | None, list[str]]]:
-    """A site's line to the server: the connector, and how its SuperNode is told to use it.
+    """A site's line to the server: the connector, and how its SuperNode is made to use it.
 
     Everything that the site's programs say to each other is encrypted, too, by a certificate of this start.
     """

@@ -53,5 +53,9 @@ def _note(certificate: Path, cure: str) -> list[str]:
         return []
     if left >= SOON:
         return []
-    when = f"ends in {left} days" if left >= 0 else f"ended {-left} day(s) ago"
-    return [f"{certificate} {when}; {cure}"]
+    return [f"{certificate} {end(left)}; {cure}"]
+
+
+def end(left: int) -> str:
+    """When a certificate ends that has so many days left."""
+    return f"ends in {left} days" if left >= 0 else f"ended {-left} day(s) ago"

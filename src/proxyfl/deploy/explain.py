@@ -33,6 +33,7 @@ from proxyfl.federation.histograms import BINS, counts_scores
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
+from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.models import Network, frozen_tensors
 
@@ -83,7 +84,7 @@ class Explanation:
 
 def explain(deployment: Deployment) -> Explanation:
     """What the deployment's method sends. Combinations that cannot be right raise with the reason."""
-    method = validation.method_of(deployment.config)
+    method = registry.method_of(deployment.config)
     task, update = rehearse(deployment)
     classes = len(deployment.classes)
     up = (*_parts(update.weights), *_extras(update.extras))
@@ -115,7 +116,7 @@ def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update
     config = _trusting(dataclasses.replace(full, train=train))
     with tempfile.TemporaryDirectory() as folder:
         method, views = (
-            validation.method_of(config),
+            registry.method_of(config),
             ViewSettings(False, deployment.mean, deployment.std, config.vectors),
         )
         classes, store = len(deployment.classes), ClientStore(Path(folder) / "client")
@@ -141,10 +142,10 @@ def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update
 
 def _trusting(config: Config) -> Config:
     """Without labels a client that trusts no prediction has nothing to train on: let it trust all."""
-    if config.labels.where != SERVER or not hasattr(validation.method_of(config).parameters, "tau"):
+    if config.labels.where != SERVER or not hasattr(registry.method_of(config).parameters, "tau"):
         return config
-    told = dataclasses.replace(config.method, parameters={**config.method.parameters, "tau": 0.0})
-    return dataclasses.replace(config, method=told)
+    trusting = dataclasses.replace(config.method, parameters={**config.method.parameters, "tau": 0.0})
+    return dataclasses.replace(config, method=trusting)
 
 
 def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
@@ -306,7 +307,7 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
     if config.privacy.where == "server":
         covered = (
             "differential privacy is the server's doing: updates reach it as they are, and only what leaves "
-            "it, the global model of each round, is bounded as told below"
+            "it, the global model of each round, is bounded as described below"
         )
     else:
         share = f"1/sqrt({config.federation.per_round})"

@@ -42,7 +42,7 @@ RATE, BURST = 200.0, 2000.0
 """Requests of a site: in a second, and at once after a pause."""
 
 WAIT = 10.0
-"""Seconds that a request is held back for a site's limits; then it is told to come again."""
+"""Seconds that a request is held back for a site's limits; then it is asked to come again."""
 
 LOOK = 1.0
 """Seconds for which what is known of the sites is not read again."""
@@ -219,7 +219,7 @@ class Gate:
         """A site that came with its new key has no former one any more; and by whose certificate it came."""
         try:
             current = scope["proxyfl.key"] in site_keys(self.deployment, former=False)
-            seen.settle_key(self.deployment, site, current, scope["proxyfl.issuer"])
+            seen.settle_key(self.deployment, site, current, scope.get("proxyfl.issuer", ""))
         except (ProxyFLError, OSError) as error:
             log("gate", "-", "not-noted", 0, note=str(error))
 
@@ -234,12 +234,12 @@ class Gate:
         """The app with the operator's signature, if it is the app that was signed."""
         from flwr.proto.fab_pb2 import GetFabResponse
 
-        told = GetFabResponse()
-        told.ParseFromString(answer.body)
-        told.fab.verifications.clear()
-        if hashlib.sha256(told.fab.content).hexdigest() == self.signature["app"]:
-            told.fab.verifications.update(signing.verifications(self.signature))
-        return Answer(answer.status, told.SerializeToString(), answer.headers)
+        response = GetFabResponse()
+        response.ParseFromString(answer.body)
+        response.fab.verifications.clear()
+        if hashlib.sha256(response.fab.content).hexdigest() == self.signature["app"]:
+            response.fab.verifications.update(signing.verifications(self.signature))
+        return Answer(answer.status, response.SerializeToString(), answer.headers)
 
 
 class GateProtocol(forward.PatientProtocol):

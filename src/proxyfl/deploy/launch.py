@@ -57,7 +57,7 @@ def hold(leash: socket.socket) -> None:
     """End this process and its group when the other end of the leash is gone."""
 
     def watch() -> None:
-        with contextlib.suppress(OSError):  # a reset, where the other end had not read all it was told
+        with contextlib.suppress(OSError):  # a reset, where the other end had not read all that was sent
             while leash.recv(4096):
                 pass
         os.killpg(0, signal.SIGKILL)

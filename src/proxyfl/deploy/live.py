@@ -37,7 +37,7 @@ class LiveLog:
 
     ``run`` is Flower's number of the run. What cannot be written is let go: a full disk ends a run where its
     own files are written. With ``aloud`` words go to Flower's log, too. ``left_out`` says why the answers of
-    clients were not used, for them to be told.
+    clients were not used, to be reported to them.
     """
 
     def __init__(self, file: Path, sites: tuple[str, ...], run: str = "", *, aloud: bool = False) -> None:

@@ -145,7 +145,7 @@ def _own(counts: Mapping[int, SiteCounts], client: int) -> tuple[int, int]:
 
 
 class SourceNote:
-    """An observer, told before the recorder: a measured round's metrics say where its accuracy is from."""
+    """An observer, before the recorder: a measured round's metrics say where its accuracy is from."""
 
     def __init__(self, measure: ServerTest | SiteTest) -> None:
         self.measure = measure

@@ -63,7 +63,7 @@ def accept_own(listening: socket.socket) -> tuple[socket.socket, Any]:
         if is_own(connection):
             return connection, address
     except (OSError, ValueError, IndexError):
-        pass  # whoever cannot be told is a stranger
+        pass  # whose owner cannot be found is refused
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     connection.close()
     raise ConnectionAbortedError("not a connection of this user")
@@ -77,7 +77,7 @@ class OwnSocket(socket.socket):
 
 
 def guard_all(seen: Callable[[int], None]) -> None:
-    """Guard everything that this process listens at; ``seen`` is told the ports of those let in."""
+    """Guard everything that this process listens at; ``seen`` gets the ports of those let in."""
 
     def accept(listening: socket.socket) -> tuple[socket.socket, Any]:
         connection, address = accept_own(listening)

@@ -229,7 +229,8 @@ def write_private(file: Path, content: bytes, *, replace: bool = False) -> None:
     """Write a file that its owner alone can read; an existing one only stays or is replaced as a whole."""
     target = file.with_name(f".{file.name}.{os.getpid()}.aside") if replace else file
     if replace:
-        target.unlink(missing_ok=True)
+        for left in file.parent.glob(f".{file.name}.*.aside"):  # by one that was killed
+            left.unlink(missing_ok=True)
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -36,10 +36,14 @@ class Post:
 
         What is written meanwhile, logs and decoded images among it, is for its owner alone.
         """
-        with readable_errors(self.state, "nothing that was saved is lost", "start this again"):
-            private(self.place)
-            with self._held():
-                yield
+        before = os.umask(0o077)
+        try:
+            with readable_errors(self.state, "nothing that was saved is lost", "start this again"):
+                private(self.place)
+                with self._held():
+                    yield
+        finally:
+            os.umask(before)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
@@ -47,12 +51,8 @@ class Post:
         by = f", as process {number}" if number else ""
         with held(self.place / ".lock", f"{self.who} is running already{by}", remove=False):
             private(self.state)
-            before = os.umask(0o077)
-            try:
-                write_bytes(self.place / "pid", f"{os.getpid()}\n".encode())
-                yield
-            finally:
-                os.umask(before)
+            write_bytes(self.place / "pid", f"{os.getpid()}\n".encode())
+            yield
 
     def is_taken(self) -> bool:
         return RunDirectory(self.place).is_locked()

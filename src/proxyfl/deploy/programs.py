@@ -141,13 +141,13 @@ class Program:
             while self.leash.recv(65536):
                 pass
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), seconds) as probe:
-            mine, told = f"{probe.getsockname()[1]}".encode(), b""
+            mine, received = f"{probe.getsockname()[1]}".encode(), b""
             self.leash.settimeout(seconds)
-            while mine not in told.split(b"\n")[:-1]:
+            while mine not in received.split(b"\n")[:-1]:
                 more = self.leash.recv(65536)
                 if not more:
                     return False
-                told += more
+                received += more
             return True
         return False
 

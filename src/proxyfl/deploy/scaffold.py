@@ -136,6 +136,8 @@ def add_site(folder: str | Path, name: str) -> Deployment:
     check_sites((name,))
     if (deployment.path / name).exists():
         raise RunError(f"{deployment.path / name} exists and is not overwritten; move it away first")
+    if not deployment.insecure:
+        signing.signature_of(deployment)  # what the site is offered, before anything is written
     per_round, quorum = _grown_rounds(deployment)
     ours = {
         "partition": {"clients": len(deployment.sites) + 1},

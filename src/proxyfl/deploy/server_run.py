@@ -39,7 +39,6 @@ from proxyfl.deploy.server_data import open_server_data, own_images, require_sam
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
 from proxyfl.deploy.stopping import StopAsked, stop_asked
-from proxyfl.deploy.validation import method_of
 from proxyfl.encoders import load_encoder, settle_encoder
 from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
@@ -51,6 +50,7 @@ from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Observer, Server, play_round
 from proxyfl.federation.own_training import OwnImages
+from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.models import Network
 from proxyfl.runs import checkpoint
@@ -127,7 +127,7 @@ class DeployedServer:
 
     def _create(self) -> None:
         config, form = settle_start(self.deployment.config), self.deployment
-        method, start = method_of(config), load_start(config)
+        method, start = registry.method_of(config), load_start(config)
         enrolment, own = Enrolment(secrets.token_hex(8), form.sites), self.own
         if own is not None:
             self.say(f"the server has {len(own.labelled):,} labelled {form.called} of its own")
@@ -160,7 +160,7 @@ class DeployedServer:
         run = self.directory
         saved, warnings = checkpoint.load_newest(run)
         config = self._settings(saved)
-        method = method_of(config)
+        method = registry.method_of(config)
         card = self._card(config, method)
         run.tidy()
         trainer = self._trainer(run, config, method)
@@ -221,7 +221,7 @@ class DeployedServer:
     def _await_quorum(self, federation: Server, enrolment: Enrolment, draws: Draws) -> None:
         """Wait quietly while too few of the sites that the round asks are connected for it to count."""
         patience = self.deployment.patience
-        until, told = time.monotonic() + patience, ""
+        until, shown = time.monotonic() + patience, ""
         while True:
             self._heed(draws.round - 1)
             self._admit(federation, enrolment)
@@ -230,8 +230,8 @@ class DeployedServer:
             if not lack:
                 return
             text = f"round {draws.round}: {lack}"
-            if told != text:
-                told = text
+            if shown != text:
+                shown = text
                 self.live.tell("waiting", text=f"{text}; waiting")
             if time.monotonic() > until:
                 raise RunError(

@@ -23,6 +23,7 @@ from proxyfl.deploy.allowed import Allowed
 from proxyfl.deploy.form import ImageForm
 from proxyfl.deploy.names import REMOVED, check_sites, inside, known_site
 from proxyfl.deploy.settings_text import to_toml
+from proxyfl.methods import registry
 from proxyfl.runs.config_file import load_toml
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.start import settle_place
@@ -152,7 +153,7 @@ class Deployment(DeploymentSettings):
                 "same encoder; proxyfl deploy init fills it in"
             )
         if masked:
-            raise self._wrong(validation.secure_aggregation(validation.method_of(config)))
+            raise self._wrong(validation.secure_aggregation(registry.method_of(config)))
         return config
 
     @property

@@ -58,7 +58,7 @@ class SiteData:
     form: str
     ignored: int = 0
     remarks: tuple[str, ...] = ()
-    """What there is to tell about how they were read."""
+    """Notes on how they were read."""
     scenario: str = CLIENTS
     """Who has labels in the federation."""
     unused: int = 0

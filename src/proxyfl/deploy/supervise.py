@@ -93,7 +93,7 @@ class ServerWatch:
     def __init__(self, deployment: Deployment, say: Say) -> None:
         self.deployment, self.say = deployment, say
         self.reader = LiveReader(deployment.state / LIVE_FILE)
-        self.reader.new()  # what was before is told already
+        self.reader.new()  # what was before is reported already
         self.restarts = Restarts("the server")
         self.going, self.begun = "", False
         """Flower's number of the run that is to be played, and whether that has begun."""
@@ -188,10 +188,10 @@ class ServerWatch:
 
     def _await_room(self) -> None:
         """Wait while the disk is full: nothing that is started then would last."""
-        place, told = self.deployment.path, 0.0
+        place, reported = self.deployment.path, 0.0
         while (free := shutil.disk_usage(place).free) < LITTLE:
-            if not told or time.monotonic() - told > WITHIN:
-                told = time.monotonic()
+            if not reported or time.monotonic() - reported > WITHIN:
+                reported = time.monotonic()
                 self.say(f"{free // 10**6} MB are left on the disk of {place}; make room")
             if free >= ROOM:
                 return

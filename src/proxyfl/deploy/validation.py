@@ -14,10 +14,6 @@ NOT_OFFERED = (
 )
 
 
-def method_of(config: Config) -> Method:
-    return registry.create(config.method.name, config.method.parameters, config.fidelity)
-
-
 def reads_single_sites(method: Method) -> list[str]:
     """Why the server needs the updates of single sites: one reason per hook that looks at them."""
     reasons = []
@@ -42,7 +38,7 @@ def secure_aggregation(method: Method) -> str:
 
 def check_experiment(config: Config) -> None:
     """Refuse experiments that make sense in a simulation alone."""
-    method = method_of(config)
+    method = registry.method_of(config)
     if method.oracle:
         raise ConfigError(
             f"method '{method.name}' is given the true labels of unlabelled images, which no site has; "
@@ -65,7 +61,7 @@ def check_experiment(config: Config) -> None:
         )
     if config.privacy.clip and config.privacy.draw == "seed":
         raise ConfigError(
-            "privacy.draw = 'seed': every site is told the seed and could take the noise away; "
+            "privacy.draw = 'seed': every site knows the seed and could take the noise away; "
             "set it to 'system'"
         )
     if config.data.validation:

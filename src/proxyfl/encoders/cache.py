@@ -55,12 +55,12 @@ class Cache:
     def _header(self) -> bytes:
         """How the file begins."""
         text = io.BytesIO()
-        told = {"descr": "<f2", "fortran_order": False, "shape": self.shape}
-        np.lib.format.write_array_header_1_0(text, told)
+        header = {"descr": "<f2", "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(text, header)
         return text.getvalue()
 
     def fill(self, compute: Compute, done: Callable[[int], None]) -> int:
-        """Compute what is missing; how many samples that were. ``done`` is told of each block's samples."""
+        """Compute what is missing; how many samples that were. ``done`` gets each block's samples."""
         self.folder.mkdir(parents=True, exist_ok=True)
         taken = f"{self.folder} is being filled by another process"
         with held(self.folder / ".lock", taken, remove=False, patience=PATIENCE):

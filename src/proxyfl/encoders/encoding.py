@@ -119,8 +119,9 @@ def _key(encoder: Frozen, part: Part) -> str:
     digest, views = hashlib.sha256(), part.views
     for samples in torch.split(part.samples, 4096):
         digest.update(samples.contiguous().numpy().tobytes())
-    told = [VERSION, encoder.hash, views.counts, *views.told, tuple(part.samples.shape), digest.hexdigest()]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+    seen = [views.counts, *views.decided_by, tuple(part.samples.shape)]
+    parts = [VERSION, encoder.hash, *seen, digest.hexdigest()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _fill(encoder: Frozen, part: Part, kept: Cache, batch: int, name: str) -> None:

@@ -66,14 +66,14 @@ def _opened(place: str) -> tuple[Any, set[str], Find]:
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call, unused-ignore]
     folder, local = Path(place).expanduser(), not os.environ.get(ALLOW_DOWNLOAD)
     source = str(folder) if folder.is_dir() else place
-    told: dict[str, Any] = {"local_files_only": local or folder.is_dir(), "trust_remote_code": False}
+    options: dict[str, Any] = {"local_files_only": local or folder.is_dir(), "trust_remote_code": False}
     try:
         network, info = transformers.AutoModel.from_pretrained(
-            source, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **told
+            source, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **options
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ConfigError(_why(place, folder, local, error)) from error
-    finally:  # what is missing is told below, and parts that make no feature may be
+    finally:  # what is missing is named below, and parts that make no feature may be
         transformers.utils.logging.set_verbosity(loudness)  # type: ignore[no-untyped-call, unused-ignore]
     return network, set(info["missing_keys"]), _finder(place, folder, local)
 
@@ -142,10 +142,10 @@ def _is_in(name: str, parts: tuple[str, ...]) -> bool:
 
 def _sizes(config: Any) -> str:
     """What a config says beside weights, such as the number of heads: it decides what is computed."""
-    told = config.to_dict()
+    settings = config.to_dict()
     for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"):
-        told.pop(name, None)
-    return str(sorted((name, str(value)) for name, value in told.items() if not isinstance(value, dict)))
+        settings.pop(name, None)
+    return str(sorted((name, str(value)) for name, value in settings.items() if not isinstance(value, dict)))
 
 
 def _finder(place: str, folder: Path, local: bool) -> Find:

@@ -12,7 +12,7 @@ from proxyfl.core.errors import ConfigError, missing_extra
 from proxyfl.core.files import sha256
 from proxyfl.encoders.encoder import Encoder, Frozen, TextEncoder
 from proxyfl.encoders.preparation import FILE, preparation
-from proxyfl.encoders.tokens import Tokens, pooled, pools_first, told
+from proxyfl.encoders.tokens import Tokens, pooled, pools_first, settings_in
 
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 WHOLE = "sentence_embedding"
@@ -74,7 +74,7 @@ def _of_texts(session: Any, file: Path, hashes: str) -> TextEncoder:
         folders = (file.parent, file.parent.parent) if file.parent.name == "onnx" else (file.parent,)
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
-    tokens, first = Tokens(find, told(find, "config.json")), pools_first(find)
+    tokens, first = Tokens(find, settings_in(find, "config.json")), pools_first(find)
     hashed = f"{hashes} {tokens.hash} {'first' if first else 'mean'}"
     return TextEncoder(_Reader(session, tokens, first), weights_hash=hashed)
 

@@ -16,24 +16,24 @@ BILINEAR, BICUBIC = 2, 3
 def preparation(file: Path) -> dict[str, Any]:
     """The fields of an :class:`~proxyfl.encoders.encoder.Encoder` beside its network."""
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        told = told.get("image_processor", told)
-        cut = told.get("do_center_crop", "crop_size" in told)
-        size = _side(told.get("size", {})) if told.get("do_resize", True) else 0
-        crop = _side(told["crop_size"]) if cut else 0
-        scaled = told.get("do_normalize", True)
+        given = json.loads(file.read_text(encoding="utf-8"))
+        given = given.get("image_processor", given)
+        cut = given.get("do_center_crop", "crop_size" in given)
+        size = _side(given.get("size", {})) if given.get("do_resize", True) else 0
+        crop = _side(given["crop_size"]) if cut else 0
+        scaled = given.get("do_normalize", True)
         found = {
             "size": size,
             "crop": crop if crop != size else 0,
-            "mean": tuple(map(float, told["image_mean"])) if scaled else (0.0,),
-            "std": tuple(map(float, told["image_std"])) if scaled else (1.0,),
-            "resample": {BILINEAR: "bilinear", BICUBIC: "bicubic"}[told.get("resample", BILINEAR)],
+            "mean": tuple(map(float, given["image_mean"])) if scaled else (0.0,),
+            "std": tuple(map(float, given["image_std"])) if scaled else (1.0,),
+            "resample": {BILINEAR: "bilinear", BICUBIC: "bicubic"}[given.get("resample", BILINEAR)],
         }
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file} does not say how images are prepared ({error}); take it from the model's source"
         ) from None
-    if abs(float(told.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-3 or not told.get("do_rescale", True):
+    if abs(float(given.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-3 or not given.get("do_rescale", True):
         raise ConfigError(f"{file} scales values otherwise than by 1 / 255; no such encoder is supported")
     return found
 

@@ -62,7 +62,7 @@ def _most(find: Find, positions: int) -> int:
     """How many tokens of a text are read."""
     found = [positions] if positions else []
     for name, key in LIMITS:
-        value = told(find, name).get(key)
+        value = settings_in(find, name).get(key)
         if isinstance(value, int | float) and 2 < value <= MOST:
             found.append(int(value))
     return min(found, default=512)
@@ -70,10 +70,10 @@ def _most(find: Find, positions: int) -> int:
 
 def pools_first(find: Find) -> bool:
     """Whether a model's vector is that of the first token; else it is the mean of all."""
-    return told(find, POOLING).get("pooling_mode_cls_token") is True
+    return settings_in(find, POOLING).get("pooling_mode_cls_token") is True
 
 
-def told(find: Find, name: str) -> dict[str, Any]:
+def settings_in(find: Find, name: str) -> dict[str, Any]:
     """What a file says, where there is one."""
     file = find(name)
     try:

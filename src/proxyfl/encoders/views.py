@@ -21,13 +21,13 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Views:
-    """How many weak and strong views are encoded, and how they are drawn; ``told`` is what decides them."""
+    """How many weak and strong views are encoded, and how they are drawn, as ``decided_by`` says."""
 
     weak: int
     strong: int
     draw_weak: View
     draw_strong: View
-    told: tuple[Any, ...]
+    decided_by: tuple[Any, ...]
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -40,7 +40,7 @@ class Views:
 
     def none(self) -> Views:
         """Of the same kind, but for samples that are encoded as they are."""
-        return replace(self, weak=0, strong=0, told=(False,))
+        return replace(self, weak=0, strong=0, decided_by=(False,))
 
 
 def views_of(

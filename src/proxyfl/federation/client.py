@@ -29,6 +29,7 @@ from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ClientContext
 from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import Network, part_of
+from proxyfl.models.loading import put
 
 MOMENTUM = "momentum"
 """What a client keeps of its optimiser lies below this name in its state."""
@@ -149,7 +150,7 @@ class ClientTrainer:
     def load(self, weights: Tensors) -> None:
         """Put the server's weights into the network; what is private is as the seed initialises it."""
         private = self._private_part(self.new_network().state_dict()) if self.method.all_private else {}
-        self.network.load_state_dict(self.method.model(weights) | private)
+        put(self.network, self.method.model(weights) | private)
 
     def measure(self, task: Task, data: ClientData) -> Update:
         """What static batch norm sees of a client's images, as sums."""
@@ -173,7 +174,7 @@ class ClientTrainer:
     ) -> Update:
         start = time.perf_counter()
         ctx = self._context(task, self.method.rearrange(data))
-        self.network.load_state_dict(self.method.model(task.weights) | self._private(ctx))
+        put(self.network, self.method.model(task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
         with isolated(self.seed, task.round, task.client, "layers"):
             with span(BEGIN):

@@ -43,7 +43,7 @@ class Engine(Protocol):
 
 @dataclass
 class RoundReport:
-    """What observers are told after a round; ``state`` is what a checkpoint must hold."""
+    """What observers get after a round; ``state`` is what a checkpoint must hold."""
 
     state: ServerState
     metrics: dict[str, Any]
@@ -92,13 +92,16 @@ class RoundReport:
 
 
 class Observer(Protocol):
-    """Someone who follows a run."""
+    """Someone who follows a run. A class that inherits from it has only to say what it cares for."""
 
-    def round_started(self, round: int, clients: list[int]) -> None: ...
+    def round_started(self, round: int, clients: list[int]) -> None:
+        return None
 
-    def answered(self, answer: Update | Failure) -> None: ...
+    def answered(self, answer: Update | Failure) -> None:
+        return None
 
-    def round_finished(self, report: RoundReport) -> None: ...
+    def round_finished(self, report: RoundReport) -> None:
+        return None
 
 
 @dataclass

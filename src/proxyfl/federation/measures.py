@@ -1,7 +1,7 @@
 """How good predictions are beside their accuracy: macro-F1, balanced accuracy, AUROC, calibration, top-5.
 
-Definitions are scikit-learn's. What cannot be told from the test images at hand is left out: AUROC where no
-class has both images and others, top-5 below 20 classes.
+Definitions are scikit-learn's. What cannot be computed from the test images at hand is left out: AUROC where
+no class has both images and others, top-5 below 20 classes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS, SERVER
 from proxyfl.core.errors import ConfigError, MethodError
-from proxyfl.core.settings import read_section, setting
+from proxyfl.core.settings import known_fidelity, read_section, setting
 from proxyfl.core.spans import LOSSES, PSEUDO, loss_span, serve_span, span
 from proxyfl.core.state import Tensors, Update, detached, namespace, within
 from proxyfl.data.stream import Batch, ClientData
@@ -54,23 +54,20 @@ class Part:
     """What a client keeps between rounds, in words; empty: nothing."""
     Parameters: ClassVar[type[Any]] = NoParameters
 
-    def __init__(self, parameters: Any = None, **values: Any) -> None:
-        """``values`` are parameters by name, held to their ranges: ``GPT(epochs=50)``. Those who have a
-        whole set of them at hand give that instead.
+    def __init__(self, parameters: Any = None, *, fidelity: str = "clean", **values: Any) -> None:
+        """``values`` are parameters by name, held to their ranges: ``GPT(epochs=50)``; the others are as the
+        ``fidelity`` has them. Those who have a whole set of them at hand give that instead.
         """
         if parameters is None:
-            parameters = read_section(self.Parameters, values, "clean", f"{self.name}.")
+            parameters = read_section(self.Parameters, values, known_fidelity(fidelity), f"{self.name}.")
         elif values:
             raise MethodError(f"{self.name}: give a set of parameters or single ones, not both")
         self.parameters = parameters
 
     def __repr__(self) -> str:
         usual = type(self.parameters)()
-        changed = [
-            f"{name}={value!r}"
-            for name, value in vars(self.parameters).items()
-            if value != getattr(usual, name)
-        ]
+        mine = vars(self.parameters)
+        changed = [f"{name}={value!r}" for name, value in mine.items() if value != getattr(usual, name)]
         return f"{type(self).__name__}({', '.join([*changed, *self._shown()])})"
 
     def _shown(self) -> list[str]:
@@ -194,14 +191,14 @@ class Method(Part):
     """Add-ons that belong to it: it carries them where nobody says which."""
 
     def __init__(self, parameters: Any = None, addons: Sequence[Addon] | None = None, **values: Any) -> None:
-        """``ProxyFL(tau=0.9, addons=[ICPL(weight=0.5), GPT(epochs=50)])``"""
+        """``ProxyFL(tau=0.9, addons=[ICPL(weight=0.5)])``; add-ons not given have its ``fidelity``, too."""
         super().__init__(parameters, **values)
-        addons = [addon() for addon in self.usual_addons] if addons is None else addons
-        self.addons = self._with_needs(addons)
+        fidelity = values.get("fidelity", "clean")
+        addons = [addon(fidelity=fidelity) for addon in self.usual_addons] if addons is None else addons
+        self.addons = self._with_needs(addons, fidelity)
         self.parts: tuple[Part, ...] = (self, *self.addons)
         for addon in self.addons:
-            reason = self.refuses(addon)
-            if reason:
+            if reason := self.refuses(addon):
                 raise MethodError(f"{self.name} cannot carry +{addon.asked_as or addon.name}: {reason}")
         self.all_wants = frozenset().union(*(part.wants for part in self.parts))
         self.needs_heads = any(part.heads for part in self.parts)
@@ -210,14 +207,14 @@ class Method(Part):
         self.keeps_state = any(part.keeps or part.private for part in self.parts)
 
     @staticmethod
-    def _with_needs(addons: Sequence[Addon]) -> tuple[Addon, ...]:
-        """The add-ons, each behind those it works with; what is missing has its default parameters."""
+    def _with_needs(addons: Sequence[Addon], fidelity: str) -> tuple[Addon, ...]:
+        """The add-ons, each behind those it works with; what is missing is as the fidelity has it."""
         attached: list[Addon] = []
         for addon in addons:
             for needed in addon.needs:
                 given = [other for other in (*attached, *addons) if isinstance(other, needed)]
                 if not given:
-                    given = [needed()]
+                    given = [needed(fidelity=fidelity)]
                     given[0].asked_as = addon.asked_as or addon.name
                 attached += [other for other in given[:1] if other not in attached]
             attached += [addon] if addon not in attached else []

@@ -125,8 +125,8 @@ class FLFL(Method):
             losses = {"unlabelled": masked_cross_entropy(outputs.strong, label, kept, "selected")}
         losses |= ctx.terms(outputs)
         if self.parameters.weight and bool(sure.any()):
-            told, slopes = self._consistency(outputs, label, sure, ctx)
-            self._descend(losses, told, slopes, ctx)
+            apart, slopes = self._consistency(outputs, label, sure, ctx)
+            self._descend(losses, apart, slopes, ctx)
         else:
             ctx.descend(losses)
         return outputs
@@ -149,10 +149,10 @@ class FLFL(Method):
             return loss, list(torch.autograd.grad(loss, list(moved.values()), allow_unused=True))
 
     def _descend(
-        self, losses: dict[str, Tensor], told: Tensor, slopes: Sequence[Tensor | None], ctx: ClientContext
+        self, losses: dict[str, Tensor], apart: Tensor, slopes: Sequence[Tensor | None], ctx: ClientContext
     ) -> None:
         """One step along the gradient of the losses here and that of the consistency uphill."""
-        ctx.log(losses | {"consistency": told})
+        ctx.log(losses | {"consistency": apart})
         ctx.optimiser.zero_grad(set_to_none=True)
         with span(BACKWARD):
             torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]

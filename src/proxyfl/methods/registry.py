@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, MethodError, nearest
 from proxyfl.core.settings import OBJECT, read_section
 from proxyfl.core.trees import Tree, dotted, merge
@@ -262,6 +263,11 @@ def create(name: str, parameters: Mapping[str, Any] | None = None, fidelity: str
         attached.append(cls(section))
         attached[-1].asked_as = asked.get(addon, addon)
     return recipe.method(read_section(recipe.method.Parameters, tree, fidelity, "method."), attached)
+
+
+def method_of(config: Config) -> Method:
+    """The method that a config names, with its parameters."""
+    return create(config.method.name, config.method.parameters, config.fidelity)
 
 
 def described(method: Method) -> tuple[str, Tree]:

@@ -240,7 +240,7 @@ def part_of(parameter: str) -> Literal["trunk", "classifier", "heads"]:
 
 
 SIZES = ("classes", "channels", "width", "image_size")
-"""What a factory is told."""
+"""What a factory may ask for."""
 
 SHOWN = ("wrn-16-1", "wrn-28-2")
 """Members of families that a listing has."""

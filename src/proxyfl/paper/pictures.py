@@ -44,11 +44,21 @@ def draw_results(
     elif kind == "along":
         figure = _along(item, cells, title)
     else:
+        cells, title = same_seeds(cells), f"{TITLES[column.data]}, Dirichlet α = {column.alpha:g}"
         warm = all(result.start_accuracy is not None for cell in cells.values() for result in cell)
         curves = {label: _curves(cell, warm=warm) for label, cell in cells.items()}
         looks = _told_apart(_looks(cells))
         figure = draw_curves(curves, title, legend="", looks=looks, first=0 if warm else 1)
+        if {*map(len, cells.values())} == {1}:
+            plot_style.note(figure, "One seed.")
     return plot_style.save(figure, folder / picture_name(kind, item, size, column))
+
+
+def same_seeds(cells: Cells) -> Cells:
+    """The runs of the seeds that every row has: means over different seeds cannot be compared."""
+    common = set.intersection(*({result.seed for result in cell} for cell in cells.values()))
+    kept = {label: [result for result in cell if result.seed in common] for label, cell in cells.items()}
+    return kept if common else cells
 
 
 def _curves(cell: Sequence[Result], *, warm: bool) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -108,8 +118,8 @@ def _ranking(cells: Cells, title: str, bounds: Sequence[str]) -> Figure:
     plot_style.dress(axes, title=title, x=f"test accuracy (%), mean of the last {rounds} rounds", grid="x")
     counts = {*map(len, cells.values())}
     many = f"Line and number: mean of {span(counts)} seeds. Dots: each of them."
-    told = "One seed." if counts == {1} else many
-    plot_style.note(figure, f"{told} Hollow: every label is known.")
+    seeds = "One seed." if counts == {1} else many
+    plot_style.note(figure, f"{seeds} Hollow: every label is known.")
     return figure
 
 

@@ -29,7 +29,7 @@ class Protocol:
 
     With ``own_split`` every seed draws its own labelled images and partition. ``warm`` are the settings of
     the FedAvg run whose last weights all methods start from; without any they start from the seed's.
-    ``methods`` holds settings for single methods: ramps in rounds, shortened like the runs.
+    ``methods`` holds settings for single methods: ramps in rounds, as much shorter as the runs.
     """
 
     preset: str

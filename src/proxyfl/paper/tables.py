@@ -16,7 +16,6 @@ from proxyfl.results import cells, layout
 from proxyfl.results.cells import Spread
 from proxyfl.results.layout import MINUS, NONE, Field, Panel, signed
 
-THEIRS = (layout.Column("paper", follows=True), layout.Column("diff.", follows=True))
 ABOVE, BELOW = "green", "red"
 TRAFFIC = {"FedMatch": "FedMatch + helpers", "Prototypes": "prototypes"}
 """Rows of table 7 that the count calls otherwise."""
@@ -124,7 +123,7 @@ def _accuracies(
     breaks = frozenset({len(rows)}) if gains else frozenset[int]()
     said = [*_spread_caption(item, results, columns, metric), *bounds(item)]
     if gains:
-        said.append("Below the rows: differences of means; what of them is noise is told by pairs of seeds.")
+        said.append("Below the rows: differences of means; pairs of seeds show which of them are noise.")
     if base is not None:
         said.append(f"Gap: points from {base}, beside it the gap between the published numbers.")
     caption = [*said, *remarks(item, size, columns)]

@@ -25,7 +25,7 @@ from proxyfl.profiling.phases import Profile
 from proxyfl.profiling.profile import Tell, profile
 
 PATIENCE = 1.5
-"""Seconds that the process has to end when it is told to."""
+"""Seconds that the process has to end when it is asked to."""
 
 
 def profile_in_process(

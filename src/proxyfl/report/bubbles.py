@@ -50,8 +50,8 @@ def partition_bubbles(
     server = partition.server_counts(labels, len(classes))
     if not any(counts.any() for counts in parts.values()):
         raise RunError(f"the partition holds no {what} to draw")
-    told = _told(partition, server, classes, what)
-    figure = _draw(parts, classes, title or "Who holds what", what, told)
+    who = _labels_in_words(partition, server, classes, what)
+    figure = _draw(parts, classes, title or "Who holds what", what, who)
     rows: list[tuple[object, ...]] = [
         ("server", label, name, int(server[label]), 0) for label, name in enumerate(classes) if server.any()
     ]
@@ -71,7 +71,7 @@ def _describe(run: Run) -> str:
     return f"Who holds what: {run.config.data.name}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
 
 
-def _told(partition: Partition, server: Indices, classes: Sequence[str], what: str) -> list[str]:
+def _labels_in_words(partition: Partition, server: Indices, classes: Sequence[str], what: str) -> list[str]:
     """Who has labels, in a line."""
     said = who_has_labels(partition.where, partition.server, partition.labelled, what)
     counts = [f"{_short_name(name)} {count:,}" for name, count in zip(classes, server.tolist(), strict=True)]
@@ -84,7 +84,7 @@ def _draw(
     classes: Sequence[str],
     title: str,
     what: str = "images",
-    told: Sequence[str] = (),
+    who: Sequence[str] = (),
 ) -> Figure:
     numbers = len(classes) <= MANY_CLASSES
     drawn = {part: counts[:MOST_CLIENTS, :MOST_CLASSES] for part, counts in parts.items()}
@@ -109,7 +109,7 @@ def _draw(
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
     total = parts["labelled"].shape
-    plot_style.note(figure, "\n".join([*told, *_caption(drawn, total[0], total[1], what)]))
+    plot_style.note(figure, "\n".join([*who, *_caption(drawn, total[0], total[1], what)]))
     return figure
 
 

@@ -24,7 +24,7 @@ BYTES = 4
 """Of a number in the table. A run records true bytes: a batch-norm counter has 8, a flag 1."""
 
 NETWORK = ("image_size", "norm", "trainable", "lora_rank", "lora_targets")
-"""What else a network is made of, and is told where it is not as usual."""
+"""What else a network is made of, and is named where it is not as usual."""
 
 HELPERS, HELPER_EVERY = FedMatchParameters().helpers, FedMatchParameters().helper_every
 
@@ -46,10 +46,10 @@ class Setting:
 
     def __str__(self) -> str:
         images = f"{self.classes} classes of {self.channels}-channel images"
-        told = f"{self.model} of width {self.width}, {images}, {self.per_round} clients per round"
+        setup = f"{self.model} of width {self.width}, {images}, {self.per_round} clients per round"
         usual = {spec.name: spec.default for spec in dataclasses.fields(self)}
         other = [f"{name} = {getattr(self, name)}" for name in NETWORK if getattr(self, name) != usual[name]]
-        return ", ".join([told, *other])
+        return ", ".join([setup, *other])
 
     def build(self, heads: bool = False) -> nn.Module:
         """The network as clients have it; its state is what travels."""

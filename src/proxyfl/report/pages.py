@@ -35,7 +35,9 @@ def refreshed(text: str, measured: Path) -> str:
             return block(kind, names, coverage(names))
         if kind == "scenarios":
             table = (
-                scenario_tables.methods() if names == "methods" else scenario_tables.measured(names, measured)
+                scenario_tables.methods(measured)
+                if names == "methods"
+                else scenario_tables.measured(names, measured)
             )
             return block(kind, names, table)
         return block(kind, names, parameters(names) if kind == "parameters" else results(names, measured))

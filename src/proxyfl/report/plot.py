@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxyfl.core.errors import ConfigError, RunError, nearest
+from proxyfl.core.records import MEASURES
+from proxyfl.core.text import name_alone
 from proxyfl.report import plot_style
 from proxyfl.report.curves import draw_curves
 from proxyfl.results.frames import round_rows
@@ -21,6 +23,8 @@ from proxyfl.runs.run import Run
 from proxyfl.runs.settings import COMMON
 
 KINDS = ("pdf", "png", "svg")
+SHARES = ("accuracy", *MEASURES)
+"""Drawn in per cent."""
 
 
 def plot(
@@ -38,16 +42,18 @@ def plot(
     kind = place.suffix.removeprefix(".")
     if kind not in KINDS:
         raise ConfigError(f"{place} must end in .pdf, .png or .svg")
+    metric = metric.replace("-", "_")  # as `table --metric macro-f1` says it
     groups = grouped(runs, by)
     curves = {name: _values(name, each, metric) for name, each in groups.items()}
-    data = ", ".join(dict.fromkeys(run.config.data.name for run in runs))
-    share = metric == "accuracy"
-    words = accuracy_called(run.metrics for run in runs) if share else metric.replace("_", " ")
+    data = ", ".join(dict.fromkeys(name_alone(run.config.data.name) for run in runs))
+    words = MEASURES[metric].name if metric in MEASURES else metric.replace("_", " ")
+    if metric == "accuracy":
+        words = accuracy_called(run.metrics for run in runs)
     figure = draw_curves(
         curves,
         title or f"{words[:1].upper()}{words[1:]}{'' if words.endswith('sites') else f' on {data}'}",
         legend=", ".join(by),
-        y=f"{words} (%)" if share else words,
+        y=f"{words} (%)" if metric in SHARES else words,
     )
     content = io.BytesIO()
     with plot_style.repeatable():
@@ -90,7 +96,7 @@ def _values(name: str, runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
     if known and metric not in known:
         raise ConfigError(f"the runs of {name} have no metric '{metric}'; {nearest(metric, known)}")
     common = min(map(len, found), default=0)
-    factor = 100 if metric == "accuracy" else 1
+    factor = 100 if metric in SHARES else 1
     values = factor * np.array([[row.get(metric, math.nan) for row in rows[:common]] for rows in found])
     if not common or np.isnan(values).any(0).all():
         raise RunError(f"the runs of {name} have no round in common with a value of {metric}")

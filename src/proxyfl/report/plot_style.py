@@ -7,7 +7,6 @@ user's own plots are touched.
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from proxyfl.core.errors import ConfigError, RunError, missing_extra
 from proxyfl.core.files import write_bytes
 from proxyfl.methods import registry
+from proxyfl.results.formats import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,11 +157,7 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
 
 def save_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """The data of a picture as CSV beside it."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return write(_beside(path, "csv"), text.getvalue().encode())
+    return write(_beside(path, "csv"), csv_text(header, rows).encode())
 
 
 def _beside(path: str | Path, kind: str) -> Path:

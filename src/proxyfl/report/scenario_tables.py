@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS, SERVER
 from proxyfl.methods import registry
-from proxyfl.methods.base import Method
 from proxyfl.results.paired import Difference, holm, paired_difference, warning
 
 LOWER = {CLIENTS: "fedavg", SERVER: "server-only", PARTIAL: "fedavg"}
@@ -19,55 +20,102 @@ OTHERS = "scenarios.csv"
 """The file of results with labels at the server or at some clients."""
 
 By = dict[str, dict[int, dict[str, float]]]
+SEEDS = 3
+"""How many a result has unless it says otherwise."""
+MARKS = {"better": " ▲", "worse": " ▼"}
+"""Of an accuracy that differs from the lower bound beyond noise."""
 
 
-def methods() -> str:
-    """Every method of the library: the scenarios in which it is defined, and what travels beside weights."""
-    lines = [f"| method | {' | '.join(SCENARIOS)} | sent beside the weights |", "|---|:-:|:-:|:-:|---|"]
-    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for recipe in registry.recipes():
-        if not recipe.method.__module__.startswith("proxyfl.methods."):
-            continue  # somebody's plug-in
-        method = registry.create(recipe.name)
-        cells = []
-        for where in SCENARIOS:
-            reason = next(filter(None, (part.refusal(where) for part in method.parts)), "")
-            cells.append("–" if reason else "yes")
-            if reason:
-                reasons[where, reason].append(f"`{recipe.name}`")
-        lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {_sent(method)} |")
-    why = [
-        f"- not with `{where}`: {', '.join(names)}, because {reason}"
-        for (where, reason), names in sorted(reasons.items(), key=lambda item: SCENARIOS.index(item[0][0]))
+@dataclass(frozen=True)
+class Measured:
+    """What was measured in a scenario, by method as results name it."""
+
+    bound: str
+    rows: By
+    against: dict[str, Difference]
+    """Differences to the lower bound, corrected for all of them together."""
+
+    @cached_property
+    def accuracy(self) -> dict[str, list[float]]:
+        """Of every seed, the best method first."""
+        found = {name: [row["mean_last"] for row in seeds.values()] for name, seeds in self.rows.items()}
+        return dict(sorted(found.items(), key=lambda item: -statistics.fmean(item[1])))
+
+    def cell(self, name: str) -> str:
+        """Mean accuracy in percent, with a mark where it is better or worse than the bound, and the number of
+        seeds where they are few; empty where it was not run.
+        """
+        if name not in self.rows:
+            return ""
+        verdict = self.against[name].verdict if name in self.against else ""
+        values = self.accuracy[name]
+        few = f" ({len(values)})" if len(values) < SEEDS else ""
+        return f"{100 * statistics.fmean(values):.1f}{few}" + MARKS.get(verdict.split(",")[0], "")
+
+
+def compared(where: str, results: Path) -> Measured:
+    """The rows of a scenario, each method beside its lower bound."""
+    rows, bound = (
+        read_results(results if where == CLIENTS else results.with_name(OTHERS), where),
+        LOWER[where],
+    )
+    values = {name: {seed: row["mean_last"] for seed, row in seeds.items()} for name, seeds in rows.items()}
+    pairs = {
+        name: paired_difference(mine, values.get(bound, {})) for name, mine in values.items() if name != bound
+    }
+    known = {name: one for name, one in pairs.items() if one is not None}
+    tested = {name: one for name, one in known.items() if one.low is not None}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return Measured(bound, rows, known | corrected)
+
+
+def methods(results: Path) -> str:
+    """Accuracy of every method that has a group in listings, in the scenarios in which it is defined; then
+    what travels beside weights, and why it is not defined elsewhere.
+    """
+    tables = {where: compared(where, results) for where in SCENARIOS}
+    known = [recipe.name for recipe in registry.recipes()]  # a plug-in, or one being written, has no group
+    ours = [name for name in known if registry.shown(name).group != registry.OTHERS]
+    run = {name for table in tables.values() for name in table.rows}
+    combined = sorted(name for name in run if "+" in name and name not in ours)
+    lines = [f"| method | {' | '.join(SCENARIOS)} |", "|---|---:|---:|---:|"]
+    sent: dict[str, list[str]] = defaultdict(list)
+    refused: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in [*ours, *combined]:
+        method = registry.create(name)
+        why = {
+            where: next(filter(None, (part.refusal(where) for part in method.parts)), "")
+            for where in SCENARIOS
+        }
+        cells = ["–" if why[where] else tables[where].cell(name) for where in SCENARIOS]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        if name in combined:
+            continue
+        for reason in dict.fromkeys(filter(None, why.values())):
+            homes = " and ".join(f"`{where}`" for where in SCENARIOS if why[where] == reason)
+            refused[homes, reason].append(f"`{name}`")
+        for part in method.parts:
+            if part.sends:
+                sent[part.sends].append(f"`{name}`")
+    sends = [f"- {', '.join(names)}: {what}" for what, names in sent.items()]
+    reasons = [
+        f"- not with {homes}: {', '.join(names)}, because {reason}"
+        for (homes, reason), names in refused.items()
     ]
-    return "\n".join([*lines, "", *why])
-
-
-def _sent(method: Method) -> str:
-    return "; ".join(part.sends for part in method.parts if part.sends) or "nothing"
+    return "\n".join([*lines, "", "Beside weights, as the code declares it:", "", *sends, "", *reasons])
 
 
 def measured(where: str, results: Path) -> str:
     """Accuracy by method in a scenario, the best first, each beside the scenario's lower bound."""
-    found = read_results(results if where == CLIENTS else results.with_name(OTHERS), where)
-    if not found:
+    found = compared(where, results)
+    if not found.rows:
         return "Not measured yet."
-    bound = LOWER[where]
-    accuracy = {name: {seed: row["mean_last"] for seed, row in rows.items()} for name, rows in found.items()}
-    means = {name: statistics.fmean(values.values()) for name, values in accuracy.items()}
-    others = [name for name in sorted(means, key=lambda name: -means[name]) if name != bound]
-    pairs = {name: paired_difference(accuracy[name], accuracy.get(bound, {})) for name in others}
-    known = {name: one for name, one in pairs.items() if one is not None}
-    tested = {name: one for name, one in known.items() if one.low is not None}
-    corrected = known | dict(zip(tested, holm(list(tested.values())), strict=True))
-    lines = [f"| method | accuracy | seeds | against `{bound}` | MB sent |", "|---|---:|---:|---|---:|"]
-    for name in sorted(means, key=lambda name: -means[name]):
-        sent = statistics.fmean(row["megabytes"] for row in found[name].values())
-        values = list(accuracy[name].values())
-        against = "the bound" if name == bound else _against(corrected.get(name))
+    lines = [f"| method | accuracy | seeds | against `{found.bound}` | MB sent |", "|---|---:|---:|---|---:|"]
+    for name, values in found.accuracy.items():
+        sent = statistics.fmean(row["megabytes"] for row in found.rows[name].values())
+        against = "the bound" if name == found.bound else _against(found.against.get(name))
         lines.append(f"| {_shown(name)} | {spread(values)} | {len(values)} | {against} | {sent:.0f} |")
-    fewest = min((one.pairs for one in tested.values()), default=0)
-    note = warning(fewest)
+    note = warning(min((one.pairs for one in found.against.values() if one.low is not None), default=0))
     return "\n".join([*lines, *(["", f"{note[0].upper()}{note[1:]}."] if note else [])])
 
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.results.outcome import Outcome
-from proxyfl.results.settings import METHOD, plain, told_by
+from proxyfl.results.settings import METHOD, distinguished_by, plain
 from proxyfl.runs.settings import COMMON
 
 
 def choose(outcomes: Sequence[Outcome], keys: Iterable[str]) -> tuple[list[Outcome], list[str]]:
     """Of the runs that differ in these settings and the seed alone, those with the best values: by the mean
     accuracy over seeds and last rounds on validation images, where all of them have some. Notes say what was
-    chosen; runs are no longer told apart by these settings.
+    chosen; runs no longer differ in these settings.
     """
     named = list(dict.fromkeys(COMMON.get(key, key) for key in keys))
     known = dict.fromkeys(key for outcome in outcomes for key in outcome.settings)
@@ -27,7 +27,7 @@ def choose(outcomes: Sequence[Outcome], keys: Iterable[str]) -> tuple[list[Outco
     for outcome in outcomes:
         rest = {key: value for key, value in outcome.settings.items() if key not in named}
         values = tuple(outcome.settings.get(key) for key in named)
-        rivals[told_by(rest)][values].append(replace(outcome, settings=rest))
+        rivals[distinguished_by(rest)][values].append(replace(outcome, settings=rest))
     kept: list[Outcome] = []
     notes: list[str] = []
     for variants in rivals.values():

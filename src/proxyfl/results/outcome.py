@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
 from proxyfl.core.records import MEASURES
 from proxyfl.methods import registry
-from proxyfl.results.settings import METHOD, Settings, hashable, order, plain, settings_of, told_by
+from proxyfl.results.settings import METHOD, Settings, distinguished_by, hashable, order, plain, settings_of
 from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run, Summary
 from proxyfl.runs.settings import COMMON
@@ -184,7 +184,7 @@ def find_copies(runs: Iterable[tuple[K, str, Settings, object]]) -> dict[K, K]:
     seen: dict[Hashable, tuple[K, str, object]] = {}
     copies: dict[K, K] = {}
     for key, name, settings, curve in runs:
-        identity = (settings["seed"], *told_by(settings))
+        identity = (settings["seed"], *distinguished_by(settings))
         if identity not in seen:
             seen[identity] = (key, name, curve)
             continue

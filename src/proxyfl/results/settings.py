@@ -19,14 +19,14 @@ FIRST = (DATA, "labels.ratio", "partition.alpha", "fidelity")
 Settings = Mapping[str, Any]
 """Every setting of a run by its dotted key."""
 
-Told = tuple[tuple[str, Any], ...]
-"""The settings by which a run is told from others."""
+Distinction = tuple[tuple[str, Any], ...]
+"""The settings by which a run differs from others."""
 
 BESIDE = re.compile(r"keep\..*|preset|seed|compute\.device")
-"""Those by which runs are not told apart."""
+"""Those by which runs are not distinguished."""
 
 
-def told_by(settings: Settings) -> Told:
+def distinguished_by(settings: Settings) -> Distinction:
     """The same for runs that differ in nothing but the seed, where they were computed and what they keep."""
     return tuple(sorted(pair for pair in settings.items() if not BESIDE.fullmatch(pair[0])))
 
@@ -55,12 +55,12 @@ def telling(
     """Keys that are needed to tell runs apart, and keys whose values those before them settle."""
     needed: list[str] = []
     settled: list[str] = []
-    told = 1
+    groups = 1
     for key in keys:
         more = len({tuple(table.get(each) for each in (*needed, key)) for table in tables})
-        if more > told or key in always:
+        if more > groups or key in always:
             needed.append(key)
-            told = more
+            groups = more
         else:
             settled.append(key)
     return needed, settled

@@ -70,7 +70,7 @@ class Job:
 
 
 Look = Callable[[dict[Path, str]], None]
-"""Someone who is told now and then which runs have failed so far."""
+"""Called now and then with which runs have failed so far."""
 
 
 class Child(Protocol):
@@ -108,7 +108,7 @@ def train_all(
     def begin(job: Job) -> _Child:
         known = job.config.data in noted
         noted.add(job.config.data)
-        return _Child(job, together, told=known)
+        return _Child(job, together, announced=known)
 
     return work_off(jobs, together, begin, pause, look)
 
@@ -150,13 +150,13 @@ def _room(jobs: Sequence[Job]) -> int:
 class _Child:
     """A process that makes one run, one of ``together``. With a core to spare, it has workers."""
 
-    def __init__(self, job: Job, together: int, told: bool) -> None:
+    def __init__(self, job: Job, together: int, announced: bool) -> None:
         share = default_workers(job.config) // together
         workers = share if share > 1 or torch.device(job.config.compute.device).type != "cpu" else 0
         context = multiprocessing.get_context("spawn")
         self.job = job
         self.answer, theirs = context.Pipe(duplex=False)
-        arguments = (job, workers, list(plugins.loaded), theirs, told)
+        arguments = (job, workers, list(plugins.loaded), theirs, announced)
         self.process: BaseProcess = context.Process(target=make_run, args=arguments, daemon=True)
         before = os.environ.get(TUNABLES)
         os.environ[TUNABLES] = tuned_environment()[TUNABLES]  # read by the allocator when a program starts
@@ -187,11 +187,11 @@ class _Child:
             self.process.join()
 
 
-def make_run(job: Job, workers: int, modules: list[str], answer: Connection, told: bool = False) -> None:
-    """What a child does: the run from its start, or from where it was stopped. Where another has ``told`` how
-    the data was read, it does not.
+def make_run(job: Job, workers: int, modules: list[str], answer: Connection, announced: bool = False) -> None:
+    """What a child does: the run from its start, or from where it was stopped. Where another has
+    ``announced`` how the data was read, it does not.
     """
-    if told:
+    if announced:
         logging.getLogger(sources.__name__).setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from proxyfl.core.config import Config
 from proxyfl.core.state import Tensors
-from proxyfl.data.partition import Partition
 from proxyfl.engines.choose import EngineFactory
 from proxyfl.methods import registry
 from proxyfl.models import Network
 from proxyfl.runs.federation import Federation
 from proxyfl.runs.fit import require_fit, require_numbers
-from proxyfl.runs.simulation import Simulation, prepare
-
-
-def build(
-    config: Config,
-    root: Path | None = None,
-    *,
-    partition: Partition | None = None,
-    start: Tensors | None = None,
-    workers: int | None = None,
-    engine: EngineFactory | None = None,
-) -> Federation:
-    """The federation that a config describes. A resumed run brings the partition it began with."""
-    simulation = prepare(config, root, partition)
-    return assemble(config, simulation, start=start, workers=workers, engine=engine)
+from proxyfl.runs.simulation import Simulation
 
 
 def assemble(
@@ -37,10 +20,10 @@ def assemble(
     workers: int | None = None,
     engine: EngineFactory | None = None,
 ) -> Federation:
-    """The same over data that is dealt already."""
+    """The federation that a config describes, over data that is dealt."""
     dataset = simulation.dataset
     require_numbers(dataset)
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    method = registry.method_of(config)
     network = Network.configured(config.model, len(dataset.classes), dataset.channels, dataset.image_size)
     federation = Federation.assembled(
         config, simulation, network, method, start, workers=workers, engine=engine

@@ -14,7 +14,7 @@ import tomli_w
 
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import ConfigError, nearest
-from proxyfl.core.settings import FIDELITIES
+from proxyfl.core.settings import known_fidelity
 from proxyfl.core.trees import DEEPEST, Tree
 
 MAX_BYTES = 1 << 18
@@ -92,10 +92,7 @@ def _require_shallow(tree: Mapping[str, Any], what: str) -> None:
 def recorded(path: Path) -> Config:
     """The config that a run wrote, every value explicit: it can be read without the code that it names."""
     table = load_toml(path)
-    fidelity = text_at(table, "fidelity", "clean")
-    if fidelity not in FIDELITIES:
-        raise ConfigError(f"unknown fidelity '{fidelity}'; {nearest(fidelity, FIDELITIES)}")
-    return read_config(table, fidelity)
+    return read_config(table, known_fidelity(text_at(table, "fidelity", "clean")))
 
 
 def to_toml(config: Config, first_line: str = "") -> str:

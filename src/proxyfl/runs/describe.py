@@ -26,6 +26,7 @@ from proxyfl.methods.base import Method
 from proxyfl.models import Network
 from proxyfl.runs.settings import check_together, native_dtype
 from proxyfl.runs.simulation import Simulation
+from proxyfl.runs.views import named_views
 
 
 def describe(
@@ -41,6 +42,7 @@ def describe(
     keep: KeepSettings | None,
     start: Tensors | None,
     optimiser: Any = None,
+    fidelity: str = "clean",
 ) -> Config:
     """The settings of a federation of objects, held to the same rules as those of a file."""
     dataset, partition = simulation.dataset, simulation.partition
@@ -48,7 +50,7 @@ def describe(
     aggregation, privacy = described(aggregator)
     tree = {
         "seed": seed,
-        "data": {"name": f"{OBJECT}{dataset.name}"},
+        "data": {"name": f"{OBJECT}{dataset.name}", **named_views(dataset, simulation.views, fidelity)},
         "labels": _scenario(partition),
         "partition": {"scheme": "given", "clients": partition.clients},
         "model": {
@@ -61,15 +63,15 @@ def describe(
             "weights_hash": content_hash(start) if start else "",
         },
         "vectors": dataclasses.asdict(simulation.train_views.vectors),
-        "train": {**dataclasses.asdict(train or TrainSettings()), **_named(optimiser)},
-        "federation": dict(federation),
+        "train": {**(dataclasses.asdict(train) if train else {}), **_named(optimiser)},
+        "federation": {name: value for name, value in federation.items() if value is not None},
         "aggregation": aggregation,
         "privacy": privacy,
         "compute": dict(compute),
         "keep": dataclasses.asdict(keep or KeepSettings()),
         "method": {"name": name, **parameters},
     }
-    config = read_config(tree, "clean")
+    config = read_config(tree, fidelity)
     check_together(config, method, aggregator)
     if config.compute.dtype == "auto":
         settled = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))

@@ -82,7 +82,7 @@ class Experiment:
     ) -> Run:
         """Create the run's directory and train to the end.
 
-        ``log`` names tools that are told, too: tensorboard, mlflow, wandb. ``progress`` shows a bar.
+        ``log`` names tools that record it, too: tensorboard, mlflow, wandb. ``progress`` shows a bar.
 
         ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
         process; ``engine`` brings another engine, such as ``RayEngine()``. The result is the same to the bit.

@@ -82,7 +82,7 @@ class ModelCard:
         return (self.channels, self.image_size, self.image_size) if self.image_size else (self.channels,)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """What is written: without what came later and is at its default."""
         usual = {spec.name: spec.default for spec in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
@@ -201,7 +201,7 @@ def _encoder_of(encoded: Encoded) -> dict[str, Any]:
 
 
 def save_model(path: Path, weights: Tensors, card: ModelCard) -> None:
-    write_verified(path, weights, {"proxyfl": json.dumps(card.told)})
+    write_verified(path, weights, {"proxyfl": json.dumps(card.as_json)})
 
 
 def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> None:

@@ -8,7 +8,6 @@ import dataclasses
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,17 @@ from proxyfl.aggregation import Aggregator, Mean
 from proxyfl.core.config import Config, KeepSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, DataError, RunError
 from proxyfl.core.records import choosing
+from proxyfl.core.settings import known_fidelity
 from proxyfl.core.state import ServerState, Tensors
 from proxyfl.core.views import VectorSettings
-from proxyfl.data.dataset import Dataset, Split
+from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
-from proxyfl.data.ragged import Ragged
+from proxyfl.data.stream import ViewSettings
 from proxyfl.engines.choose import EngineFactory, choose_engine
 from proxyfl.engines.setup import server_of, trainer_of
-from proxyfl.federation.client import ClientTrainer, autocast, numerics
+from proxyfl.federation.client import numerics
 from proxyfl.federation.client_store import ClientStore
-from proxyfl.federation.evaluate import Evaluation, eval_batch, evaluate
+from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.loop import Observer, RoundReport, play_round
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.methods import registry
@@ -37,11 +37,13 @@ from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import LoRA, Network
 from proxyfl.runs.describe import describe
 from proxyfl.runs.directory import RunDirectory, json_lines
+from proxyfl.runs.evaluation import GlobalModel
 from proxyfl.runs.fit import require_fit, require_kinds, require_numbers, weights_of
 from proxyfl.runs.loggers import Logger, checked, find_all
 from proxyfl.runs.progress import LiveProgress
 from proxyfl.runs.recording import Recording
-from proxyfl.runs.simulation import Simulation, at_holders, simulate
+from proxyfl.runs.simulation import Simulation, simulate
+from proxyfl.runs.views import chosen_views
 
 
 class Federation:
@@ -50,7 +52,10 @@ class Federation:
     ``network`` is a registered name, an ``nn.Module`` class or a function that builds one from ``classes``,
     ``channels``, ``width`` and ``image_size`` or fewer of them; by default ``resnet8``, or ``mlp`` for
     vectors, whose views ``vectors`` describes. ``norm`` says what becomes of its batch norm, ``trainable``
-    and ``lora`` which part of it is trained. ``weights`` are tensors to start from.
+    and ``lora`` which part of it is trained. ``weights`` are tensors to start from. ``views`` say how images
+    are normalised and mirrored, ``test_views`` how those to test with, where it is done otherwise.
+    ``fidelity`` fills in what is not given; objects bring their own: ``ProxyFL(fidelity="paper")``,
+    ``Train.of("code", epochs=2)``.
     ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
     process; ``engine`` brings another engine. Whatever trains, the result is the same to the bit.
 
@@ -80,17 +85,22 @@ class Federation:
         trainable: str = "all",
         lora: LoRA | None = None,
         train: TrainSettings | None = None,
+        fidelity: str = "clean",
         vectors: VectorSettings | None = None,
+        views: ViewSettings | None = None,
+        test_views: ViewSettings | None = None,
         optimiser: OptimiserFactory | None = None,
         aggregator: Aggregator | None = None,
         weights: Tensors | nn.Module | str | Path | None = None,
-        sampling: str = "stream",
-        weighting: str = "size",
+        sampling: str | None = None,
+        weighting: str | None = None,
         quorum: int = 1,
         max_norm: float = 0.0,
         evaluate_every: int = 1,
         device: str = "cpu",
         dtype: str = "auto",
+        threads: int = 1,
+        eval_batch: int = 0,
         keep: KeepSettings | None = None,
         workers: int | None = None,
         engine: EngineFactory | None = None,
@@ -101,8 +111,9 @@ class Federation:
                 f"data is a {type(data).__name__}; make a data set with Dataset.of(images, labels)"
             )
         require_numbers(data)
-        simulation = simulate(data, partition, vectors)
-        parts = registry.create(method) if isinstance(method, str) else method
+        seen = chosen_views(data, vectors, views, test_views, known_fidelity(fidelity))
+        simulation = simulate(data, partition, views=seen)
+        parts = registry.create(method, fidelity=fidelity) if isinstance(method, str) else method
         chosen = network or _usual_network(data)
         built = Network.of(
             chosen, len(data.classes), data.channels, width, image_size=data.image_size, norm=norm,
@@ -121,8 +132,8 @@ class Federation:
         }
         config = describe(
             simulation, built, parts, rule, seed=seed, train=train, federation=federation, keep=keep,
-            compute={"device": device, "dtype": dtype},
-            optimiser=optimiser, start=start,
+            compute={"device": device, "dtype": dtype, "threads": threads, "eval_batch": eval_batch},
+            optimiser=optimiser, start=start, fidelity=fidelity,
         )  # fmt: skip
         self._assemble(config, simulation, built, parts, start, optimiser, rule, workers, engine)
         require_fit(self.trainer)
@@ -162,7 +173,7 @@ class Federation:
             method,
             simulation.population,
             made(self.trainer, simulation.holdings),
-            _Test(self.trainer, simulation, simulation.dataset.test, scores=every),
+            GlobalModel(self.trainer, simulation, simulation.dataset.test, scores=every),
             len(simulation.dataset.classes),
             aggregator=aggregator,
             store=stores[1],
@@ -170,7 +181,7 @@ class Federation:
         )
         if (kept := simulation.validation) is not None:
             holders = simulation.partition.validation
-            self.server.validate = _Test(self.trainer, simulation, kept, scores=every, holders=holders)
+            self.server.validate = GlobalModel(self.trainer, simulation, kept, scores=every, holders=holders)
         self.recording: Recording | None = None
         self.history: list[RoundReport] = []
         self.best: RoundReport | None = None
@@ -211,7 +222,7 @@ class Federation:
     ) -> Iterator[RoundReport]:
         """Play the next ``count`` rounds, at most those that are left, and give a report after each.
 
-        ``log`` names tools that are told, too (tensorboard, mlflow, wandb), once the federation is recorded.
+        ``log`` names tools that record it, too (tensorboard, mlflow, wandb), once the federation is recorded.
         ``progress`` shows a bar in a terminal, a line per round elsewhere.
         """
         total = self.config.federation.rounds
@@ -267,7 +278,7 @@ class Federation:
     def _loggers(self, log: str | Iterable[str]) -> list[Logger]:
         tools = find_all(log)
         if tools and self.recording is None:
-            raise ConfigError("log needs a folder for what it tells; call record(PATH) before the rounds")
+            raise ConfigError("log needs a folder to write into; call record(PATH) before the rounds")
         return [tool(self.recording.run.path, self.config) for tool in tools if self.recording]
 
     def _accuracies(self) -> list[float | None]:
@@ -344,53 +355,11 @@ def _usual_network(data: Dataset) -> str:
     return "mlp" if data.is_vectors else "resnet8"
 
 
-class _Taken:
+class _Taken(Observer):
     """An observer that holds a round's report until it is asked for."""
 
     def __init__(self) -> None:
         self.report: RoundReport | None = None
 
-    def round_started(self, round: int, clients: list[int]) -> None: ...
-
-    def answered(self, answer: object) -> None: ...
-
     def round_finished(self, report: RoundReport) -> None:
         self.report = report
-
-
-class _Test:
-    """The global model on images that nobody trains on. ``holders`` are the lists of images of the clients
-    that keep them back; the split has each image once, in order.
-    """
-
-    def __init__(
-        self,
-        trainer: ClientTrainer,
-        simulation: Simulation,
-        split: Split,
-        *,
-        scores: bool,
-        holders: Ragged | None = None,
-    ) -> None:
-        self.trainer, self.simulation, self.split, self.scores = trainer, simulation, split, scores
-        self.holders = holders
-
-    @cached_property
-    def network(self) -> nn.Module:
-        return self.trainer.placed(self.trainer.new_network())
-
-    def __call__(self, state: ServerState) -> Evaluation:
-        trainer, views, dataset = self.trainer, self.simulation.test_views, self.simulation.dataset
-        weights, strict = trainer.method.model(state.weights), not trainer.method.all_private
-        self.network.load_state_dict(weights, strict=strict)
-        found = evaluate(
-            self.network,
-            self.split,
-            views.mean,
-            views.std,
-            batch=eval_batch(trainer.compute.eval_batch, dataset.image_size, trainer.device),
-            autocast=lambda: autocast(trainer.compute, trainer.device),
-            scores=self.scores,
-        )
-        own = None if self.holders is None else at_holders(self.holders, found.right)
-        return dataclasses.replace(found, own=own)

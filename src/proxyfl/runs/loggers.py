@@ -21,7 +21,7 @@ from typing import Self
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, missing_extra, nearest
 from proxyfl.core.state import Failure, Update
-from proxyfl.core.text import told
+from proxyfl.core.text import reported
 from proxyfl.core.trees import dotted
 from proxyfl.federation.loop import Observer, RoundReport
 from proxyfl.runs.config_file import to_toml
@@ -223,4 +223,4 @@ def scalars(report: RoundReport) -> dict[str, float]:
 
 
 def _in_words(error: Exception) -> str:
-    return told(f"{type(error).__name__}: {error}", LONGEST_REASON)
+    return reported(f"{type(error).__name__}: {error}", LONGEST_REASON)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from proxyfl.core.dealing import PARTIAL, SERVER
+from proxyfl.core.text import name_alone
 from proxyfl.core.trees import dotted
 from proxyfl.runs.export import ModelCard
 from proxyfl.runs.run import Run
@@ -36,7 +36,7 @@ def model_page(
         "## How to use it",
         f"`{file}` takes {_taken(card)} The class names are in its metadata. {compared}",
         "## Data",
-        f"- Data set: {_data_name(config.data.name)}\n- Labels: {_labels(run, card)}\n"
+        f"- Data set: {name_alone(config.data.name)}\n- Labels: {_labels(run, card)}\n"
         f"- Clients: {dealt.clients}, dealt by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
         f"- Where the {card.called} come from, and who may use them: {BLANK}",
         "## Accuracy",
@@ -60,7 +60,7 @@ def _taken(card: ModelCard) -> str:
     whose = "the features as the data has them"
     if card.encoder:
         seal = f"hash {card.encoder_hash[:16]}; not in this file"
-        whose = f"features of the frozen encoder {_data_name(card.encoder)} ({seal})"
+        whose = f"features of the frozen encoder {name_alone(card.encoder)} ({seal})"
     return (
         f"float32 vectors of shape (N, {card.channels}), {whose}{names}, and gives "
         "probabilities (N, classes). Standardisation and softmax are inside."
@@ -89,7 +89,7 @@ def _front_matter(run: Run, kind: str, accuracy: float | None) -> str:
             "  - task:",
             f"      type: {kind}-classification",
             "    dataset:",
-            f"      name: {text(_data_name(config.data.name))}",
+            f"      name: {text(name_alone(config.data.name))}",
             f"      type: {text(config.data.name.split(':')[0])}",
             "    metrics:",
             "    - type: accuracy",
@@ -125,9 +125,3 @@ def _accuracies(
 def _settings(run: Run) -> str:
     rows = [f"{name} = {json.dumps(value)}" for name, value in dotted(run.config.to_tree()).items()]
     return "\n".join(["```toml", *rows, "```"])
-
-
-def _data_name(data: str) -> str:
-    """A data set's name without the folders of the machine that it lay on: the page is for others."""
-    kind, separator, place = data.partition(":")
-    return f"{kind}:{Path(place).name}" if separator else data

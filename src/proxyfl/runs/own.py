@@ -80,7 +80,7 @@ def _step(value: float, *steps: tuple[float, int], otherwise: int) -> int:
     return next((number for bound, number in steps if value < bound), otherwise)
 
 
-def told(config: Config) -> str:
+def summary(config: Config) -> str:
     """What was chosen, in one line."""
     partition, train, federation = config.partition, config.train, config.federation
     clients = f"{partition.clients} clients ({partition.scheme}), {federation.per_round} in a round"

@@ -17,10 +17,10 @@ from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.methods import registry
 from proxyfl.models import Network, part_of
-from proxyfl.runs.evaluation import evaluate_model
+from proxyfl.runs.evaluation import at_holders, evaluate_model
 from proxyfl.runs.export import TrainedModel
 from proxyfl.runs.run import Run
-from proxyfl.runs.simulation import Simulation, at_holders, prepare
+from proxyfl.runs.simulation import Simulation, prepare
 
 
 @dataclass(frozen=True)

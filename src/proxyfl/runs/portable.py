@@ -101,7 +101,7 @@ def probabilities(trained: TrainedModel, images: Tensor) -> Tensor:
 
 
 def _metadata(card: ModelCard) -> dict[str, str]:
-    return {CLASSES: json.dumps(card.classes), "proxyfl": json.dumps(card.told)}
+    return {CLASSES: json.dumps(card.classes), "proxyfl": json.dumps(card.as_json)}
 
 
 def _write_onnx(network: nn.Module, images: Tensor, path: Path, metadata: dict[str, str]) -> Runs:

@@ -36,7 +36,7 @@ def protocol_layer(protocol: str, method: str, data: str) -> Tree:
     return nested(settings)
 
 
-def told(config: Config) -> str:
+def summary(config: Config) -> str:
     """Which of the method's own settings a config has, and which not."""
     own = own_settings(config.method.name, config.data.name)
     now = dotted(config.to_tree())

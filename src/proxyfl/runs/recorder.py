@@ -13,7 +13,7 @@ from proxyfl.core.errors import RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.records import choosing
 from proxyfl.core.state import Failure, Tensors, Update
-from proxyfl.federation.loop import RoundReport
+from proxyfl.federation.loop import Observer, RoundReport
 from proxyfl.federation.witness import SECONDS, Row
 from proxyfl.runs import checkpoint
 from proxyfl.runs.checkpoint import Checkpoint
@@ -22,7 +22,7 @@ from proxyfl.runs.export import ModelCard, save_model
 from proxyfl.runs.metrics_log import CLIENTS, MetricsLog
 
 
-class Recorder:
+class Recorder(Observer):
     """Appends to the run's files. A checkpoint is written last: what it does not hold is computed again.
 
     The best model waits for it: its copy is written before, the model itself behind, so that whenever a run
@@ -46,9 +46,6 @@ class Recorder:
         self._better: tuple[Tensors, ModelCard] | None = None
         kept = [line for line in read_json_lines(run.timing) if _until(len(lines), line)]
         write_bytes(run.timing, "".join(json.dumps(line) + "\n" for line in kept).encode())
-
-    def round_started(self, round: int, clients: list[int]) -> None:
-        pass
 
     def answered(self, answer: Update | Failure) -> None:
         if isinstance(answer, Failure):

@@ -57,7 +57,7 @@ def is_whole(run: RunDirectory, saved: Checkpoint) -> bool:
         and all(has_clients(file, saved.clients, whole=True) for file in files(run, CLIENTS))
         and _partition_is_intact(run, saved)
         and all(map(is_intact, models))
-        and all(_told(file) == _best_round(saved) for file in models[1:])
+        and all(_card_of(file) == _best_round(saved) for file in models[1:])
     )
 
 
@@ -119,14 +119,14 @@ def repair_models(run: RunDirectory, saved: Checkpoint, whole: Whole, card: dict
         _write_last(last, saved, whole, card)
     if best is None:
         return []
-    strange = [file for file in files if _told(file) != best]
+    strange = [file for file in files if _card_of(file) != best]
     if not strange:
         return []
-    spare = next((file for file in (*files, last) if _told(file) == best), None)
+    spare = next((file for file in (*files, last) if _card_of(file) == best), None)
     if spare is None:
         # After a step back, the best model of a round that was taken back: it is played again and writes it.
         strange = [file for file in files if not is_intact(file)]
-        ahead = (file for file in files if (_told(file) or (0,))[0] > saved.state.round)
+        ahead = (file for file in files if (_card_of(file) or (0,))[0] > saved.state.round)
         spare = next(ahead, None)
     if spare is None:
         return [f"the best model, of round {best[0]}, is damaged and there is no copy of it: {files[0]}"]
@@ -142,7 +142,7 @@ def _best_round(saved: Checkpoint) -> tuple[int, float] | None:
     return None if best is None else (best["round"], best["accuracy"])
 
 
-def _told(file: Path) -> tuple[int, float] | None:
+def _card_of(file: Path) -> tuple[int, float] | None:
     """Which round's model a file says it is, and how good; None where it is damaged or was not measured."""
     try:
         card = json.loads(read_verified(file)[1]["proxyfl"])

@@ -19,7 +19,7 @@ from proxyfl.core.config import Config, MethodSettings, TrainSettings, read_conf
 from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.core.network import FROZEN, ModelSettings
-from proxyfl.core.settings import FIDELITIES, OBJECT, describe
+from proxyfl.core.settings import OBJECT, describe, known_fidelity
 from proxyfl.core.trees import Tree, dotted, merge, nested
 from proxyfl.data import sources
 from proxyfl.data.partition import require_scheme
@@ -56,9 +56,7 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     tree = merge(*layers)
     preset = preset or text_at(tree, "preset", "")
     base = load_preset(preset) if preset else {}
-    fidelity = text_at(tree, "fidelity", text_at(base, "fidelity", "clean"))
-    if fidelity not in FIDELITIES:
-        raise ConfigError(f"unknown fidelity '{fidelity}'; {nearest(fidelity, FIDELITIES)}")
+    fidelity = known_fidelity(text_at(tree, "fidelity", text_at(base, "fidelity", "clean")))
     suggested = base.pop("method", {})
     if _other_data(base, tree):
         base["labels"] = {key: value for key, value in base["labels"].items() if key != "ten_percent"}
@@ -137,7 +135,7 @@ def check(config: Config) -> None:
         raise ConfigError("labels.ratio = 0 leaves no image its label; give a share or labels.per_class")
     if config.data.subset == 0:
         raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
-    method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+    method = registry.method_of(config)
     check_together(config, method, build_aggregator(config.aggregation, config.privacy))
 
 
@@ -264,7 +262,8 @@ def _identity(config: Config) -> str:
 
 def _drop_later(settings: Any, tree: Tree) -> None:
     """Take out what came later and is at its default."""
-    for name, later, usual in _usual(type(settings)):
+    section: Any = type(settings)
+    for name, later, usual in _usual(section):
         value = getattr(settings, name)
         if later and value == usual:
             tree.pop(name, None)

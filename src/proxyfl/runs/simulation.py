@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import DataError
@@ -20,15 +19,12 @@ from proxyfl.data.files import data_root
 from proxyfl.data.holdings import Holdings
 from proxyfl.data.labels import stratified
 from proxyfl.data.partition import Partition, make_partition
-from proxyfl.data.ragged import Ragged
-from proxyfl.data.release import release_views
 from proxyfl.data.scenarios import who_has_labels
 from proxyfl.data.stream import ViewSettings
-from proxyfl.data.validation import hold_out
 from proxyfl.encoders import encode, load_encoder
 from proxyfl.encoders.encoding import FOLDER
-from proxyfl.federation.evaluate import Own
 from proxyfl.federation.sampling import Population
+from proxyfl.runs.views import Pair, flips, views_of
 
 MOST_NAMED = 20
 """Classes or clients named in a line."""
@@ -47,6 +43,10 @@ class Simulation:
     per_class: int
     train_views: ViewSettings
     test_views: ViewSettings
+
+    @property
+    def views(self) -> Pair:
+        return self.train_views, self.test_views
 
     @property
     def population(self) -> Population:
@@ -78,21 +78,17 @@ class Simulation:
         return digest.hexdigest()
 
 
-def at_holders(holders: Ragged, right: Tensor) -> Own:
-    """What ``right``, of all images that clients keep back, each once and in order, comes to at a client."""
-    images = np.unique(holders.flat()[1])
-
-    def own(client: int) -> tuple[int, int]:
-        places = torch.from_numpy(np.searchsorted(images, holders[client]))
-        return int(right[places].sum()), len(places)
-
-    return own
-
-
-def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | None = None) -> Simulation:
-    """With the data set's own views. Every index must name an image, every labelled one have a label."""
+def simulate(
+    dataset: Dataset,
+    partition: Partition,
+    vectors: VectorSettings | None = None,
+    views: Pair | None = None,
+) -> Simulation:
+    """``views`` are those of training and of test images; without them the data set's own. Every index must
+    name an image, every labelled one have a label.
+    """
     held = partition.validation
-    parts = {"labelled": np.concatenate([partition.told, partition.server_validation])}
+    parts = {"labelled": np.concatenate([partition.all_labelled, partition.server_validation])}
     parts["unlabelled"] = partition.unlabelled.values
     for name, values in (parts | ({"validation": held.values} if held else {})).items():
         if len(values) and int(values.max()) >= len(dataset.train):
@@ -100,19 +96,13 @@ def simulate(dataset: Dataset, partition: Partition, vectors: VectorSettings | N
                 f"the partition names {name} image {int(values.max())}, but '{dataset.name}' has "
                 f"{len(dataset.train)} training images; make it from the same data"
             )
-    told = [parts["labelled"], *([held.values] if held is not None else [])]
-    if any(bool((dataset.train.labels[values] < 0).any()) for values in told):
+    labelled = [parts["labelled"], *([held.values] if held is not None else [])]
+    if any(bool((dataset.train.labels[values] < 0).any()) for values in labelled):
         raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
     if not partition.sizes.any():
         raise DataError(f"'{dataset.name}' has no training {dataset.train.called} to share out")
-    drawn = vectors or VectorSettings()
-    views = ViewSettings(dataset.flip, dataset.mean, dataset.std, drawn, weak_views(dataset))
-    return Simulation(dataset, partition, 0, views, views)
-
-
-def weak_views(dataset: Dataset) -> int:
-    """How many of them a frozen encoder has seen of each training sample."""
-    return dataset.encoded.weak if dataset.encoded else 0
+    train, test = views or views_of(dataset, vectors or VectorSettings())
+    return Simulation(dataset, partition, 0, train, test)
 
 
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
@@ -134,13 +124,8 @@ def _encoded(config: Config, dataset: Dataset, root: Path | None) -> Dataset:
     """Its features, by the encoder that the settings name."""
     encoder = load_encoder(config.model.encoder, config.model.encoder_hash)
     cache, views = data_root(root) / FOLDER, config.encoder
-    seen = replace(dataset, flip=_flips(config, dataset))
+    seen = replace(dataset, flip=flips(dataset, config.data.flip))
     return encode(seen, encoder, weak=views.weak, strong=views.strong, texts=config.texts, cache=cache)
-
-
-def _flips(config: Config, dataset: Dataset) -> bool:
-    """Whether a mirrored image counts as one of the same class."""
-    return dataset.flip if config.data.flip == "own" else config.data.flip == "always"
 
 
 def labels_per_class(config: Config, dataset: Dataset) -> int | list[int]:
@@ -173,19 +158,18 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
             partition_seed=config.partition.seed,
             where=config.labels.where,
             labelled_clients=config.labels.clients,
+            validation=config.data.validation,
         )
-        if config.data.validation:
-            partition = hold_out(partition, dataset, config.data.validation, config.labels.seed)
     if not partition.sizes.any():
         raise DataError(f"'{config.data.name}' has no training {dataset.train.called} to share out")
-    train, test = _views(config, dataset)
+    train, test = views_of(dataset, config.vectors, config.data.norm, config.data.flip)
     return Simulation(dataset, partition, per_class if isinstance(per_class, int) else 0, train, test)
 
 
 def remarks(config: Config, simulation: Simulation) -> list[str]:
     """Lines to read before the first round: what own data comes to, and why a run may mean nothing."""
     dataset, partition = simulation.dataset, simulation.partition
-    labels = dataset.train.labels[torch.from_numpy(partition.told)]
+    labels = dataset.train.labels[torch.from_numpy(partition.all_labelled)]
     counts = torch.bincount(labels, minlength=len(dataset.classes)).tolist()
     lines = []
     if config.labels.rule == "stratified":
@@ -193,12 +177,12 @@ def remarks(config: Config, simulation: Simulation) -> list[str]:
         more = f" and {len(shown) - MOST_NAMED:,} more classes" if len(shown) > MOST_NAMED else ""
         unlabelled = f"{len(partition.unlabelled.values):,} {dataset.called} are unlabelled"
         lines.append(f"note: labelled {dataset.called}: {', '.join(shown[:MOST_NAMED])}{more}; {unlabelled}")
-    if told := labels_told(simulation):
-        lines.append(f"note: {told}")
+    if who := labels_in_words(simulation):
+        lines.append(f"note: {who}")
     return lines + [f"warning: {line}" for line in doubts(dataset, partition)]
 
 
-def labels_told(simulation: Simulation) -> str:
+def labels_in_words(simulation: Simulation) -> str:
     """Who has labels, where not every client has some, in a sentence."""
     dealt, what = simulation.partition, simulation.dataset.called
     return who_has_labels(dealt.where, dealt.server, dealt.labelled, what)
@@ -227,11 +211,3 @@ def doubts(dataset: Dataset, partition: Partition) -> list[str]:
         more = f" and {len(empty) - MOST_NAMED:,} more" if len(empty) > MOST_NAMED else ""
         lines.append(f"{len(empty):,} clients have no {what}: {', '.join(names)}{more}")
     return lines
-
-
-def _views(config: Config, dataset: Dataset) -> tuple[ViewSettings, ViewSettings]:
-    flip = _flips(config, dataset)
-    if config.data.norm == "release" and dataset.channels == 3 and not dataset.is_vectors:
-        return release_views(dataset, flip)
-    own = ViewSettings(flip, dataset.mean, dataset.std, config.vectors, weak_views(dataset))
-    return own, own

@@ -106,7 +106,7 @@ def _require_known_labels(source: Run, config: Config, simulation: Simulation) -
     if theirs.data.name != config.data.name or source.environment.get("data") == AT_SITES:
         return
     cure = "train the start on the same data, labels and partition, or on another data set"
-    method = registry.create(theirs.method.name, theirs.method.parameters, theirs.fidelity)
+    method = registry.method_of(theirs)
     if method.oracle:
         raise ConfigError(
             f"{source.path} knew every label of {config.data.name}, which this run hides; {cure}"
@@ -121,4 +121,4 @@ def _require_known_labels(source: Run, config: Config, simulation: Simulation) -
 
 
 def _labelled(partition: Partition) -> np.ndarray:
-    return partition.told
+    return partition.all_labelled

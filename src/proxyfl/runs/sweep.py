@@ -102,12 +102,12 @@ def jobs_of(grid: Grid, folder: Path, data_root: Path | None = None) -> list[Job
         overrides = merge(grid.common, nested(varied), {"seed": seed})
         config = load_config(data, overrides, method, data_root, grid.protocol)
         words = [method, data if len(grid.data) > 1 else ""]
-        told = [
+        changed = [
             (name, value)
             for name, value in zip(names, point, strict=True)
             if COMMON.get(name, name) in varied
         ]
-        words += [f"{name.rpartition('.')[2]} {value}" for name, value in told]
+        words += [f"{name.rpartition('.')[2]} {value}" for name, value in changed]
         words.append(f"seed {seed}")
         job = Job(" · ".join(filter(None, words)), config, folder / default_name(config), data_root)
         jobs.setdefault(job.path, job)

@@ -14,9 +14,9 @@ from typing import Any
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError, missing_extra, nearest
-from proxyfl.core.state import Failure, Update
 from proxyfl.core.trees import dotted, parse_assignment
-from proxyfl.federation.loop import RoundReport
+from proxyfl.engines.choose import EngineFactory
+from proxyfl.federation.loop import Observer, RoundReport
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.run import Run
@@ -49,6 +49,12 @@ class Space:
     def log(self) -> bool:
         return not self.values and self.low > 0 and self.high / self.low >= LOG_FROM
 
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The values that have to be admissible: all of them, or both ends of the range."""
+        ends = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+        return self.values or ends
+
     def suggest(self, trial: Any) -> Any:
         if self.values:
             return trial.suggest_categorical(self.name, list(self.values))
@@ -79,6 +85,8 @@ def read_space(text: str, config: Config) -> Space:
             raise ConfigError(f"'{wanted}' is no range; write it as in --search {name}=0.01..0.3") from None
         if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
             raise ConfigError(f"'{wanted}' is no range: it has to begin below its end")
+        if whole and not (ends[0].is_integer() and ends[1].is_integer()):
+            raise ConfigError(f"{name} is a whole number; write its range as in --search {name}=1..5")
         return Space(name, *ends, whole=whole)
     if wanted:
         found = [parse_assignment(f"x={word.strip()}")["x"] for word in wanted.split(",")]
@@ -88,6 +96,8 @@ def read_space(text: str, config: Config) -> Space:
 
 def _declared(name: str, config: Config, whole: bool) -> Space:
     """The whole range that a setting has by its declaration."""
+    if isinstance(dotted(config.to_tree())[name], bool):
+        return Space(name, values=(False, True))
     span = meanings(config.method.name)[name][1]
     if " | " in span:
         return Space(name, values=tuple(span.split(" | ")))
@@ -121,6 +131,9 @@ class Search:
             raise ConfigError(
                 "a search is judged on validation images; keep some back: --set data.validation=0.1"
             )
+        for space in spaces:  # what no trial could be trained with is refused before the first
+            for value in space.ends:
+                make({space.name: value})
         self.folder, self.spaces, self.make, self.seed = folder, spaces, make, seed
         self.study = self._study(base)
 
@@ -152,18 +165,26 @@ class Search:
         *,
         data_root: Path | None = None,
         workers: int | None = None,
+        engine: EngineFactory | None = None,
         progress: bool = False,
         tell: Callable[[Trial], None] = lambda trial: None,
     ) -> Trial:
-        """Go on until there are so many trials; gives the best. One that fails counts, without a score."""
+        """Go on until there are so many trials; gives the best. One that fails counts, without a score.
+
+        A trial's clients train on all cores, or on another ``engine``, such as ``RayEngine()``.
+        """
         optuna = _optuna()
+
+        def train(trial: Any) -> float:
+            return self._train(trial, data_root, workers=workers, engine=engine, progress=progress)
+
         for lost in self.study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             self.study.tell(lost.number, state=optuna.trial.TrialState.FAIL)
             self.study.enqueue_trial(lost.params)
         while len(self._counted()) < trials:
             # A sampler of its own for each trial: one that goes on later draws what it would have drawn.
             self.study.sampler = optuna.samplers.TPESampler(seed=self.seed + len(self._counted()))
-            self.study.optimize(lambda trial: self._train(trial, data_root, workers, progress), n_trials=1)
+            self.study.optimize(train, n_trials=1)
             tell(self.trials()[-1])
         return self.best()
 
@@ -171,7 +192,7 @@ class Search:
         states = _optuna().trial.TrialState
         return list(self.study.get_trials(states=(states.COMPLETE, states.PRUNED)))
 
-    def _train(self, trial: Any, data_root: Path | None, workers: int | None, progress: bool) -> float:
+    def _train(self, trial: Any, data_root: Path | None, **where: Any) -> float:
         config = self.make({space.name: space.suggest(trial) for space in self.spaces})
         path = self.folder / default_name(config)
         trial.set_user_attr("run", path.name)
@@ -179,9 +200,8 @@ class Search:
         try:
             if RunDirectory(path).is_rest or RunDirectory(path).aside.exists():
                 judge.catch_up(path)
-                return score(resume(path, [judge], data_root, workers, progress=progress))
-            experiment = Experiment(config=config, data_root=data_root)
-            return score(experiment.run(path, [judge], workers, progress=progress))
+                return score(resume(path, [judge], data_root, **where))
+            return score(Experiment(config=config, data_root=data_root).run(path, [judge], **where))
         except RunError as error:  # as where weights are no longer finite: the search goes on elsewhere
             trial.set_user_attr("fault", str(error))
             raise _optuna().TrialPruned from error
@@ -223,7 +243,7 @@ def score(run: Run) -> float:
     return float(sum(tail) / len(tail))
 
 
-class _Judge:
+class _Judge(Observer):
     """Follows a run and gives it up where the trials before it were better at the same round."""
 
     def __init__(self, trial: Any, rounds: int) -> None:
@@ -235,12 +255,6 @@ class _Judge:
             for line in Run(path).lines:
                 if "validation" in line:
                     self.trial.report(line["validation"]["accuracy"], line["round"])
-
-    def round_started(self, round: int, clients: list[int]) -> None:
-        pass
-
-    def answered(self, answer: Update | Failure) -> None:
-        pass
 
     def round_finished(self, report: RoundReport) -> None:
         if report.validation is None:

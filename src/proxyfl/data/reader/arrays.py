@@ -22,7 +22,7 @@ from proxyfl.data.arrays import read_header
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import bits_for
 from proxyfl.data.numbers import KINDS, is_vectors, numbers
-from proxyfl.data.reader.listing import NO_LABEL, SPLITS, all_told, in_order, parse_keys
+from proxyfl.data.reader.listing import NO_LABEL, SPLITS, as_one_error, in_order, parse_keys
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Headers: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -120,7 +120,7 @@ def read_arrays(file: Path, keys: str = "") -> Arrays:
     if size > memory_limit():
         raise DataError(f"{file} holds {in_words(size)}, too much for this machine's memory")
     if faults := _faults(file, headers, found, extra):
-        raise all_told(faults)
+        raise as_one_error(faults)
     with np.load(file, allow_pickle=False) as content:
         # by their full names: a member without ".npy" would be preferred, and its header was not looked at
         loaded = {name: content[f"{name}.npy"] for name in wanted}
@@ -196,7 +196,7 @@ def _numbered(where: str, labels: Array, classes: tuple[str, ...] | None) -> Arr
 
 
 def in_eight_bits(where: str, arrays: Sequence[Array]) -> tuple[Callable[[Array], Array], str]:
-    """How the images among ``arrays`` become uint8, all of them alike, and what there is to tell about it.
+    """How the images among ``arrays`` become uint8, all of them alike, and a note on that.
 
     Sixteen bits are shifted by as many as the largest grey level leaves empty; other numbers go from 0 to
     255, or from 0 to 1.

@@ -20,7 +20,7 @@ from proxyfl.core.text import listed
 from proxyfl.data.images import SUFFIXES
 from proxyfl.data.numbers import numbers
 from proxyfl.data.reader.arrays import Array, Arrays
-from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, all_told, in_order
+from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, as_one_error, in_order
 from proxyfl.data.reader.tables import KNOWN, Table, entries
 from proxyfl.data.texts import packed
 
@@ -75,7 +75,7 @@ def read_texts(table: Table, classes: Sequence[str] | None = None, column: str =
     ]
     found = tuple(entry for _, _, entry in entries(table, classes, faults))
     if faults:
-        raise all_told(faults)
+        raise as_one_error(faults)
     return Rows(packed(cells), (name,), found)
 
 
@@ -89,7 +89,7 @@ def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequ
     faults: list[str] = []
     found = tuple(entry for _, _, entry in entries(table, classes, faults))
     if faults:
-        raise all_told(faults)
+        raise as_one_error(faults)
     hint = "; if texts are meant: data.keys=text=text" if table.roles["text"] in left_out else ""
     shown = f"columns that are no numbers are left out: {', '.join(left_out)[:300]}{hint}"
     notes = [shown] if left_out else []
@@ -184,8 +184,8 @@ def _numeric(table: Table, name: str) -> Array:
         if value is None:
             shown = str(cell)[:40]
             raise DataError(
-                f"{table.where(place)}: '{shown}' in column '{name}' is no number; mend it, or leave the "
-                f"column out with data.keys=without={name}"
+                f"{table.where(place)}: '{shown}' in column '{name}' is not a number; correct it, or leave "
+                f"the column out with data.keys=without={name}"
             )
         found[place] = value
     return found

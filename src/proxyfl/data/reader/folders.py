@@ -99,7 +99,8 @@ class _Walk:
         self.ignored += others
         if not images:
             self.empty.append(str(folder.relative_to(self.root)))
-        elif all(image.parent != folder for image in images):
+            return None
+        if all(image.parent != folder for image in images):
             self.below[folder.name] = {image.relative_to(folder).parts[0] for image in images}
         try:
             if self.classes is not None:

@@ -1,16 +1,17 @@
 """Data that has to fit what is known: a federation's classes, channels and image size, or the features of its
 vectors. Sites read theirs so.
 
-Every fault is an error: a site's people should mend their data before they take part.
+Every fault is an error: a site's people should correct their data before they take part.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,13 +25,13 @@ from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import Survey, decode_all, is_image, survey
+from proxyfl.data.images import decode_all, is_image, survey, with_channels
 from proxyfl.data.medical import split_slice
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, read_arrays, read_headers
 from proxyfl.data.reader.columns import Rows, read_rows, read_texts
 from proxyfl.data.reader.folders import list_images
-from proxyfl.data.reader.listing import NO_LABEL, Listing, all_told, class_number, in_order
+from proxyfl.data.reader.listing import NO_LABEL, Entry, Listing, as_one_error, class_number, in_order
 from proxyfl.data.reader.tables import CHOICES, LABELS_FILE, Table, list_beside, read_table
 from proxyfl.data.texts import NUMBERS
 
@@ -58,7 +59,7 @@ class Form:
 @dataclass(frozen=True)
 class Known:
     """Images and labels (-1: none) in reading order, and the split that each one's folder or table names
-    (empty: none). ``clients`` are those that the data names, ``notes`` what there is to tell about it.
+    (empty: none). ``clients`` are those that the data names, ``notes`` what should be said about it.
     """
 
     data: Split
@@ -106,18 +107,15 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
     else:
         listing = list_images(place, form.classes)
     try:
-        split, depth, looked = _read(listing, form, cache if not listing.faults else None)
-        if not by_name or len(looked.faults) == len(looked.files):
-            looked.require_sound()
+        images, sound, notes = _read(listing, form, cache if not listing.faults else None, leave_out=by_name)
     except DataError as fault:
-        raise all_told([*listing.faults, str(fault)]) from None
+        raise as_one_error([*listing.faults, str(fault)]) from None
     if listing.faults:
-        raise all_told(listing.faults)
-    splits = tuple(entry.split or "" for entry in listing.entries)
-    notes = tuple(filter(None, (depth, looked.left_out)))
-    known = Known(split, splits, found, listing.clients, listing.ignored, notes)
-    sound = torch.tensor([file not in looked.faults for file in listing.files], dtype=torch.bool)
-    return known.take(sound) if looked.faults else known
+        raise as_one_error(listing.faults)
+    entries = list(itertools.compress(listing.entries, sound))
+    split = Split(images, _numbers(entries, form))
+    splits = tuple(entry.split or "" for entry in entries)
+    return Known(split, splits, found, listing.clients, listing.ignored, notes)
 
 
 def fitting_keys(place: Path, keys: str) -> str:
@@ -151,10 +149,15 @@ def _read_table(place: Path, form: Form) -> Known:
     clients = in_order(entry.client for entry in rows.entries if entry.client is not None)
     if not form.of_texts and rows.vectors.shape[1] != form.channels:
         raise DataError(_other_features(place, rows.vectors.shape[1], form))
-    labels = [NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in rows.entries]
-    split = Split(torch.from_numpy(rows.vectors), torch.tensor(labels, dtype=torch.int64))
+    split = Split(torch.from_numpy(rows.vectors), _numbers(rows.entries, form))
     splits = tuple(entry.split or "" for entry in rows.entries)
     return Known(split, splits, place.suffix.lower()[1:], clients, notes=notes)
+
+
+def _numbers(entries: Iterable[Entry], form: Form) -> Tensor:
+    """Their labels."""
+    numbers = [NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in entries]
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _rows(table: Table, form: Form) -> Rows:
@@ -167,25 +170,26 @@ def _other_features(file: Path, found: int, form: Form) -> str:
     return f"{file}: its vectors have {found:,} features, {form.channels:,} are wanted"
 
 
-def _read(listing: Listing, form: Form, cache: Path | None) -> tuple[Split, str, Survey]:
-    """All images, a line about those of 16 bits, and which are damaged; these are black."""
-    numbers = [
-        NO_LABEL if entry.label is None else form.classes.index(entry.label) for entry in listing.entries
-    ]
-    labels = torch.tensor(numbers, dtype=torch.int64)
+def _read(
+    listing: Listing, form: Form, cache: Path | None, *, leave_out: bool
+) -> tuple[Tensor, Sequence[bool], tuple[str, ...]]:
+    """The images of a listing, which of its entries they are, and notes. Damaged ones are an error, or left
+    out.
+    """
+    count = len(listing.entries)
     kept = None if cache is None else _kept(cache, listing.files, form)
-    shape = (len(labels), form.channels, form.size, form.size)
+    shape = (count, form.channels, form.size, form.size)
     if kept is not None and (found := _cached(kept, shape)) is not None:
-        return Split(found[0], labels), found[1], Survey(listing.files)
+        return found[0], [True] * count, tuple(filter(None, (found[1],)))
     needed = int(np.prod(shape, dtype=object))
     if needed > memory_limit():
         raise DataError(f"the images of {listing.root} need {in_words(needed)}, too much for this machine")
-    looked = survey(listing.files)
-    images, depth = decode_all(looked, form.channels, form.size, f"reading {listing.root.name}")
-    split = Split(torch.from_numpy(images), labels)
+    looked, title = survey(listing.files), f"reading {listing.root.name}"
+    pixels, sound, depth = decode_all(looked, form.channels, form.size, title, leave_out=leave_out)
+    images = torch.from_numpy(pixels)
     if kept is not None and not looked.faults:
-        _write_cache(kept, split.images, depth)
-    return split, depth, looked
+        _write_cache(kept, images, depth)
+    return images, sound.tolist(), tuple(filter(None, (depth, looked.left_out)))
 
 
 def read_npz(file: Path, form: Form, *, by_name: bool = False) -> Known:
@@ -213,7 +217,7 @@ def read_npz(file: Path, form: Form, *, by_name: bool = False) -> Known:
         except DataError as fault:
             faults.append(str(fault))
     if faults:
-        raise all_told(list(dict.fromkeys(faults)))
+        raise as_one_error(list(dict.fromkeys(faults)))
     parts = [_fitting(arrays.parts[split][0], labels[split], form) for split in arrays.parts]
     splits = [split for split, part in zip(arrays.parts, parts, strict=True) for _ in range(len(part))]
     whole = Split(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
@@ -226,11 +230,9 @@ def _misfits(file: Path, samples: Array, form: Form) -> list[str]:
     if is_vectors(samples) != (not form.size):
         theirs, ours = ("vectors", "images") if form.size else ("images", "vectors")
         return [f"{file} holds {theirs}, but {ours} are wanted"]
-    if samples.shape[1] == form.channels:
+    if form.size or samples.shape[1] == form.channels:
         return []
-    if not form.size:
-        return [_other_features(file, samples.shape[1], form)]
-    return [f"{file}: images have {samples.shape[1]} channel(s), {form.channels} are wanted"]
+    return [_other_features(file, samples.shape[1], form)]
 
 
 def _labels(file: Path, labels: Tensor, names: Sequence[str] | None, form: Form, by_name: bool) -> Tensor:
@@ -248,7 +250,8 @@ def _labels(file: Path, labels: Tensor, names: Sequence[str] | None, form: Form,
 
 
 def _fitting(samples: Array, labels: Tensor, form: Form) -> Split:
-    """The samples of one split; images are brought to their size."""
+    """The samples of one split; images are brought to their size, and to grey or colour."""
+    samples = with_channels(samples, form.channels) if form.size else samples
     split = Split(torch.from_numpy(np.require(samples, requirements=["C", "W"])), labels)
     fits = not form.size or split.images.shape[-2:] == (form.size, form.size)
     return split if fits else resize(split, form.size)

@@ -19,7 +19,7 @@ NO_LABEL = -1
 NONE_IN_ARRAYS = str(NO_LABEL)
 MINUS_ONE = "'-1' is read as a class; in tables, leave the cell empty where there is no label"
 LONGEST_NUMBER = 18
-MOST_TOLD = 10
+MOST_NAMED = 10
 """How many problems an error tells."""
 
 
@@ -68,13 +68,13 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=int) if digits else found)
 
 
-def all_told(faults: Sequence[str]) -> DataError:
+def as_one_error(faults: Sequence[str]) -> DataError:
     """One error that tells all that is wrong, up to a bound."""
     if len(faults) == 1:
         return DataError(faults[0])
-    told = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults[:MOST_TOLD], 1))
-    more = f"; and {len(faults) - MOST_TOLD:,} more" if len(faults) > MOST_TOLD else ""
-    return DataError(f"{len(faults):,} problems: {told}{more}")
+    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults[:MOST_NAMED], 1))
+    more = f"; and {len(faults) - MOST_NAMED:,} more" if len(faults) > MOST_NAMED else ""
+    return DataError(f"{len(faults):,} problems: {listed}{more}")
 
 
 def class_number(label: str, classes: Sequence[str], where: str) -> int:

@@ -19,7 +19,7 @@ from proxyfl.core.text import in_words
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import every_image, is_image
 from proxyfl.data.medical import split_slice
-from proxyfl.data.reader.listing import Entry, Listing, all_told, class_number, parse_keys, split_named
+from proxyfl.data.reader.listing import Entry, Listing, as_one_error, class_number, parse_keys, split_named
 
 LABELS_FILE = "labels.csv"
 KNOWN = ("label", "client", "split")
@@ -167,7 +167,7 @@ def list_beside(file: Path, classes: Sequence[str] | None = None, keys: str = ""
     without = [entry for entry in rest if entry.label is None]
     others = ignored if file.name.startswith(".") else ignored - 1  # the table itself is meant to be there
     if faults and classes is None:
-        raise all_told(faults)
+        raise as_one_error(faults)
     return Listing(root, "csv", (*labelled, *without), others, tuple(faults))
 
 

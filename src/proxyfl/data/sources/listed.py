@@ -20,7 +20,7 @@ import numpy as np
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.text import in_words, listed
 from proxyfl.data.files import memory_limit
-from proxyfl.data.images import Survey, decode_all, survey
+from proxyfl.data.images import decode_all, survey
 from proxyfl.data.reader.listing import MINUS_ONE, NO_LABEL, NONE_IN_ARRAYS, Entry, Listing, in_order
 from proxyfl.data.sources.base import Array, Found, Source, hold_out
 
@@ -33,7 +33,7 @@ TEST_SHARE = 5
 
 @dataclass(frozen=True)
 class Dealt:
-    """The entries of each split, the classes, and what there is to tell about the choice."""
+    """The entries of each split, the classes, and notes on the choice."""
 
     train: tuple[Entry, ...]
     val: tuple[Entry, ...]
@@ -83,22 +83,14 @@ class Listed(Source):
         needed = len(entries) * channels * size * size
         if needed > memory_limit():
             raise DataError(f"{self.name}: the images need {in_words(needed)}; set a smaller data.image_size")
-        images, depth = decode_all(looked, channels, size, f"reading {place.name}")
-        notes = tuple(filter(None, ("; ".join(dealt.notes), depth, looked.left_out)))
-        return self._dress(dealt, looked, images, notes)
-
-    def _dress(self, dealt: Dealt, looked: Survey, images: Array, notes: Sequence[str]) -> Dataset:
-        """The data set of the sound images."""
-        labels = numbers(dealt.entries, dealt.classes)
-        sound = np.array([entry.file not in looked.faults for entry in dealt.entries], bool)
+        images, sound, depth = decode_all(looked, channels, size, f"reading {place.name}", leave_out=True)
+        labels = numbers(dealt.entries, dealt.classes)[sound]
         ends = np.cumsum([0, len(dealt.train), len(dealt.val), len(dealt.test)])
-        parts = []
-        for start, end in itertools.pairwise(ends.tolist()):
-            keep = sound[start:end]
-            part = images[start:end], labels[start:end]
-            parts.append(part if keep.all() else (part[0][keep], part[1][keep]))
+        ends = np.concatenate([[0], np.cumsum(sound)])[ends]  # of the sound images
+        parts = [(images[start:end], labels[start:end]) for start, end in itertools.pairwise(ends.tolist())]
         if not (parts[0][1] >= 0).any() or not len(parts[2][1]):
             looked.require_sound()
+        notes = tuple(filter(None, ("; ".join(dealt.notes), depth, looked.left_out)))
         clients = [entry.client for entry, keep in zip(dealt.train, sound, strict=False) if keep]
         told = list(notes)
         owners = holders(clients, parts[0][1], "images", told)

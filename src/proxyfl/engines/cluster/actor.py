@@ -129,5 +129,5 @@ def _device(name: str) -> str:
 
 
 def header_of(layout: dict[str, Any], plugins: list[str]) -> bytes:
-    """What an actor is told when it is opened."""
+    """What an actor is opened with."""
     return framed({"layout": layout, "plugins": plugins, "versions": versions()}, {})

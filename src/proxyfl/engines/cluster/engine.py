@@ -33,7 +33,7 @@ SHARE_OF_GPU = 0.5
 """What a client takes of a GPU where nobody says it: two train on one, as with worker processes."""
 
 LONG = 30.0
-"""Seconds without an actor after which the wait is told."""
+"""Seconds without an actor after which the wait is reported."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import STATISTICS, TRAIN, Failure, Metrics, Task, Tensors, Update, namespace, within
-from proxyfl.core.text import printable, told
+from proxyfl.core.text import printable, reported
 from proxyfl.engines.serialization import Header, pack_answer, pack_task, unpack_task
 
 STYPE = "safetensors"
@@ -171,7 +171,7 @@ def whole(header: Mapping[str, Any], name: str) -> int:
 
 def text(header: Mapping[str, Any], name: str, limit: int) -> str:
     """Text from elsewhere: one line, cut to a length, and without what a terminal would obey."""
-    return told(_string(header, name), limit)
+    return reported(_string(header, name), limit)
 
 
 def _string(header: Mapping[str, Any], name: str) -> str:

@@ -167,7 +167,7 @@ def _content(reply: Message, node: int) -> RecordDict | str:
 class FlowerEngine:
     """Clients are sites behind Flower nodes. ``setup`` goes with every task; ``deadline`` is for a round.
 
-    ``left_out`` is what clients whose answers were not used are told with their next task, ``frozen`` what of
+    ``left_out`` is what clients whose answers were not used learn with their next task, ``frozen`` what of
     the network they get once.
     """
 

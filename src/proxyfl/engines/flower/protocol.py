@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from proxyfl.core.errors import ConfigError
-from proxyfl.core.text import told
+from proxyfl.core.text import reported
 
 OLDEST, NEWEST = 1, 1
 """Of messages that this program can read and write."""
@@ -29,7 +29,7 @@ def negotiated(header: Mapping[str, Any], other: str, here: str) -> int:
     old, new = (other, here) if newest < OLDEST else (here, other)
     theirs = f"{oldest} to {newest}" if oldest != newest else f"{newest}"
     ours = f"{OLDEST} to {NEWEST}" if OLDEST != NEWEST else f"{NEWEST}"
-    version = told(str(header.get(PROGRAM, "")), 40) or "of an earlier version"
+    version = reported(str(header.get(PROGRAM, "")), 40) or "of an earlier version"
     raise ConfigError(
         f"{other} (proxyfl {version}) speaks version {theirs} of the messages, {here} "
         f"(proxyfl {metadata.version('proxyfl')}) {ours}: upgrade {old} to the proxyfl of {new}"

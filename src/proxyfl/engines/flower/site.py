@@ -1,7 +1,7 @@
 """A site's side: what a message asks for is computed from the site's own images, and records go back.
 
-Only weights, the method's declared extras, metrics and counts leave a site. What went wrong is told in full
-where the site's operator reads it; the server hears the kind of it, since the words may name files.
+Only weights, the method's declared extras, metrics and counts leave a site. What went wrong is reported
+in full where the site's operator reads it; the server hears the kind of it, since the words may name files.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SiteImages:
 
 @dataclass(frozen=True)
 class SiteSide:
-    """Answers messages. ``form`` is what the site was told when it was set up, ``state`` is on its disk.
+    """Answers messages. ``form`` is what the site was set up with, ``state`` is on its disk.
     ``encoder`` is where the frozen encoder lies at this site, if that is not where the experiment says.
     ``scores`` and ``shares`` are what its people allow: histograms of scores may be sent, and the models that
     it trains may be measured at the other sites. ``limits`` are what they let it use of the machine.
@@ -157,7 +157,7 @@ class SiteSide:
     def _trainer(self, header: Header, records: RecordDict) -> ClientTrainer:
         self._require_agreement(header)
         config = self._config(header)
-        method = registry.create(config.method.name, config.method.parameters, config.fidelity)
+        method = registry.method_of(config)
         run, versions = header.get("run"), whole(header, "versions")
         if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
             raise Malformed("it names no run")
@@ -258,7 +258,7 @@ def _size(records: RecordDict) -> str:
 
 
 def _discreet(error: Exception) -> str:
-    """What the server is told of an error: in full only what is about the server's own settings."""
+    """What the server learns of an error: in full only what is about the server's own settings."""
     if isinstance(error, (ConfigError, MethodError, Malformed)):
         return str(error)
     what = "its images cannot be used" if isinstance(error, DataError) else "training failed there"

@@ -13,10 +13,8 @@ pbar is the mean prediction on strong views of the trusted images and hbar the h
 makes the sum one, and 1 / 0 counts as 0. Lfair pulls the predictions on strong views apart from those that
 the model has made so far, so that no class is left out.
 
-A client takes few steps in a round, in which an average of 0.999 hardly moves. Hence ``statistics =
-"pool"``: the averages are computed at the start of each round, from the global model's predictions on the
-client's whole pool, and stay for the round. ``"client"`` follows the steps as above and keeps the averages at
-the client between its rounds.
+By default the averages are those of the global model's predictions on the client's whole pool
+(``statistics``, see ``averages.py``).
 
 Deviations: the federated setting; the logarithm is taken of N + 1e-12, as in the release.
 """
@@ -24,15 +22,15 @@ Deviations: the federated setting; the logarithm is taken of N + 1e-12, as in th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.settings import setting
-from proxyfl.core.state import Tensors, namespace, within
-from proxyfl.methods.base import Addon
+from proxyfl.core.state import Tensors
+from proxyfl.methods.addons.averages import AverageParameters, Averages
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.registry import register_addon
 
@@ -40,15 +38,9 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class FreeMatchParameters:
+class FreeMatchParameters(AverageParameters):
     """Parameters of FreeMatch."""
 
-    ema: float = setting(0.999, "share of the averages that stays each step", low=0, high=1)
-    statistics: str = setting(
-        "pool",
-        "pool: averages of its whole pool, anew each round; client: over its steps, kept between rounds",
-        choices=("pool", "client"),
-    )
     low: float = setting(0.0, "least threshold, before it is lowered for single classes", low=0, high=1)
     high: float = setting(1.0, "largest threshold", low=0, high=1)
     fairness: float = setting(0.01, "weight of the fairness loss (w_f); 0: none", low=0)
@@ -61,25 +53,19 @@ class FreeMatchParameters:
 
 
 @register_addon
-class FreeMatch(Addon):
+class FreeMatch(Averages):
     name = "freematch"
     wants = frozenset({"u_weak", "u_strong"})
     Parameters = FreeMatchParameters
 
-    def __init__(self, parameters: FreeMatchParameters | None = None, **values: Any) -> None:
-        super().__init__(parameters, **values)
-        kept = self.parameters.statistics == "client"
-        self.keeps = "its average confidence, prediction and label" if kept else ""
+    averaged: ClassVar[str] = "its average confidence, prediction and label"
 
-    def begin(self, ctx: ClientContext) -> None:
-        uniform = torch.full((ctx.classes,), 1 / ctx.classes)
-        held = {"threshold": uniform[0], "average": uniform, "labels": uniform}
-        if self.keeps:
-            held |= namespace(ctx.state, self.name)
-        held = {name: value.to(ctx.device) for name, value in held.items()}
-        if not self.keeps and len(rows := ctx.pool_predictions):
-            held = batch_statistics(rows, rows.argmax(1))
-        ctx.memory[self.name] = held
+    def first(self, classes: int) -> Tensors:
+        uniform = torch.full((classes,), 1 / classes)
+        return {"threshold": uniform[0], "average": uniform, "labels": uniform}
+
+    def measured(self, rows: Tensor) -> Tensors:
+        return batch_statistics(rows, rows.argmax(1))
 
     def weigh(self, pseudo: Pseudo, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         scores = pseudo.named_by(outputs)
@@ -99,11 +85,6 @@ class FreeMatch(Addon):
         held = ctx.memory[self.name]
         loss = fairness_loss(outputs.strong, outputs.pseudo.mask, held["average"], held["labels"])
         return loss * float(self.parameters.fairness)
-
-    def finish(self, ctx: ClientContext) -> Tensors:
-        if self.keeps:
-            ctx.state |= within(self.name, {key: value.cpu() for key, value in ctx.memory[self.name].items()})
-        return {}
 
 
 def batch_statistics(rows: Tensor, label: Tensor) -> Tensors:

@@ -14,10 +14,8 @@ The label is that of p, not of q, and all averages move before they weigh. With 
 the weight multiplies their loss of each image. Add-ons and metrics ask which images are sure: those of weight
 1, or with ``sure = "parent"`` those that the parent would have trusted.
 
-A client takes few steps in a round, in which an average of 0.999 hardly moves. Hence ``statistics =
-"pool"``: the averages are computed at the start of each round, from the global model's predictions on the
-client's whole pool, and stay for the round. ``"client"`` follows the steps as above and keeps the averages at
-the client between its rounds.
+By default the averages are those of the global model's predictions on the client's whole pool
+(``statistics``, see ``averages.py``).
 
 Deviations: the federated setting. The variance of a single image counts as zero.
 """
@@ -25,14 +23,14 @@ Deviations: the federated setting. The variance of a single image counts as zero
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from proxyfl.core.settings import setting
-from proxyfl.core.state import Tensors, namespace, within
-from proxyfl.methods.base import Addon
+from proxyfl.core.state import Tensors
+from proxyfl.methods.addons.averages import AverageParameters, Averages
 from proxyfl.methods.context import ClientContext, Outputs, Pseudo
 from proxyfl.methods.registry import register_addon
 
@@ -40,15 +38,9 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class SoftMatchParameters:
+class SoftMatchParameters(AverageParameters):
     """Parameters of SoftMatch."""
 
-    ema: float = setting(0.999, "share of the averages that stays each step", low=0, high=1)
-    statistics: str = setting(
-        "pool",
-        "pool: averages of its whole pool, anew each round; client: over its steps, kept between rounds",
-        choices=("pool", "client"),
-    )
     sigmas: float = setting(
         2.0, "how steeply weights fall below the mean (n_sigma); 0: every image counts fully", low=0
     )
@@ -61,25 +53,19 @@ class SoftMatchParameters:
 
 
 @register_addon
-class SoftMatch(Addon):
+class SoftMatch(Averages):
     name = "softmatch"
     wants = frozenset({"u_weak"})
     Parameters = SoftMatchParameters
 
-    def __init__(self, parameters: SoftMatchParameters | None = None, **values: Any) -> None:
-        super().__init__(parameters, **values)
-        kept = self.parameters.statistics == "client"
-        self.keeps = "its average prediction, and mean and variance of its confidence" if kept else ""
+    averaged: ClassVar[str] = "its average prediction, and mean and variance of its confidence"
 
-    def begin(self, ctx: ClientContext) -> None:
-        held = {"average": torch.zeros(ctx.classes), "moments": torch.tensor([1 / ctx.classes, 1.0])}
-        if self.keeps:
-            held |= namespace(ctx.state, self.name)
-        held = {name: value.to(ctx.device) for name, value in held.items()}
-        if not self.keeps and len(rows := ctx.pool_predictions):
-            held["average"] = rows.mean(0)
-            held["moments"] = moments(self._lifted(rows, held["average"]).amax(1))
-        ctx.memory[self.name] = held
+    def first(self, classes: int) -> Tensors:
+        return {"average": torch.zeros(classes), "moments": torch.tensor([1 / classes, 1.0])}
+
+    def measured(self, rows: Tensor) -> Tensors:
+        average = rows.mean(0)
+        return {"average": average, "moments": moments(self._lifted(rows, average).amax(1))}
 
     def weigh(self, pseudo: Pseudo, outputs: Outputs, ctx: ClientContext) -> Pseudo:
         scores, ema = pseudo.named_by(outputs), self.parameters.ema
@@ -94,11 +80,6 @@ class SoftMatch(Addon):
         weight = soft_weight(confidence, mean, variance, self.parameters.sigmas)
         mask = weight == 1 if self.parameters.sure == "full" else pseudo.mask
         return replace(pseudo, mask=mask, weight=weight)
-
-    def finish(self, ctx: ClientContext) -> Tensors:
-        if self.keeps:
-            ctx.state |= within(self.name, {key: value.cpu() for key, value in ctx.memory[self.name].items()})
-        return {}
 
     def _lifted(self, rows: Tensor, average: Tensor) -> Tensor:
         return aligned(rows, average) if self.parameters.align else rows

@@ -1,4 +1,4 @@
-"""Bars side by side, told apart by colour and hatching, with their values written on them."""
+"""Bars side by side, distinguished by colour and hatching, with their values written on them."""
 
 from __future__ import annotations
 

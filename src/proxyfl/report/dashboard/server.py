@@ -2,7 +2,7 @@
 
 A page of another site must not be able to read runs through the user's browser: requests whose Host is not
 this machine (a foreign name that resolves to it) or whose Origin is another site are refused. Other accounts
-of the machine must not read them at all: a request brings this start's token, in the address that was told
+of the machine must not read them at all: a request brings this start's token, in the address that was printed
 to whoever started it, and from then on in a cookie.
 """
 
@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from proxyfl.core.text import one_line
 from proxyfl.report.dashboard.watch import Federation, Library
-from proxyfl.report.html.page import script, shell, stylesheet
+from proxyfl.report.html.page import policy, render, script, shell, stylesheet
 from proxyfl.report.html.pieces import TROUBLE
 
 ADDRESS = "127.0.0.1"
@@ -41,9 +41,13 @@ PATIENCE = 20.0
 BREATH = 10.0
 """Seconds after which a silent stream says that it is alive, and so learns that its reader is gone."""
 
+RULES = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The content security policy of every page but a report, which has its own."""
+
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -51,7 +55,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-STRANGER = "this page is for whoever started it; open the address, token and all, that its command printed"
+NOT_YOURS = "this page is for whoever started it; open the address, token and all, that its command printed"
 HTML, CSS, JS = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 TEXT, JSON, EVENTS = "text/plain; charset=utf-8", "application/json", "text/event-stream"
 
@@ -180,7 +184,7 @@ class Dashboard(ThreadingHTTPServer):
         return json.dumps(told, allow_nan=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that goes away in the middle is no error; anything else is told."""
+        """A reader that goes away in the middle is no error; anything else is logged."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -222,7 +226,7 @@ class Handler(BaseHTTPRequestHandler):
         cookies = self.headers.get_all("Cookie") or []
         self.admitted = self.server.knows(query.get("token", []), cookies)
         if not self.admitted:
-            self.send_error(HTTPStatus.FORBIDDEN, STRANGER)
+            self.send_error(HTTPStatus.FORBIDDEN, NOT_YOURS)
         elif self.command not in ("GET", "HEAD"):
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is for reading")
         else:
@@ -233,6 +237,7 @@ class Handler(BaseHTTPRequestHandler):
             routes: dict[str, Callable[[list[str]], None]] = {
                 "/": self._list_page,
                 "/run": self._run_page,
+                "/report": self._report,
                 "/api/runs": self._list,
                 "/api/run": self._run,
                 "/api/follow": self._follow,
@@ -276,13 +281,26 @@ class Handler(BaseHTTPRequestHandler):
         self._send(JSON, self.server.listing().encode())
 
     def _run(self, names: list[str]) -> None:
+        data = self._data(names)
+        if data is not None:
+            self._send(JSON, json.dumps(data, allow_nan=False, separators=(",", ":")).encode())
+
+    def _report(self, names: list[str]) -> None:
+        """The page that ``proxyfl report`` writes, as of now: a browser can save it as one file."""
+        data = self._data(names)
+        if data is not None:
+            self._send(HTML, render(data).encode(), rules=f"{policy()}; frame-ancestors 'none'")
+
+    def _data(self, names: list[str]) -> dict[str, Any] | None:
+        """The data of these runs; nothing where an error was sent instead."""
         try:
             data = self.server.library.data(names)
         except TROUBLE as error:
-            return self.send_error(HTTPStatus.CONFLICT, f"the run cannot be read: {one_line(str(error))}")
+            self.send_error(HTTPStatus.CONFLICT, f"the run cannot be read: {one_line(str(error))}")
+            return None
         if data is None:
-            return self.send_error(HTTPStatus.NOT_FOUND, "there is no such run")
-        self._send(JSON, json.dumps(data, allow_nan=False, separators=(",", ":")).encode())
+            self.send_error(HTTPStatus.NOT_FOUND, "there is no such run")
+        return data
 
     def _follow(self, names: list[str]) -> None:
         """Server-sent events: the list, or how far the named runs are, whenever that changes."""
@@ -297,11 +315,11 @@ class Handler(BaseHTTPRequestHandler):
                 self._stream(names)
 
     def _stream(self, names: list[str]) -> None:
-        told, spoke = "", time.monotonic()
+        sent, spoke = "", time.monotonic()
         while not self.server.stopping.is_set():
             now = self.server.listing(names)
-            if now != told:
-                told, spoke = now, time.monotonic()
+            if now != sent:
+                sent, spoke = now, time.monotonic()
                 self.wfile.write(f"data: {now}\n\n".encode())
             elif time.monotonic() - spoke > BREATH:
                 spoke = time.monotonic()
@@ -312,24 +330,32 @@ class Handler(BaseHTTPRequestHandler):
         try:
             known = bool(names) and all(self.server.library.find(name) for name in names)
         except TROUBLE:
-            known = True  # it is there; why it cannot be read is told with its data
+            known = True  # it is there; why it cannot be read stands with its data
         if not known:
             self.send_error(HTTPStatus.NOT_FOUND, "there is no such run")
         return known
 
-    def _send(self, kind: str, content: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._head(kind, status, len(content))
+    def _send(
+        self, kind: str, content: bytes, status: HTTPStatus = HTTPStatus.OK, rules: str = RULES
+    ) -> None:
+        self._head(kind, status, len(content), rules)
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def _head(self, kind: str, status: HTTPStatus = HTTPStatus.OK, length: int | None = None) -> None:
+    def _head(
+        self,
+        kind: str,
+        status: HTTPStatus = HTTPStatus.OK,
+        length: int | None = None,
+        rules: str = RULES,
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         if length is not None:
             self.send_header("Content-Length", str(length))
         if status is HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
-        for name, value in HEADERS.items():
+        for name, value in {"Content-Security-Policy": rules, **HEADERS}.items():
             self.send_header(name, value)
         if self.admitted:
             self.send_header("Set-Cookie", f"{self.server.cookie}; HttpOnly; SameSite=Strict; Path=/")

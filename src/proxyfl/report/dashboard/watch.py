@@ -12,7 +12,7 @@ from typing import Any
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import JSON_SWELLS, opened
 from proxyfl.core.machine import usable_memory
-from proxyfl.core.text import told
+from proxyfl.core.text import reported
 from proxyfl.report.html.gather import page_data, run_data, status
 from proxyfl.report.html.pieces import TROUBLE, pieces
 from proxyfl.report.html.records import Line, Records, usable
@@ -165,7 +165,7 @@ class Library:
                     rows.append(found.status())
             except TROUBLE as error:
                 state = "damaged" if isinstance(error, RunError) else "unreadable"
-                rows.append({"name": name, "problem": told(str(error), 300), "state": state})
+                rows.append({"name": name, "problem": reported(str(error), 300), "state": state})
         return rows
 
     def data(self, names: list[str]) -> dict[str, Any] | None:
@@ -184,7 +184,7 @@ class Library:
             with self._lock:
                 return {"federation": self._federation()}
         except TROUBLE as error:
-            return {"federation": {"problem": told(str(error), 300)}}
+            return {"federation": {"problem": reported(str(error), 300)}}
 
     def _inside(self, path: Path) -> bool:
         """Whether this is a run all of whose files are inside the folder."""

@@ -21,14 +21,14 @@ from proxyfl.results.settings import (
     DATA,
     FIRST,
     METHOD,
+    Distinction,
     Settings,
-    Told,
+    distinguished_by,
     order,
     plain,
     settings_of,
     short_names,
     telling,
-    told_by,
 )
 from proxyfl.runs.directory import accuracy_called, measured
 from proxyfl.runs.run import Run
@@ -142,10 +142,10 @@ def groups(configs: Sequence[Config], copies: Container[int] = ()) -> list[dict[
     """Runs that differ in nothing but the seed, under one label and with one look; methods stay together.
     Those at the places of ``copies`` are in no group.
     """
-    members: dict[Told, list[int]] = {}
+    members: dict[Distinction, list[int]] = {}
     for position, config in enumerate(configs):
         if position not in copies:
-            members.setdefault(told_by(settings_of(config)), []).append(position)
+            members.setdefault(distinguished_by(settings_of(config)), []).append(position)
     tables = [dict(key) for key in members]
     tell = _telling(tables)
     methods = list(dict.fromkeys(table[METHOD] for table in tables))
@@ -178,7 +178,7 @@ def _copies(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> dict[int, int]:
 
 
 def _telling(tables: Sequence[Settings]) -> list[str]:
-    """Settings by which groups are told apart: the data set where there are several, and of the others those
+    """Settings by which groups differ: the data set where there are several, and of the others those
     whose values are not settled by the ones before them. The method's name comes first.
     """
     known = dict.fromkeys([METHOD, *FIRST, *(key for table in tables for key in table)])

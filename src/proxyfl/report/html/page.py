@@ -19,7 +19,7 @@ from proxyfl.report.html.pieces import Labels
 from proxyfl.runs.run import Run
 
 STYLES = ("page.css",)
-SCRIPTS = ("dom.js", "charts.js", "maps.js", "sections.js", "start.js")
+SCRIPTS = ("dom.js", "charts.js", "maps.js", "sections.js", "list.js", "start.js")
 
 
 def write_report(
@@ -35,22 +35,27 @@ def write_report(
 
 def render(data: dict[str, Any]) -> str:
     """The page: its style, script and data inline, and a policy that admits nothing else."""
-    css, js = stylesheet(), script()
-    policy = "; ".join(
+    rules = f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
+    inline = f'<script type="application/json" id="data">{as_json(data)}</script>'
+    return shell(
+        title=data["title"],
+        page="report",
+        head=f"{rules}\n<style>{stylesheet()}</style>",
+        body=f"{inline}\n<script>{script()}</script>",
+    )
+
+
+def policy() -> str:
+    """What a report may load and run: its own style and script."""
+    return "; ".join(
         (
             "default-src 'none'",
-            f"style-src '{_hash(css)}'",
-            f"script-src '{_hash(js)}'",
+            f"style-src '{_hash(stylesheet())}'",
+            f"script-src '{_hash(script())}'",
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
         )
-    )
-    return shell(
-        title=data["title"],
-        page="report",
-        head=f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{css}</style>',
-        body=f'<script type="application/json" id="data">{as_json(data)}</script>\n<script>{js}</script>',
     )
 
 
@@ -69,6 +74,7 @@ def shell(*, title: str, page: str, head: str, body: str) -> str:
 </head>
 <body>
 <main id="main">
+<p id="loading" class="note" role="status">Loading…</p>
 <noscript><p>The charts of this page are drawn by its own script: allow it to run.</p></noscript>
 </main>
 {body}

@@ -147,8 +147,8 @@ def partition(run: Run, labels: Labels | None, notes: dict[str, str], called: st
         if shares is None:
             unknown = f"{int((true < 0).sum()):,} unlabelled {called}"
             notes["partition"] = f"the classes of {unknown} are unknown; those are not drawn"
-    if told := who_has_labels(held.where, held.server, held.labelled):
-        notes["partition"] = "; ".join(filter(None, [notes.get("partition", ""), told]))
+    if who := who_has_labels(held.where, held.server, held.labelled):
+        notes["partition"] = "; ".join(filter(None, [notes.get("partition", ""), who]))
     first = [part[:MOST_CLIENTS, :MOST_CLASSES] for part in counts]
     return {
         "classes": classes[:MOST_CLASSES],

@@ -143,7 +143,7 @@ function band({ x, low, high, look }, px, py) {
   return svg("path", { d: there.length ? `M${[...there, ...back].join("L")}Z` : "", class: "band", paint: { fill: colour(look.colour) } });
 }
 
-// Bars of one colour are told apart by how they are filled.
+// Bars of one colour are distinguished by how they are filled.
 const FILLS = ["", "tint", "striped", "hollow"];
 
 function fills(sets) {

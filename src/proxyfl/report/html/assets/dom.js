@@ -9,8 +9,8 @@ function svg(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
-// Control characters, marks that turn the direction of text and what nobody sees, as escapes: with them a
-// stranger's name would look like another. As core/text.py has it for the terminal.
+// Control characters, marks that turn the direction of text and what nobody sees, as escapes: with them an
+// untrusted name would look like another. As core/text.py has it for the terminal.
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}]/gu;
 
 function visible(text) {

@@ -69,32 +69,17 @@ function follow(address, take) {
   addEventListener("pagehide", () => source.close());
 }
 
-function drawList({ folder, runs }) {
-  const running = runs.filter((run) => run.state === "running").length;
-  document.title = `${running ? `(${running}) ` : ""}Runs: ${visible(folder)}`;
-  const rows = runs.map((run) => {
-    const name = el("a", { href: `run?name=${encodeURIComponent(run.name)}` }, run.name);
-    if (run.problem) return [run.name, el("span", { class: "reason" }, `${run.state}: ${run.problem}`)];
-    const bar = el("progress", { max: run.total, value: run.done, "aria-label": `rounds of ${run.name}` });
-    return [name, percent(run.accuracy, 2), stateOf(run), el("span", {}, bar, `${run.done} / ${run.total}`), run.state === "running" ? duration(run.left) : "–", run.method, run.data];
-  });
-  const heads = ["run", "accuracy", "state", "rounds", "time left", "method", "data"];
-  const body = runs.length ? table(heads, rows, { caption: `${counted(runs.length, "run")} in the folder ${folder}, ${running} running. Accuracy: test data, newest round.`, numeric: (place) => [1, 3, 4].includes(place), spare: (place) => place > 4 })
-    : nothing("No runs yet; start one with: proxyfl run");
-  const focused = main.contains(document.activeElement) && document.activeElement.getAttribute("href");
-  main.replaceChildren(el("header", {}, el("h1", {}, "Runs")), body);
-  if (focused) [...main.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
-}
-
 // Every new round is told by the server; the page then asks for its data, one request at a time.
 function followRuns(query) {
+  const names = new URLSearchParams(query).getAll("name");
+  const above = () => el("p", {}, el("a", { href: "./" }, "All runs"), " · ", el("a", { href: address("report", names) }, "Report to keep or send"));
   let busy = false, again = false;
   const load = async () => {
     if (busy) return void (again = true);
     busy = true;
     try {
       const answer = await fetch(`api/run${query}`);
-      if (answer.ok) drawRuns(await answer.json(), el("p", {}, el("a", { href: "./" }, "All runs")));
+      if (answer.ok) drawRuns(await answer.json(), above());
       else main.replaceChildren(el("p", {}, el("a", { href: "./" }, "All runs")), nothing(await answer.text()));
     } catch (error) {
       if (!(error instanceof TypeError)) throw error; // the server has gone: the notice says so

@@ -1,0 +1,134 @@
+"""A million registered clients, a thousand in each round, one step each.
+
+    python benchmarks/million.py [--clients 1000,100000,1000000] [--rounds 3] [--per-round 1000]
+
+A client is a range of indices into one store of drawn images. For each number of clients, in a process of
+its own: how long the partition takes to build, what it takes on disk, the processor time of a round in one
+process, how much of it is not the clients' training (checks, folding, averaging, evaluation, checkpoint), and
+memory. Dealing real labels out is measured first: ``proxyfl.partition`` with four images for each client; its
+arrays count in the peak. Prints the table and writes ``results/million.csv``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from stage import MEGABYTE, drawn_simulation, largest, resident, settings, staged
+
+from proxyfl.core.state import Update
+from proxyfl.data.partition import make_partition
+from proxyfl.federation.client import ClientTrainer
+from proxyfl.report import plot_style
+
+ROOT = Path(__file__).parents[1]
+METHOD = "fedavg"
+DEALT = 4
+"""Images for each client where labels are dealt out."""
+
+COLUMNS = (
+    "clients", "a round", "index ranges (s)", "dealt out (s)", "on disk (MB)", "start-up (s)",
+    "processor time of a round (s)", "server's part (%)", "resident (MB)", "peak (MB)",
+)  # fmt: skip
+
+
+class Trained:
+    """Adds up the processor time of clients' training."""
+
+    def __init__(self, trainer: ClientTrainer) -> None:
+        self.train, self.spent = trainer.train, 0.0
+
+    def __call__(self, *given: Any, **named: Any) -> Update:
+        began = time.process_time()
+        update = self.train(*given, **named)
+        assert update.metrics["steps"] == 1
+        self.spent += time.process_time() - began
+        return update
+
+
+def dealing_time(clients: int) -> float:
+    """Seconds of dealing labels out to so many clients, a tenth of them known."""
+    labels = torch.from_numpy(np.random.default_rng(0).integers(0, 10, DEALT * clients))
+    began = time.process_time()
+    make_partition(labels, clients=clients, per_class=DEALT * clients // 100, scheme="iid")
+    return time.process_time() - began
+
+
+def measured(clients: int, per_round: int, rounds: int, folder: Path) -> dict[str, float]:
+    """One number of clients, in this process."""
+    torch.set_num_threads(1)
+    dealt = dealing_time(clients)
+    began = time.process_time()
+    simulation = drawn_simulation(clients, labelled=4, unlabelled=8, images=20_000, size=8)
+    built = time.process_time() - began
+    config = settings(
+        METHOD, clients=clients, per_round=per_round, rounds=rounds + 1, dtype="fp32", train__epochs=1,
+        train__batch=8, keep__snapshot_every=0,
+    )  # fmt: skip
+    found = []
+    with staged(folder / "run", config, simulation, workers=0) as stage:
+        trained = stage.trainer.train = Trained(stage.trainer)  # type: ignore[method-assign]
+        for turn in range(rounds + 1):
+            trained.spent = 0.0
+            spent = time.process_time()
+            stage.play()
+            spent = time.process_time() - spent
+            if turn:
+                found.append((spent, 1 - trained.spent / spent, resident()))
+            else:
+                ready = time.process_time() - began - spent
+    spent, server, held = (statistics.median(column) for column in zip(*found, strict=True))
+    disk = (folder / "run" / "partition.safetensors").stat().st_size
+    return {
+        "built": built, "dealt": dealt, "disk": disk, "start": ready, "spent": spent, "server": server,
+        "resident": held, "peak": largest(),
+    }  # fmt: skip
+
+
+def row(clients: int, per_round: int, found: dict[str, float]) -> list[Any]:
+    megabytes = [f"{found[name] / MEGABYTE:.1f}" for name in ("resident", "peak")]
+    return [
+        clients, per_round, f"{found['built']:.2f}", f"{found['dealt']:.2f}",
+        f"{found['disk'] / MEGABYTE:.1f}", f"{found['start']:.1f}", f"{found['spent']:.2f}",
+        f"{100 * found['server']:.1f}", *megabytes,
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", default="1000,100000,1000000")
+    parser.add_argument("--per-round", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds that count; one more warms up")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "million.csv")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        with tempfile.TemporaryDirectory(prefix="proxyfl-million-") as folder:
+            print(json.dumps(measured(options.one, options.per_round, options.rounds, Path(folder))))
+        return
+    rows = []
+    for clients in map(int, options.clients.split(",")):
+        call = [sys.executable, __file__, "--one", clients, "--per-round", options.per_round]
+        done = subprocess.run(
+            [*map(str, call), "--rounds", str(options.rounds)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+        )
+        rows.append(row(clients, options.per_round, json.loads(done.stdout.splitlines()[-1])))
+        print(", ".join(f"{head}: {cell}" for head, cell in zip(COLUMNS, rows[-1], strict=True)), flush=True)
+    plot_style.save_csv(options.results, COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()
