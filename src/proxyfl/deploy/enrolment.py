@@ -138,8 +138,10 @@ class Registrar:
         return client
 
     def _counts(self, client: int, header: Header) -> Enrolled:
-        numbers = (whole(header, name) for name in ("labelled", "unlabelled", "heldout"))
-        row = Enrolled(*numbers, shares=header.get("shares") is True)
+        labelled, unlabelled, heldout = (
+            whole(header, name) for name in ("labelled", "unlabelled", "heldout")
+        )
+        row = Enrolled(labelled, unlabelled, heldout, header.get("shares") is True)
         if min(row.labelled, row.unlabelled, row.heldout) < 0 or row.labelled + row.unlabelled == 0:
             raise Malformed("it has no images to train on")
         scenario = self.form.get("scenario", CLIENTS)

@@ -104,7 +104,9 @@ class SiteTest:
     def _shared_models(self, state: ServerState) -> dict[str, Any]:
         """What every site measures of the models that single sites share."""
         found: dict[str, Any] = {}
-        for client in self.shared.sharing() if self.by_site and self.shared else ():
+        if self.shared is None or not self.by_site:
+            return found
+        for client in self.shared.sharing():
             name = self.enrolment.sites[client]
             self.say(f"round {state.round}: the model of {name} is measured at every site")
             if model := self.shared.read(client):
