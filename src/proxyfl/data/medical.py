@@ -169,8 +169,9 @@ def _volume(file: Path, changed: int, size: int) -> tuple[Pixels, float, float]:
     if needed > memory_limit() or shape[0] * shape[1] > MAX_PIXELS:
         raise DataError(f"{file} holds {in_words(needed)}, too much for this machine; split it")
     try:
-        plain = np.asarray(volume.dataobj, np.float32).reshape((*shape, 1)[:3])
-        turned = nibabel.as_closest_canonical(kind(plain, volume.affine))  # type: ignore[no-untyped-call]
+        values = np.asarray(volume.dataobj, np.float32).reshape((*shape, 1)[:3])
+        upright: Any = nibabel.as_closest_canonical  # which has no types
+        turned = upright(volume.__class__(values, volume.affine))
         values = np.nan_to_num(np.asarray(turned.dataobj, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
         low, high = float(volume.header["cal_min"]), float(volume.header["cal_max"])
     except Exception as error:

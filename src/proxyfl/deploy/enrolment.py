@@ -138,9 +138,7 @@ class Registrar:
         return client
 
     def _counts(self, client: int, header: Header) -> Enrolled:
-        labelled, unlabelled, heldout = (
-            whole(header, name) for name in ("labelled", "unlabelled", "heldout")
-        )
+        labelled, unlabelled, heldout = (whole(header, n) for n in ("labelled", "unlabelled", "heldout"))
         row = Enrolled(labelled, unlabelled, heldout, header.get("shares") is True)
         if min(row.labelled, row.unlabelled, row.heldout) < 0 or row.labelled + row.unlabelled == 0:
             raise Malformed("it has no images to train on")

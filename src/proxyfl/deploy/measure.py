@@ -104,7 +104,7 @@ class SiteTest:
     def _shared_models(self, state: ServerState) -> dict[str, Any]:
         """What every site measures of the models that single sites share."""
         found: dict[str, Any] = {}
-        if self.shared is None or not self.by_site:
+        if not (self.by_site and self.shared):
             return found
         for client in self.shared.sharing():
             name = self.enrolment.sites[client]

@@ -170,7 +170,8 @@ def node_states(deployment: Deployment, home: Path) -> dict[str, str]:
     states = {str(node["node-id"]): str(node["status"]) for node in listed.get("nodes", [])}
     found = {}
     for name in deployment.sites:
-        own, former = (noted(deployment, n).get("node") for n in (name, previous_note(deployment, name).name))
+        notes = (name, previous_note(deployment, name).name)
+        own, former = (str(noted(deployment, note).get("node", "")) for note in notes)
         if own in states:
             found[name] = states[own]
         if states.get(former) == ONLINE and found.get(name) != ONLINE:

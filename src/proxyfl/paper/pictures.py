@@ -37,7 +37,7 @@ def draw_results(
     The data is the exported CSV.
     """
     every = {row.label: results.get((row.label, column.key), ()) for row in item.rows}
-    cells = {label: cell for label, cell in every.items() if cell}
+    cells: Cells = {label: cell for label, cell in every.items() if cell}
     title = f"{name_of(item)}, scale {size.name}: {TITLES[column.data]}, α = {column.alpha:g}"
     if kind == "ranking":
         figure = _ranking(cells, title, [row.label for row in item.rows if row.bound])

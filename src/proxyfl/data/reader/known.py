@@ -264,7 +264,7 @@ def _renumbered(file: Path, labels: Tensor, names: Sequence[str] | None, classes
             f"{file} has no array 'classes', so nobody knows which class a number means; add the names, in "
             "the order of their numbers"
         )
-    known, places = labels.unique(return_inverse=True)
+    known, places = torch.unique(labels, return_inverse=True)
     if names is not None and len(known) and int(known[-1]) >= len(names):
         raise DataError(f"{file}: an image has class {int(known[-1])}, but there are {len(names)} names")
     numbers = [

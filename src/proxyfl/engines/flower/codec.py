@@ -76,8 +76,10 @@ def digest_of(records: RecordDict) -> tuple[int, str]:
     for name, part in sorted(records.array_records.items()):
         for key, array in sorted(part.items()):
             take(f"{name}/{key}", array.data)
-    for name, table in sorted([*records.config_records.items(), *records.metric_records.items()]):
-        take(name, json.dumps(dict(table), sort_keys=True, default=str).encode())
+    tables = {name: dict(table) for name, table in records.config_records.items()}
+    tables |= {name: dict(table) for name, table in records.metric_records.items()}
+    for name, table in sorted(tables.items()):
+        take(name, json.dumps(table, sort_keys=True, default=str).encode())
     return size, digest.hexdigest()
 
 
