@@ -4,7 +4,7 @@
 
 ProxyFL plays in one process, FlexMatch, which keeps something for every client, with a worker process; both
 in a real run directory. Compares what rounds around the 100th and the last ones take: memory, open files,
-threads, processor time, wall time, bytes written. Prints the ratios and writes ``results/long-run.csv``.
+threads, CPU time, wall time, bytes written. Prints the ratios and writes ``results/long-run.csv``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ QUANTITIES = {
     "worker's memory": Quantity("MB", 1 / MEGABYTE, max),
     "open files": Quantity("", 1, max),
     "threads": Quantity("", 1, max),
-    "processor time": Quantity("ms", 1000, statistics.median),
+    "CPU time": Quantity("ms", 1000, statistics.median),
     "wall time": Quantity("ms", 1000, statistics.median),
     "written": Quantity("kB", 1 / 1000, statistics.median),
 }
@@ -71,7 +71,7 @@ def serve(method: str, workers: int, rounds: int, folder: Path) -> None:
                 "worker's memory": sum(map(resident, worker_ids(stage))),
                 "open files": open_files(),
                 "threads": threads(),
-                "processor time": time.process_time() - cpu,
+                "CPU time": time.process_time() - cpu,
                 "wall time": time.perf_counter() - wall,
                 "written": bytes_written() - written,
             }

@@ -39,7 +39,7 @@ from proxyfl.methods.context import ServerContext
 from proxyfl.runs.settings import resolve
 from toybox import make_simulation, play, same_state, tiny_config
 
-MODULES = ("", ".base", ".build", ".clipping", ".coordinates", ".krum", ".mean", ".privacy", ".server")
+MODULES = ("", ".base", ".clipping", ".coordinates", ".krum", ".mean", ".privacy", ".server")
 
 
 @pytest.fixture(autouse=True)

@@ -39,4 +39,4 @@ def test_growth_is_seen(long_run: ModuleType) -> None:
     lines = [dict.fromkeys(long_run.QUANTITIES, float(number)) for number in range(1, 301)]
     rows = {row[0].split(" (")[0]: row[1:] for row in long_run.compare(lines)}
     assert rows["open files"] == ["125", "300", "2.400"]
-    assert rows["processor time"][2] == f"{275.5 / 100.5:.3f}"
+    assert rows["CPU time"][2] == f"{275.5 / 100.5:.3f}"

@@ -180,7 +180,7 @@ LABEL = "label=diagnosis"
     ("old", "new", "keys", "told"),
     [
         ("29,49", "29,", KEYS, r"line 31, column 'age' is nan"),
-        ("29,49", "29,?", KEYS, r"line 31: '\?' in column 'age' is no number.*data\.keys=without=age"),
+        ("29,49", "29,?", KEYS, r"line 31: '\?' in column 'age' is not a number.*data\.keys=without=age"),
         ("29,49", "29,inf", KEYS, "line 31, column 'age' is inf"),
         ("", "", "", r"no row has a label: there is no column 'label'; name its column with data\.keys"),
         ("", "", f"{LABEL},features=weight", r"no column 'weight' \(features in data\.keys\); its columns"),

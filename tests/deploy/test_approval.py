@@ -306,3 +306,11 @@ def test_scores_leave_where_they_are_asked_for_and_the_site_allows_them(site: Si
     assert set(approval.leaving(silent, more)[0]["evaluate"]) == {"confusion"}
     assert approval.widened(config, more) == ["keep.metrics = 'all', approved: 'accuracy'"]
     assert approval.form_of(dataclasses.replace(site, share_model=True)) != approval.form_of(site)
+
+
+def test_sharing_a_model_needs_approval_and_limits_do_not(site: Site) -> None:
+    dataclasses.replace(site, max_memory_mb=900, threads=2).write()
+    approval.require(Site.read(site.path))  # limits take back
+    dataclasses.replace(site, share_model=True).write()
+    with pytest.raises(Refused, match=r"site.toml of site-01 was changed since its owner approved"):
+        approval.require(Site.read(site.path))

@@ -1,4 +1,4 @@
-"""The page on deployments: its commands exist and those that need no other machine work as they stand."""
+"""The pages on deployments: their commands exist; those that need no other machine work as they stand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from calling import invoke
 from proxyfl.deploy.settings import Deployment
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, OPERATE = ((DOCS / name).read_text(encoding="utf-8") for name in ("deploy.md", "operate.md"))
+NAMES = ("deploy.md", "site-data.md", "deploy-security.md", "deploy-reference.md", "operate.md")
+*DEPLOY, REFERENCE, OPERATE = ((DOCS / name).read_text(encoding="utf-8") for name in NAMES)
+PAGE = "\n".join([*DEPLOY, REFERENCE])
 
 
 def commands(language: str, page: str = PAGE) -> list[list[str]]:
@@ -38,7 +40,9 @@ def named(page: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in re.findall(r"`(proxyfl [^`…]+?) ?…?`", page)]
 
 
-@pytest.mark.parametrize("words", [*commands(""), *commands("", OPERATE), *named(OPERATE)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [*commands(""), *commands("", OPERATE), *named(PAGE), *named(OPERATE)], ids=" ".join
+)
 def test_commands_for_several_machines_exist(words: list[str]) -> None:
     told = invoke(*words[: 1 + (words[0] == "deploy")], "--help")
     assert told.exit_code == 0
@@ -59,7 +63,7 @@ def test_options_named_in_the_text_exist() -> None:
 
 def test_every_promise_names_tests_that_exist() -> None:
     tests = Path(__file__).parents[1]
-    rows = re.findall(r"^\|[^|]+\|[^|]+\| (.+) \|$", PAGE.partition("## Shown by")[2], re.MULTILINE)
+    rows = re.findall(r"^\|[^|]+\|[^|]+\| (.+) \|$", REFERENCE.partition("## Tests")[2], re.MULTILINE)
     assert len(rows) > 15
     for row in rows[1:]:
         named = re.findall(r"`([^`]+)`", row)

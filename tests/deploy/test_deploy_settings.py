@@ -125,7 +125,7 @@ def test_a_missing_file_names_the_cure(tmp_path: Path) -> None:
         ({"labels": {"where": "server"}, "method": {"name": "semifl"}}, "needs the server's labelled images"),
         ({"data": {"validation": 0.1}}, "sites keep images back with holdout"),
         ({"data": {"norm": "release"}}, "set it to 'own'"),
-        ({"privacy": {"clip": 1.0}, **UNIFORM}, "every site is told the seed"),
+        ({"privacy": {"clip": 1.0}, **UNIFORM}, "every site knows the seed"),
     ],
 )
 def test_an_experiment_that_real_sites_cannot_do_is_refused(

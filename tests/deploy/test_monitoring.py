@@ -80,7 +80,7 @@ def test_what_happens_in_a_round_is_seen_site_by_site(deployed, monkeypatch):
     live.tell("answered", round=3, client=1, site="site-02", bytes=1234, seconds=2.5)
     live.tell("failed", round=3, client=0, site="site-01", text="round 3: site-01 was late")
     one, two = watch.look()["sites"]
-    assert (one["doing"], two["doing"]) == ("left out of round 3", "has answered in round 3")
+    assert (one["doing"], two["doing"]) == ("left out of round 3", "answered round 3")
     assert two["last_answer"]["bytes"] == 1234
     assert two["state"] == "connected"
     live.tell("finished round", round=3)

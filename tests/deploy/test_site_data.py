@@ -455,7 +455,7 @@ def test_every_damaged_image_is_named(folders: Path) -> None:
         DataError, match=r"3 of .* images are damaged; replace them or take them away: "
     ) as told:
         opened(folders)
-    assert all(str(file) in str(told.value) for file in damaged)
+    assert all(f"{file.parent.name}/{file.name}" in str(told.value) for file in damaged)
 
 
 def test_sixteen_bit_images_are_scaled_by_what_they_hold_and_that_is_said(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def watched(handler, leaves):
 def flower(config, simulation, folder):
     """The engine, with a site per client in this process."""
     places = sides(simulation, folder)
-    leaves = {} if create(config.method.name).oracle else approved(config, places[0].form)
+    method = create(config.method.name)
+    asked = not method.oracle and not (config.labels.where == "server" and method.needs_labels)
+    leaves = approved(config, places[0].form) if asked else {}
     nodes = {100 + k: Node(watched(handled_by(side), leaves)) for k, side in enumerate(places)}
     grid = WirelessGrid(nodes)
     setup = {**places[0].form, "config": json.loads(json.dumps(config.to_tree()))}

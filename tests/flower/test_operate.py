@@ -129,6 +129,7 @@ def test_a_server_that_sends_another_app_or_method_is_refused_by_every_site(tmp_
         server.kill()
         federation.server()
         for name in made.sites:
+            federation.started[name].kill()
             federation.site(made.sites.index(name))
             federation.wait_text(federation.started[name], f"{name} is connected")
         run = federation.run()

@@ -54,6 +54,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 """Other paths through a client's round: other readings, state between rounds, helpers from other clients."""
 
 aten = torch.ops.aten
+COPIES = {aten.copy_.default, aten._foreach_copy_.default}
 MOVES = {aten._to_copy.default, aten.to.dtype_layout}
 READS = MOVES | {aten._local_scalar_dense.default, aten.copy_.default, aten.bincount.default}
 """What may bring numbers back between steps: sums, weights and state of a finished round, and the histogram
@@ -91,7 +92,7 @@ class Accelerator(TorchDispatchMode):
             if reads(func, args, kwargs):
                 return self._read(func, args, kwargs)
             mixed = any(tensor.is_cpu and tensor.dim() for tensor in tensors)
-            if mixed and func is not aten.copy_.default:
+            if mixed and func not in COPIES:
                 raise WrongDevice(f"{func} mixes tensors of the device with tensors on the CPU")
         return func(*args, **kwargs)
 
@@ -128,8 +129,8 @@ def reads(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the operation needs numbers that are on the device."""
     if func in MOVES:
         return kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "meta"
-    if func is aten.copy_.default:
-        return bool(args[0].is_cpu)
+    if func in COPIES:
+        return any(target.is_cpu for target in tensors_of(args[:1]))
     if func is aten.index.Tensor:
         return any(index.dtype == torch.bool for index in tensors_of(args[1]))
     return func in STAND_INS

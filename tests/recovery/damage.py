@@ -35,7 +35,7 @@ from toybox import TINY, Stopped, Told
 
 SETTINGS: dict[str, Any] = {**TINY, "rounds": 5, "subset": 64, "keep__snapshot_every": 2}
 STOPPED = 4
-AS_NEW, STEP_BACK, REFUSED = "as if nothing had happened", "from the checkpoint before", "refused in words"
+AS_NEW, STEP_BACK, REFUSED = "resumed without loss", "previous checkpoint used", "rejected with an error"
 
 Draw = random.Random
 Change = Callable[[bytes, Draw], bytes | None]

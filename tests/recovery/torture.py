@@ -34,8 +34,8 @@ SEED = 7
 OTHER = ("worker", "full", "read-only", "broken", "limit")
 Row = Sequence[object]
 KILL_COLUMNS = (
-    "method", "engine", "killed", "of these before the run was there", "a worker killed", "disk full",
-    "read-only", "flush failed", "file-size limit", "runs that came to their end, all bit-equal",
+    "method", "engine", "killed", "of these before the run existed", "worker killed", "disk full",
+    "read-only", "flush failed", "file-size limit", "completed runs, all bit-identical",
 )  # fmt: skip
 
 

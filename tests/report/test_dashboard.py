@@ -508,3 +508,20 @@ def test_runs_of_methods_and_networks_that_nobody_here_knows_are_shown(folder, s
     assert status == 200
     assert "theirs" in json.dumps(shown)
     assert ask(server, "/run?name=second")[0] == 200
+
+
+def test_the_sites_of_a_federation_are_told_with_its_run_and_a_fault_is_words(folder):
+    sites = {"sites": [{"name": "lyon", "state": "connected"}]}
+    made = Dashboard(folder, only="first", federation=lambda: sites)
+    try:
+        assert json.loads(made.listing(["first"]))["federation"] == sites
+        assert made.library.data(["first"])["federation"] == sites
+    finally:
+        made.stop()
+
+    def damaged():
+        raise OSError("the disk is gone")
+
+    library = Library(folder, "first", damaged)
+    assert library.data(["first"])["federation"] == {"problem": "the disk is gone"}
+    assert "federation" not in Library(folder, "first").data(["first"])

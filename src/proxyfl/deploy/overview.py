@@ -78,13 +78,16 @@ class Overview:
         form = self.deployment
         if new := self._reader.new():
             self._live = newest([*self._live, *new])
-        played, tally = self._records(), read_tally(form.state)
+        played, tally, enrolled = self._records(), read_tally(form.state), self._enrolled()
         return {
             "name": form.name,
             "address": form.address,
             "time": round(time.time(), 3),
             "run": self._run(played),
-            "sites": [self._site(client, name, played, tally) for client, name in enumerate(form.sites)],
+            "sites": [
+                self._site(client, name, enrolled.get(client), played, tally)
+                for client, name in enumerate(form.sites)
+            ],
             "strangers_refused": tally.get(STRANGERS, Count()).refused,
             "disk": _disk(form.path),
             "certificates": certificate_days(form),
@@ -138,12 +141,13 @@ class Overview:
             "said": words[-1] if words else "",
         }
 
-    def _site(self, client: int, name: str, played: Played, tally: Mapping[str, Count]) -> Table:
+    def _site(
+        self, client: int, name: str, row: Enrolled | None, played: Played, tally: Mapping[str, Count]
+    ) -> Table:
         form, count = self.deployment, tally.get(name)
         mine = [line for line in self._live if line.get("client") == client]
         answers = [line for line in mine if line["event"] == "answered"]
         seen = max([count.seen if count else 0.0, *(line["time"] for line in answers[-1:])])
-        row = self._enrolled().get(client)
         scored = measured(played.lines)
         at: Table = scored[-1].get("evaluation", {}).get("at", {}) if scored else {}
         found: Table = {
@@ -186,7 +190,7 @@ def _doing(client: int, mine: list[Table], live: list[Table]) -> str:
     answered = [line["event"] for line in mine if line.get("round") == number]
     if not answered:
         return f"training round {number}"
-    return f"has answered in round {number}" if answered[-1] == "answered" else f"left out of round {number}"
+    return f"answered round {number}" if answered[-1] == "answered" else f"left out of round {number}"
 
 
 def _disk(place: Path) -> Table:

@@ -44,7 +44,7 @@ def widened(approved: Config, asked: Config) -> list[str]:
     private = bool(approved.privacy.clip)
     rules = {**FEWER, **PRIVATE} if private else FEWER
     beyond = []
-    for name in sorted({*before, *now}):
+    for name in sorted({*before, *now}, key=lambda name: (name != "method.name", name)):
         old, new = before.get(name), now.get(name)
         if old == new or (name in rules and rules[name](old, new)):
             continue

@@ -78,7 +78,7 @@ def matrix_of(lines: Sequence[Mapping[str, Any]]) -> Matrix | None:
     last, best = told[-1], max(told, key=choosing)
     rows = [Row("global", last["round"], _cells(last["evaluation"]["at"]))]
     if best["round"] != last["round"]:
-        rows.append(Row("global, best", best["round"], _cells(best["evaluation"]["at"])))
+        rows.append(Row("global best", best["round"], _cells(best["evaluation"]["at"])))
     shared = _part(last["evaluation"], "models")
     for name, model in list(shared.items())[:MOST]:
         cells = _cells(_part(shared, name).get("at"))

@@ -21,9 +21,10 @@ function heatMap(title, { rows, columns, values, low, high, text, x = "", y = ""
     const labels = svg("g", { class: "axes" });
     const everyRow = Math.max(1, Math.ceil(13 / cellHigh));
     rows.forEach((name, r) => r % everyRow === 0 && labels.append(svg("text", { x: left - 6, y: top + (r + 0.5) * cellHigh + 4, "text-anchor": "end" }, clipped(name, 11))));
-    const longest = Math.max(...columns.map((name) => Math.min(String(name).length, 6))) * 7 + 6, everyColumn = Math.max(1, Math.ceil(longest / cellWide));
+    const most = Math.max(6, Math.floor(cellWide / 7) - 1), longest = Math.max(...columns.map((name) => Math.min(String(name).length, most))) * 7 + 6;
+    const everyColumn = Math.max(1, Math.ceil(longest / cellWide));
     columns.forEach((name, c) => {
-      const text = clipped(String(name), 6), middle = left + (c + 0.5) * cellWide, over = middle + text.length * 4 > width;
+      const text = clipped(String(name), most), middle = left + (c + 0.5) * cellWide, over = middle + text.length * 4 > width;
       if (c % everyColumn === 0) labels.append(svg("text", { x: over ? width - 2 : middle, y: top + high2 + 16, "text-anchor": over ? "end" : "middle" }, text));
     });
     labels.append(svg("text", { x: left + wide / 2, y: height - 4, "text-anchor": "middle", class: "label" }, x), svg("text", { x: 4, y: 14, class: "label" }, y));

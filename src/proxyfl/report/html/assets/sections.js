@@ -241,12 +241,12 @@ function bySite(data) {
     const rows = models.map(([name]) => name), heads = sites.map((name, k) => `${name} (${whole(images[k])})`);
     const more = total > sites.length ? ` The first ${sites.length} of ${whole(total)} sites.` : "";
     const cells = (values) => values.map((row, r) => [models[r][0], String(models[r][1]), ...row.map((value) => percent(value))]);
-    return Object.entries(measures).map(([measure, values], k) => el("div", {},
-      heatMap(`${several}${measure}, model by site`, {
-        rows, columns: sites, values, low: 0, high: 1, numbered: true, text: (value) => percent(value, 0), x: "site whose images are measured", y: "model",
-        tell: (r, c, value) => [`${models[r][0]}, round ${models[r][1]}`, `at ${sites[c]}: ${percent(value, 2)} on ${whole(images[c])} ${run.called}`], note: () => `Faint: 0 %. Strong: 100 %.${more}`,
-      }),
-      ...(k ? [] : [table(["model", "round", ...heads], cells(values), { caption: `${capital(measure)}; in brackets the ${run.called} that each site keeps back.` })])));
+    const drawn = Object.entries(measures).map(([measure, values]) => heatMap(`${several}${measure}, model by site`, {
+      rows, columns: sites, values, low: 0, high: 1, numbered: true, text: (value) => percent(value, 0), x: "site whose images are measured", y: "model",
+      tell: (r, c, value) => [`${models[r][0]}, round ${models[r][1]}`, `at ${sites[c]}: ${percent(value, 2)} on ${whole(images[c])} ${run.called}`], note: () => `Faint: 0 %. Strong: 100 %.${more}`,
+    }));
+    const caption = `${several}accuracy; in brackets the ${run.called} that each site keeps back.${more}`;
+    return [table(["model", "round", ...heads], cells(measures.accuracy), { caption: capital(caption) }), columns(drawn)];
   });
   return maps.length ? maps : null;
 }
