@@ -17,6 +17,7 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.deploy import backup, connector, expiry, gate, longer, operate, pki, roster, rotation, seen
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.post import Post
+from proxyfl.deploy.programs import FlowerError
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.engines.flower import protocol
 
@@ -80,6 +81,28 @@ def test_both_keys_are_registered_and_what_is_over_is_not(
     asked.clear()
     operate.register(made, {})
     assert [words[1] for words in asked] == ["unregister"]
+
+
+def test_a_run_that_finishes_while_it_is_stopped_is_no_error(
+    own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter(["running", "finished:completed"])
+
+    def flwr(words: list[str], env: Any) -> dict[str, Any]:
+        if words[0] == "stop":
+            raise FlowerError("Run is already finished.")
+        return {"runs": [{"run-id": "7", "status": next(states)}]}
+
+    monkeypatch.setattr(operate, "ask_flwr", flwr)
+    monkeypatch.setattr(operate, "require_server", lambda deployment: None)
+    made = Deployment.read(own_trial)
+    assert operate.stop(made) is False
+    states = iter(["running", "running"])
+    with pytest.raises(FlowerError, match="already finished"):
+        operate.stop(made)
+    states = iter(["finished:completed"])
+    with pytest.raises(RunError, match="no run is under way"):
+        operate.stop(made)
 
 
 def trusts(authority: Path, certificate: Path) -> bool:

@@ -48,17 +48,19 @@ def stop(
     from proxyfl.deploy.stopping import ask_to_stop
 
     deployment = Deployment.read(folder)
+    finished = False
     if now:
-        operate.stop(deployment)
-        said = "stopped"
+        finished = not operate.stop(deployment)
+        said = "the run finished before it was stopped" if finished else "stopped"
     else:
         number = operate.under_way(deployment)
         ask_to_stop(deployment)
         AuditLog(deployment.path).add("stop asked for", now=False)
         typer.echo("the run stops after its round; waiting for that (--now does not wait)", err=True)
         *_, last = operate.follow(deployment, number, past=False)
-        said = str(last.get("text") or last["event"])
-    out().print(f"{said}; continue with: {command('deploy', 'run', folder)}", markup=False, soft_wrap=True)
+        said, finished = str(last.get("text") or last["event"]), last["event"] == "finished"
+    again = "" if finished else f"; continue with: {command('deploy', 'run', folder)}"
+    out().print(f"{said}{again}", markup=False, soft_wrap=True)
 
 
 def remove_site(

@@ -65,7 +65,8 @@ def require_free(deployment: Deployment) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise RunError(
-                f"port {port} cannot be used ({error.strerror}); is 'proxyfl deploy server' running already?"
+                f"port {port} cannot be used ({error.strerror}): another program has it, perhaps the server "
+                "of another federation; stop that, or set this one up with 'proxyfl deploy init … --port N'"
             ) from None
 
 

@@ -282,14 +282,20 @@ def submit(deployment: Deployment) -> str:
     return str(answer["run-id"])
 
 
-def stop(deployment: Deployment) -> None:
-    """End the run in the SuperLink; its checkpoint stays."""
+def stop(deployment: Deployment) -> bool:
+    """End the run in the SuperLink; its checkpoint stays. False where it had finished before."""
     run = under_way(deployment)
-    ask_flwr(["stop", run, LINK], flower_home(deployment))
+    try:
+        ask_flwr(["stop", run, LINK], flower_home(deployment))
+    except FlowerError:
+        if run in _going(deployment):
+            raise
+        return False
     wait_until(lambda: not is_running(deployment), START)
     AuditLog(deployment.path).add("stop asked for", now=True)
     log = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
     log.tell("stopped", asked=True, reason="stopped, as asked", text="stopped, as asked")
+    return True
 
 
 def supervisor(deployment: Deployment) -> Post:
@@ -304,11 +310,15 @@ def is_running(deployment: Deployment) -> bool:
 def under_way(deployment: Deployment) -> str:
     """Flower's number of the run that is being played."""
     require_server(deployment)
+    if not (going := _going(deployment)):
+        raise RunError(f"no run is under way; 'proxyfl deploy status {deployment.path}' says what there is")
+    return going[0]
+
+
+def _going(deployment: Deployment) -> list[str]:
+    """Flower's numbers of runs that have not ended."""
     listed = ask_flwr(["ls", LINK], flower_home(deployment))
-    going = [run for run in listed.get("runs", []) if "finished" not in str(run.get("status"))]
-    if not going:
-        raise RunError(f"no run is under way; start it with 'proxyfl deploy run {deployment.path}'")
-    return str(going[0]["run-id"])
+    return [str(run["run-id"]) for run in listed.get("runs", []) if "finished" not in str(run.get("status"))]
 
 
 def follow(

@@ -131,4 +131,4 @@ def why_none(run: Run) -> str:
         return f"{run.path} notes nothing of single sites: start a run with keep.clients = 'auto'"
     if not run.metrics:
         return f"{run.path} has not finished a round yet"
-    return f"{run.path}: sites keep no images back; accuracy is measured on the server's"
+    return f"{run.path}: sites keep no images back; accuracy is measured on the server's test images"
