@@ -1,4 +1,4 @@
-"""What bf16 costs in accuracy: the statement of docs/scaling.md, backed by results and by a run of each."""
+"""What bf16 costs in accuracy: what docs/scaling-results.md says, backed by results and by a run of each."""
 
 from __future__ import annotations
 

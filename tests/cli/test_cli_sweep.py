@@ -55,6 +55,7 @@ def test_methods_of_a_scenario_are_compared(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_told_and_the_rest_is_made(tmp_path: Path) -> None:
     words = ["--runs", tmp_path, "--rounds", 2, *FLAGS, "--vary", "train.lr=0.05,1e30"]
     result = call("compare", "fedavg", *words)

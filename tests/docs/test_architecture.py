@@ -1,4 +1,4 @@
-"""docs/architecture.md says what is there: files, hops of a round, hooks."""
+"""docs/architecture.md and docs/hooks.md say what is there: files, steps of a round, hooks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from proxyfl.methods.base import Addon, Method
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "proxyfl"
-TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+TEXT, HOOKS = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("architecture.md", "hooks.md"))
 
 
-def section(title: str) -> str:
-    return TEXT.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def section(title: str, text: str = TEXT) -> str:
+    return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def rows(title: str) -> list[str]:
+def rows(title: str, text: str = TEXT) -> list[str]:
     """Of the table in a section."""
-    return [line for line in section(title).splitlines() if line.startswith("| `")]
+    return [line for line in section(title, text).splitlines() if line.startswith("| `")]
 
 
 def defined() -> set[str]:
@@ -32,36 +32,34 @@ def defined() -> set[str]:
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, kinds)}
 
 
-def test_a_round_is_at_most_eight_hops_of_code_that_exists() -> None:
-    hops = section("One round in eight hops")
-    numbers = re.findall(r"^(\d+)\. ", hops, re.MULTILINE)
+def test_a_round_is_at_most_eight_steps_of_code_that_exists() -> None:
+    steps = section("One round in eight steps")
+    numbers = re.findall(r"^(\d+)\. ", steps, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
     assert len(numbers) <= 8
-    called = re.findall(r"`([A-Za-z_.]+)(?:\([^`]*\))?`", hops)
+    called = re.findall(r"`([A-Za-z_.]+)(?:\([^`]*\))?`", steps)
     named = {word for code in called if not code.endswith((".py", ".jsonl")) for word in code.split(".")}
     assert {"Federation", "play_round", "sample_clients", "ClientTrainer", "Guard", "Fold"} <= named
     assert not named - defined(), named - defined()
 
 
-@pytest.mark.parametrize(
-    "row", [line for line in section("The rooms").splitlines() if line.startswith("| `")]
-)
-def test_the_files_of_a_room_exist(row: str) -> None:
+@pytest.mark.parametrize("row", rows("Packages"))
+def test_the_files_of_a_package_exist(row: str) -> None:
     folder, _, words = row.strip("| ").partition("` | ")
-    room = SOURCE / folder.strip("`")
-    assert room.is_dir()
+    package = SOURCE / folder.strip("`")
+    assert package.is_dir()
     for name in re.findall(r"`([a-z_]+(?:\.py|/))`", words):
-        assert (room / name).exists(), name
+        assert (package / name).exists(), name
 
 
-def test_no_room_is_left_out() -> None:
-    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms == set(re.findall(r"^\| `([a-z]+)/` \|", section("The rooms"), re.MULTILINE))
+def test_no_package_is_left_out() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages == set(re.findall(r"^\| `([a-z]+)/` \|", section("Packages"), re.MULTILINE))
 
 
 def test_the_table_of_hooks_names_hooks() -> None:
     hooks = {
-        name for row in rows("Adding a method") for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])
+        name for row in rows("The hooks", HOOKS) for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])
     }
     known = {name for kind in (Method, Addon) for name, _ in inspect.getmembers(kind)}
     assert hooks

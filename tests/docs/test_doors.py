@@ -77,6 +77,7 @@ def test_the_example_of_a_docstring_trains_as_a_plugin(door: str, place: Path) -
     assert len(proxyfl.Run(place / "mine").metrics) == 2
 
 
+@pytest.mark.slow
 def test_all_examples_together_train_in_two_processes(tmp_path: Path) -> None:
     files = [tmp_path / f"{door}.py" for door in EXAMPLES]
     for file in files:

@@ -64,7 +64,7 @@ def test_the_example_method_trains_alone_and_with_addons(
 ) -> None:
     known_place(monkeypatch, tmp_path)
     monkeypatch.setattr(registry, "_recipes", dict(registry._recipes))
-    (tmp_path / "my_methods.py").write_text(blocks("docs/architecture.md")[1])
+    (tmp_path / "my_methods.py").write_text(blocks("docs/hooks.md")[0])
     monkeypatch.setenv("PROXYFL_PLUGINS", "my_methods.py")
     for method in ("risingmatch", "risingmatch+proxyfl"):
         answer = invoke("run", "digits", "--method", method, *TINY, "--name", method)

@@ -178,6 +178,7 @@ def test_a_method_registered_elsewhere_and_found_in_the_current_folder(tmp_path:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_client_whose_worker_dies_twice_is_reported_as_failed(tmp_path: Path, tasks: list[Task]) -> None:
     """A method in a plug-in ends its process for one client, as the out-of-memory killer would."""
     plugin = tmp_path / "deadly.py"

@@ -23,8 +23,8 @@ def hurry(monkeypatch):
     monkeypatch.setattr(server_run, "RETRY", 0.01)
     monkeypatch.setattr(draws, "AWAY", 0.05)
     monkeypatch.setattr(grid, "POLL_FIRST", 0.01)
-    monkeypatch.setattr(server_run, "LOOK", 0.01)
-    monkeypatch.setattr(enrolment, "LOOK", 0.01)
+    monkeypatch.setattr(server_run, "LOOK", 0.2)
+    monkeypatch.setattr(enrolment, "LOOK", 0.2)
     monkeypatch.setattr(measure, "PAUSE", 0.01)
 
 

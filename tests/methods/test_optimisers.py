@@ -59,6 +59,7 @@ def test_a_closure_and_hooks_are_called():
     assert (weight.item(), called) == (-0.5, ["before"])
 
 
+@pytest.mark.slow
 def test_training_does_not_import_the_compiler():
     """Its import takes longer than a small run's first round."""
     code = """

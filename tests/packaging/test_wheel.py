@@ -65,6 +65,7 @@ def test_wheel_carries_presets_and_types_and_no_tests(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "src/"))]
 
 
+@pytest.mark.slow
 def test_installed_wheel_trains_outside_the_checkout(scripts: Path, tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PROXYFL"))}
     clean["PROXYFL_WORKERS"] = "0"

@@ -10,14 +10,14 @@ import pytest
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
-from proxyfl.paper import plan
+from proxyfl.paper import plan, results
 from proxyfl.paper.catalogue import ITEMS, item
 from proxyfl.paper.cost import ALIKE, ESTIMATED, MEASURED, Experience, core_seconds, estimate, protocol
 from proxyfl.paper.items import Column, Row
 from proxyfl.paper.plan import Case
 from proxyfl.paper.results import Result, gather, recorded, to_csv
 from proxyfl.paper.scales import NAMES, TUNING_SEEDS, scale
-from proxyfl.runs.batch import BY_WORKERS
+from proxyfl.runs.batch import BY_WORKERS, Job
 from proxyfl.runs.settings import identity, resolve
 from proxyfl.runs.sweep import read_seeds
 from written_runs import write_run
@@ -311,3 +311,22 @@ def test_questions_are_asked_about_every_method_at_every_place() -> None:
     assert places == {
         (method, n, n) for method in ("fedavg", "fixmatch-gpl", "proxyfl") for n in (1, 2, 5, 10, 20, 50)
     }
+
+
+def test_exported_runs_bring_the_weights_they_started_from_and_no_others(
+    made: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = one("comparison", "mini", "ProxyFL", "svhn@0.1")
+    assert case.start is not None
+    model = case.start.job(1, tmp_path).path / "models" / "last.safetensors"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"weights")
+    monkeypatch.setattr(results, "weights_hash", lambda path: "a" * 64)
+    monkeypatch.setattr(Job, "finished", True)
+    for start, kept in (
+        ("b" * 64, []),
+        ("a" * 64, [tmp_path / "out" / "starts" / f"{'a' * 64}.safetensors"]),
+    ):
+        exported = {case.key: [made("ProxyFL", "svhn@0.1", 1, [0.5], start_hash=start)]}
+        assert results.keep_starts(exported, [case], [1], tmp_path, tmp_path / "out") == kept
+    assert kept[0].read_bytes() == b"weights"

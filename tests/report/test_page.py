@@ -152,6 +152,7 @@ def test_json_in_a_script_cannot_end_it():
         as_json(float("nan"))
 
 
+@pytest.mark.slow
 def test_three_long_runs_of_many_classes_stay_small(runs, tmp_path):
     classes, base, found = 100, runs["proxyfl"][0], []
     generator = torch.Generator().manual_seed(0)

@@ -34,8 +34,10 @@ def test_methods_are_listed_with_accuracy_what_they_send_and_why_they_are_not_de
     assert "| `sage` |  | 10.0 (1) |  |" in lines
     assert "| `semifl+gpt` | – | 20.0 (1) | – |" in lines
     assert "- `semifl`: the size of the fix set up (1 number)" in lines
-    assert any(line.startswith("- not with `server`: `feddure`, because its regulators") for line in lines)
-    assert any(line.startswith("- not with `clients` and `partial`: `server-only`, `flfl`") for line in lines)
+    assert any(line.startswith("- `feddure` with `server`: its regulators") for line in lines)
+    assert any(
+        line.startswith("- `server-only`, `flfl`, `semifl` with `clients` and `partial`: ") for line in lines
+    )
 
 
 def test_a_method_that_is_being_written_makes_no_page_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:

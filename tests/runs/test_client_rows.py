@@ -188,6 +188,7 @@ def test_personal_training_helps_where_clients_disagree(tmp_path: Path) -> None:
     assert sum(each.personalised or 0 for each in found) / 2 > 0.65
 
 
+@pytest.mark.slow
 def test_a_client_with_shuffled_labels_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.datasets import load_digits
 

@@ -53,6 +53,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert {"losses/supervised", "pseudo/selected_share", "seconds/train"} <= set(read.Tags()["scalars"])
 
 
+@pytest.mark.slow
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -65,6 +66,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted({(each.step, each.value) for each in history}) == accuracy(run)
 
 
+@pytest.mark.slow
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -119,14 +119,14 @@ def test_two_rounds_in_which_the_lead_decides(tmp_path: Path) -> None:
 ''')
 
 IDEA = Template("""\
-$parent is sure of an image whose likeliest class reaches $tau. With many classes the rest of the \
-probability may be spread so thinly that less is convincing too, so a class that leads the second by \
-enough is trusted as well. Everything else stays.""")
+$parent is confident about an image whose most likely class reaches $tau. With many classes the \
+remaining probability may be spread so thinly that a lower value is convincing, too, so a class with a \
+sufficient lead over the second is also accepted. Everything else is unchanged.""")
 
 PAGE = Template("""\
 # $name
 
-Cite the paper here: authors, *title*, venue and year. Name: `$name`.
+Say in one sentence what the method is. Name: `$name`. Cite the paper: authors, *title*, venue and year.
 
 ## Idea
 
@@ -135,18 +135,18 @@ $idea
 | equation | in the code |
 |---|---|
 | lead = p(first) − p(second) | `$module.py: lead` |
-| sure = [p(first) ≥ τ or lead ≥ λ] | `$cls.confident` |
+| confident = [p(first) ≥ τ or lead ≥ λ] | `$cls.confident` |
 
 $parameters
 
 ## Good to know
 
-- `lead = 1` trusts as `$parent` does; `lead = 0` is sure of every image.
-- Whoever else asks how sure the model is, such as an add-on, gets the same answer.
+- `lead = 1` is equivalent to `$parent`; with `lead = 0` every image is confident.
+- The same rule applies wherever confidence is needed, for example in add-ons.
 
 ## Deviations
 
-None yet. Say here where the code differs from the paper and from its released program.
+None yet. Describe where the code differs from the paper and from its released program.
 
 ## Run it
 

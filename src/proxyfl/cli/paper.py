@@ -269,7 +269,7 @@ def export(
         typer.echo(text, nl=False)
     else:
         out().print(f"results    {write(file, text.encode())}", markup=False, soft_wrap=True)
-        for kept in keep_starts(wanted, _reported(numbers), folder, file.parent):
+        for kept in keep_starts(gathered, wanted, _reported(numbers), folder, file.parent):
             out().print(f"start      {kept}", markup=False, soft_wrap=True)
 
 

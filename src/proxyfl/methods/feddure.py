@@ -92,7 +92,7 @@ class FedDure(Method):
     name = "feddure"
     wants = frozenset({"x", "u_weak", "u_strong"})
     needs_labels = False
-    undefined: ClassVar[Mapping[str, str]] = {SERVER: "its regulators judge by labelled images of the client"}
+    undefined: ClassVar[Mapping[str, str]] = {SERVER: "its regulators use the client's labelled images"}
     Parameters = FedDureParameters
 
     def __init__(self, parameters: Any = None, addons: Sequence[Addon] | None = None, **values: Any) -> None:

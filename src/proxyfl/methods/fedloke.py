@@ -54,7 +54,7 @@ class FedLoKe(Method):
     wants = frozenset({"x", "x_strong", "u_weak", "u_strong"})
     needs_labels = False
     undefined: ClassVar[Mapping[str, str]] = {
-        SERVER: "the model that a client keeps learns from labelled images of its own"
+        SERVER: "a client's private model learns from the client's own labelled images"
     }
     keeps = "a private model"
     Parameters = FedLoKeParameters

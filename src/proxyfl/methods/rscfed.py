@@ -75,7 +75,7 @@ class RSCFed(Method):
     name = "rscfed"
     wants = frozenset({"x", "u_weak"})
     undefined: ClassVar[Mapping[str, str]] = {
-        CLIENTS: "a client has labels for all its images or for none in it",
+        CLIENTS: "it needs clients that have labels for all their images or for none",
         SERVER: "it warms up on labelled images of clients, which have none",
     }
     protocol: ClassVar[Mapping[str, object]] = {

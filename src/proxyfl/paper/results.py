@@ -117,12 +117,15 @@ def gather(
     return found
 
 
-def keep_starts(wanted: Iterable[Case], seeds: Iterable[int], folder: Path, results: Path) -> list[Path]:
-    """Copy the weights that finished runs start from beside exported results; gives the new files."""
-    files = []
+def keep_starts(
+    exported: Results, wanted: Iterable[Case], seeds: Iterable[int], folder: Path, results: Path
+) -> list[Path]:
+    """Copy the weights that exported runs start from beside the results; gives the new files."""
+    files, runs = [], [run for cell in exported.values() for run in cell]
+    used = {run.final_hash if run.item == "warm" else run.start_hash for run in runs}
     cases = {case.column.key: case if case.warming else case.start for case in wanted}
     for job in (case.job(seed, folder) for case in cases.values() if case for seed in seeds):
-        if job.finished and (digest := weights_hash(job.path)):
+        if job.finished and (digest := weights_hash(job.path)) in used:
             file = results / STARTS / f"{digest}.safetensors"
             if not file.exists():
                 file.parent.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ def results(names: str, measured: Path) -> str:
             lines.append(f"| {shown} | {' | '.join(cells)} | {len(rows)} |")
         else:
             lines.append(f"| {shown} | not measured yet | | | |")
-    return "\n".join(["Preset `digits`, as `python benchmarks/learning.py` measures it:", "", *lines])
+    return "\n".join(["Preset `digits`, measured by `python benchmarks/learning.py`:", "", *lines])
 
 
 def _by_method(file: Path) -> dict[str, list[dict[str, float]]]:

@@ -98,11 +98,11 @@ def methods(results: Path) -> str:
             if part.sends:
                 sent[part.sends].append(f"`{name}`")
     sends = [f"- {', '.join(names)}: {what}" for what, names in sent.items()]
-    reasons = [
-        f"- not with {homes}: {', '.join(names)}, because {reason}"
-        for (homes, reason), names in refused.items()
-    ]
-    return "\n".join([*lines, "", "Beside weights, as the code declares it:", "", *sends, "", *reasons])
+    reasons = [f"- {', '.join(names)} with {homes}: {reason}" for (homes, reason), names in refused.items()]
+    more = ["Sent in addition to the weights, as declared in the code:", "", *sends]
+    return "\n".join(
+        [*lines, "", *more, "", "Combinations that are not defined, and the reason:", "", *reasons]
+    )
 
 
 def measured(where: str, results: Path) -> str:

@@ -55,7 +55,7 @@ class Proto(Addon):
 
     def refusal(self, where: str) -> str:
         labelled = where == SERVER and self.parameters.assign == "labelled"
-        return "prototypes of labelled images need some at the clients" if labelled else ""
+        return "its prototypes need labelled images at the clients" if labelled else ""
 
     def start(self, ctx: ServerContext) -> Tensors:
         if "classifier.weight" not in ctx.weights:
