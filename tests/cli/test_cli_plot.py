@@ -56,7 +56,9 @@ def test_what_cannot_be_drawn_is_told(call, few):
 def test_measures_are_called_as_in_tables_and_drawn_in_per_cent(call, few):
     metrics = few / "sage-1" / "metrics.jsonl"
     rounds = [json.loads(line) for line in metrics.read_text().splitlines()]
-    measured = [each | {"measures": {"macro_f1": value}} for each, value in zip(rounds, (0.25, 0.75), strict=True)]
+    measured = [
+        each | {"measures": {"macro_f1": value}} for each, value in zip(rounds, (0.25, 0.75), strict=True)
+    ]
     metrics.write_text("".join(f"{json.dumps(each)}\n" for each in measured))
     result = call("plot", few / "sage-1", "--metric", "macro-f1", "-o", "a.svg")
     assert result.exit_code == 0, result.stderr
