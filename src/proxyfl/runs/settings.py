@@ -151,7 +151,8 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
     if federation.per_round > config.partition.clients:
         raise ConfigError(
             f"federation.per_round = {federation.per_round} is more than "
-            f"partition.clients = {config.partition.clients}"
+            f"partition.clients = {config.partition.clients}; "
+            f"lower it, as in --set federation.per_round={config.partition.clients}"
         )
     if federation.quorum > federation.per_round:
         raise ConfigError(
