@@ -107,6 +107,8 @@ def test_a_setting_without_its_section_is_told_where_it_belongs(call):
     assert "unknown setting 'tau'; did you mean 'method.tau' or 'agg" in call(*asked, "tau=0.5").stderr
     assert "did you mean 'method.weight' or 'method.icpl.weight'?" in call(*asked, "weight=2").stderr
     assert "did you mean 'federation.rounds'?" in call(*asked, "rounds=3").stderr
+    moved = "unknown setting 'federation.clients'; did you mean 'partition.clients'?"
+    assert moved in call(*asked, "federation.clients=3").stderr
     both = "did you mean 'train.beta1' or 'aggregation.beta1'?"
     assert both in call(*asked, "beta1=0.5").stderr
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,17 @@ def test_what_cannot_be_drawn_is_told(call, few):
     assert "must end in .pdf, .png or .svg" in call("plot", few, "-o", "a.gif").stderr
     assert "no metric 'acuracy'; did you mean 'accuracy'?" in call("plot", few, "--metric", "acuracy").stderr
     assert "no run has a setting 'alfa'; did you mean 'alpha'?" in call("plot", few, "--by", "alfa").stderr
+
+
+def test_measures_are_called_as_in_tables_and_drawn_in_per_cent(call, few):
+    metrics = few / "sage-1" / "metrics.jsonl"
+    rounds = [json.loads(line) for line in metrics.read_text().splitlines()]
+    measured = [
+        each | {"measures": {"macro_f1": value}} for each, value in zip(rounds, (0.25, 0.75), strict=True)
+    ]
+    metrics.write_text("".join(f"{json.dumps(each)}\n" for each in measured))
+    result = call("plot", few / "sage-1", "--metric", "macro-f1", "-o", "a.svg")
+    assert result.exit_code == 0, result.stderr
+    written = re.findall("<!-- (.*?) -->", Path("a.svg").read_text())  # the words that are drawn as outlines
+    assert {"Macro-F1 on digits", "macro-F1 (%)"} <= set(written)
+    assert max(float(words) for words in written if re.fullmatch(r"[\d.]+", words)) >= 70

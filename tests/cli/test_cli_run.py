@@ -124,7 +124,11 @@ MISTAKES = [
     ),
     (["--fidelity", "papers"], "unknown fidelity 'papers'; did you mean 'paper'?"),
     (["--rounds", "0"], "federation.rounds = 0 is below 1"),
-    (["--per-round", "30"], "federation.per_round = 30 is more than partition.clients = 20"),
+    (
+        ["--per-round", "30"],
+        "federation.per_round = 30 is more than partition.clients = 20; "
+        "lower it, as in --set federation.per_round=20",
+    ),
     (["--dtype", "fp16"], "compute.dtype = 'fp16' is not one of auto, fp32, bf16; did you mean 'bf16'?"),
     (["--name", "a/b"], "--name 'a/b' must be a folder's name without a path; --runs says where it is put"),
     (["--name", ".."], "--name '..' must be a folder's name without a path; --runs says where it is put"),

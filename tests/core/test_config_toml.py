@@ -102,7 +102,8 @@ def test_layers_win_over_the_preset_and_later_ones_over_earlier() -> None:
         (
             "digits",
             {"federation": {"per_round": 21}},
-            "federation.per_round = 21 is more than partition.clients = 20",
+            "federation.per_round = 21 is more than partition.clients = 20; "
+            "lower it, as in --set federation.per_round=20",
         ),
         ("digits", {"data": {"subset": 0}}, "data.subset = 0 keeps no image"),
         (

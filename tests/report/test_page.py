@@ -411,3 +411,11 @@ def test_the_servers_own_loss_is_a_curve() -> None:
     line = {"accuracy": 0.5, "losses": {"a": 1.0}}
     lines = [{"round": 1, **line, "server": {"loss": 2.5, "steps": 3.0}}, {"round": 2, **line}]
     assert recorded.curves(Records(lines))["losses.server"] == [2.5, None]
+
+
+def test_a_page_names_own_data_without_the_folders_of_this_machine(tmp_path):
+    run = write_run(tmp_path / "run", "fedavg", 1, [0.2, 0.5])
+    config = run.path / "config.toml"
+    there = config.read_text().replace('name = "digits"', 'name = "folder:/home/somebody/clinic"')
+    config.write_text(there)
+    assert gather([Run(run.path)])["runs"][0]["data"] == "folder:clinic"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.text import name_alone
 from proxyfl.data.labels import Indices
 from proxyfl.data.partition import Partition
 from proxyfl.data.scenarios import who_has_labels
@@ -68,7 +69,8 @@ def partition_bubbles(
 
 def _describe(run: Run) -> str:
     partition = run.config.partition
-    return f"Who holds what: {run.config.data.name}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
+    data = name_alone(run.config.data.name)
+    return f"Who holds what: {data}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
 
 
 def _labels_in_words(partition: Partition, server: Indices, classes: Sequence[str], what: str) -> list[str]:

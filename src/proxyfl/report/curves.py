@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.text import name_alone
 from proxyfl.report import plot_style
 from proxyfl.results.cells import span
 from proxyfl.runs.directory import accuracy_called, measured
@@ -50,7 +51,7 @@ def accuracy_curves(
         for run in each
         for line in measured(run.metrics)
     ]
-    names = dict.fromkeys(run.config.data.name for each in runs.values() for run in each)
+    names = dict.fromkeys(name_alone(run.config.data.name) for each in runs.values() for run in each)
     figure = draw_curves(
         {method: _accuracies(method, each) for method, each in runs.items()},
         title or f"Test accuracy on {', '.join(names)}",

@@ -79,20 +79,25 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
 
 
 def _require_places(tree: Mapping[str, Any], suggested: Mapping[str, Any]) -> None:
-    """Refuse a setting without its section, and say where it belongs: ``tau`` is ``method.tau``."""
+    """Refuse a setting without its section or in another one's, and say where it belongs: ``tau`` is
+    ``method.tau``, ``federation.clients`` is ``partition.clients``.
+    """
     usual = Config().to_tree()
-    for key in tree:
-        if key in usual:
-            continue
-        section = tree.get("method")
-        name = section.get("name") if isinstance(section, Mapping) else None
-        with contextlib.suppress(ProxyFLError):
-            usual["method"] = registry.resolve(str(name or suggested.get("name", "proxyfl")), {})[1]
-        known = [full for full in dotted(usual) if full.rpartition(".")[2] == key]
-        known = [COMMON[key]] if key in COMMON else sorted(known, key=lambda full: full[:7] != "method.")
+    given = [(key, key) for key in tree if key not in usual]
+    for section, inner in usual.items():
+        if section != "method" and isinstance(inner, Mapping):  # a method's own are checked with it
+            given += [(f"{section}.{key}", key) for key in _section(tree, section) if key not in inner]
+    if not given:
+        return
+    name = _section(tree, "method").get("name")
+    with contextlib.suppress(ProxyFLError):
+        usual["method"] = registry.resolve(str(name or suggested.get("name", "proxyfl")), {})[1]
+    for full, key in given:
+        known = [place for place in dotted(usual) if place.rpartition(".")[2] == key]
+        known = [COMMON[key]] if key in COMMON else sorted(known, key=lambda place: place[:7] != "method.")
         if known:
-            names = " or ".join(f"'{full}'" for full in known)
-            raise ConfigError(f"unknown setting '{key}'; did you mean {names}?")
+            names = " or ".join(f"'{place}'" for place in known)
+            raise ConfigError(f"unknown setting '{full}'; did you mean {names}?")
 
 
 def native_dtype(device: torch.device) -> str:
@@ -146,7 +151,8 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
     if federation.per_round > config.partition.clients:
         raise ConfigError(
             f"federation.per_round = {federation.per_round} is more than "
-            f"partition.clients = {config.partition.clients}"
+            f"partition.clients = {config.partition.clients}; "
+            f"lower it, as in --set federation.per_round={config.partition.clients}"
         )
     if federation.quorum > federation.per_round:
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any
 from proxyfl import __version__
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.text import name_alone
 from proxyfl.report import plot_style
 from proxyfl.report.html import records as recorded
 from proxyfl.report.html.pieces import Labels, pieces, site_matrix
@@ -123,7 +124,7 @@ def status(run: Run, records: Records) -> dict[str, Any]:
     return {
         "name": run.path.name,
         "method": config.method.name,
-        "data": config.data.name,
+        "data": name_alone(config.data.name),
         "seed": config.seed,
         "done": len(records.metrics),
         "total": total,
