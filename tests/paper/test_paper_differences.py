@@ -15,6 +15,7 @@ from proxyfl.paper.items import Column
 from proxyfl.paper.questions import SAME_MASK
 from proxyfl.paper.results import Result, to_csv
 from proxyfl.paper.scales import scale
+from proxyfl.results.cells import difference
 from proxyfl.results.layout import Panel
 
 Call = Callable[..., Answer]
@@ -128,3 +129,14 @@ def test_show_prints_it_and_csv_keeps_to_numbers(quick: Path, call: Call) -> Non
     numbers = call("paper", "show", "table2", *only, "--format", "csv")
     assert "verdict" not in numbers.stdout
     assert "FixMatch-GPL" in numbers.stdout
+
+
+def test_runs_of_different_precision_are_not_paired(made: Callable[..., Result]) -> None:
+    def cell(value: float, dtypes: str) -> list[Result]:
+        words = {"b": "bf16", "f": "fp32"}
+        rows = enumerate(dtypes, 1)
+        return [made("x", "svhn@0.1", seed, [value + seed / 100], dtype=words[kind]) for seed, kind in rows]
+
+    found = difference(cell(0.6, "bbffff"), cell(0.5, "ffffff"), "mean-last")
+    assert found is not None
+    assert found.pairs == 4

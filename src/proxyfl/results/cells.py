@@ -28,6 +28,10 @@ class Measured(Protocol):
     def start_hash(self) -> str:
         """Of the weights it started from; empty where those are the seed's."""
 
+    @property
+    def dtype(self) -> str:
+        """The precision it was computed in."""
+
     def value(self, metric: str) -> float:
         """The accuracy by one of :data:`METRICS`, or a measure beside it."""
 
@@ -60,8 +64,12 @@ def median_rounds(cell: Sequence[Measured], target: float) -> float | None:
 
 
 def difference(ours: Sequence[Measured], theirs: Sequence[Measured], metric: str) -> Difference | None:
-    """Ours minus theirs over the seeds that both have. Only runs that started from the same weights pair."""
-    by_seed = [{(run.seed, run.start_hash): run.value(metric) for run in cell} for cell in (ours, theirs)]
+    """Ours minus theirs over the seeds that both have. Only runs pair that started from the same weights and
+    were computed in the same precision.
+    """
+    by_seed = [
+        {(run.seed, run.start_hash, run.dtype): run.value(metric) for run in cell} for cell in (ours, theirs)
+    ]
     found = paired_difference(*by_seed)
     return found and dataclasses.replace(found, less_is_better=less_is_better(metric))
 

@@ -53,6 +53,10 @@ class Outcome:
         return str(self.settings.get("model.weights_hash", ""))
 
     @property
+    def dtype(self) -> str:
+        return str(self.settings.get("compute.dtype", ""))
+
+    @property
     def commit(self) -> str:
         """The program's when the run began."""
         return str(self.run.directory.hints().get("commit", ""))

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-Pair = TypeVar("Pair", int, tuple[int, str])
-"""What makes two runs a pair: the seed, and where runs start from weights, those."""
+Pair = TypeVar("Pair", int, tuple[int, str, str])
+"""What makes two runs a pair: the seed, or also the weights they start from and their precision."""
 
 RESAMPLES = 10_000
 LEVEL = 0.95
