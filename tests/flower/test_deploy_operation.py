@@ -207,11 +207,12 @@ def test_what_a_flwr_command_says_is_told(tmp_path, monkeypatch):
 def test_a_port_that_is_taken_is_named(made):
     import socket
 
-    taken = dataclasses.replace(made, address=f"127.0.0.1:{free_port()}", insecure=True)
+    port = free_port()
+    taken = dataclasses.replace(made, address=f"127.0.0.1:{port}", insecure=True)
     with socket.socket() as other:
-        other.bind(("127.0.0.1", int(taken.address.rpartition(":")[2])))
+        other.bind(("127.0.0.1", port))
         other.listen()
-        with pytest.raises(RunError, match="running already"), operate.server(taken, print):
+        with pytest.raises(RunError, match=rf"port {port}.*--port"), operate.server(taken, print):
             pass
 
 
