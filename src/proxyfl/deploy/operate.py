@@ -89,7 +89,7 @@ def answers(deployment: Deployment, seconds: float = 2.0) -> bool:
 
 
 def forget_apps(state: Path) -> None:
-    """Flower unpacks an app once and never looks at its files again, which a power cut may have left empty."""
+    """Flower unpacks an app once and trusts its files from then on; a power cut may have emptied them."""
     shutil.rmtree(state / "flower" / "apps", ignore_errors=True)
 
 
