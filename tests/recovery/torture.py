@@ -19,7 +19,6 @@ import os
 import random
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -66,7 +65,12 @@ class Tally:
         self.rows[name] = [one + other for one, other in zip(before, counts, strict=True)]
 
     def write(self) -> None:
-        lines = [self.columns, *((*name, *counts) for name, counts in sorted(self.rows.items()))]
+        # A row that only says how many shows no zeros.
+        shown = {
+            name: counts if any(counts[1:]) else [counts[0], *[""] * len(counts[1:])]
+            for name, counts in sorted(self.rows.items())
+        }
+        lines = [self.columns, *((*name, *counts) for name, counts in shown.items())]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)
         write_bytes(self.path, text.getvalue().encode())
@@ -142,9 +146,8 @@ def ask(tally: Tally, patients: Sequence[Patient], asked: int, bars: Progress) -
     for number in range(done, asked):
         patient = patients[number % len(patients)]
         kinds = list(patient.kinds())
-        refused = ask_as_a_user(patient, kinds[number % len(kinds)], random.Random(f"{SEED} {number}"))
-        verdict = Counter([REFUSED if refused else AS_NEW])
-        tally.add((ASKED,), [1, *(verdict[each] for each in VERDICTS)])
+        ask_as_a_user(patient, kinds[number % len(kinds)], random.Random(f"{SEED} {number}"))
+        tally.add((ASKED,), [1, *[0] * len(VERDICTS)])
         tally.write()
         bars.advance(users)
 
