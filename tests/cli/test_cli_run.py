@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from calling import TINY
 from proxyfl.runs.run import Run
-
-TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120", "--set", "train.epochs=1"]
 
 
 def test_run_shows_settings_by_section_and_marks_what_was_changed(tiny):

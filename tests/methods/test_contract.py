@@ -67,7 +67,7 @@ NEUTRAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 THRESHOLDS: dict[str, dict[str, Any]] = {
     **{name: {"method__tau": 0.12} for name in ("fixmatch-gpl", "proto", "proto-all", "proto-labeled")},
-    "flexmatch": {"method__tau": 0.3},
+    "flexmatch": {"method__tau": 0.17},
     "feddb": {"method__tau": 0.105},
     "fedloke": {"method__delta": 2.2},
     "fedmatch": {"method__confidence": 0.2},

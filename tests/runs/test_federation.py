@@ -66,7 +66,7 @@ def test_by_name_and_by_objects_are_the_same_bits(name: str) -> None:
     config = tiny_config(name, rounds=1)
     named = build.assemble(config, SIMULATION, workers=0).run()
     ours = federation(
-        network="resnet8", width=1, method=by_objects(name), rounds=1, train=config.train, seed=config.seed
+        network="little", width=1, method=by_objects(name), rounds=1, train=config.train, seed=config.seed
     ).run()
     assert same_state(named.state, ours.state)
     assert named.history[0].metrics == ours.history[0].metrics
@@ -364,7 +364,7 @@ def test_aggregators_by_name_and_by_objects(rule: Aggregator, layer: dict[str, A
     named = build.assemble(config, SIMULATION, workers=0)
     assert named.server.aggregator == rule
     ours = federation(
-        network="resnet8", width=1, method=by_objects("fixmatch-gpl"), per_round=4, rounds=2,
+        network="little", width=1, method=by_objects("fixmatch-gpl"), per_round=4, rounds=2,
         train=config.train, seed=config.seed, aggregator=rule,
     )  # fmt: skip
     assert ours.config.aggregation == config.aggregation
