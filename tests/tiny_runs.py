@@ -13,7 +13,7 @@ import toybox
 from proxyfl import Experiment, Run
 from written_runs import without_seals
 
-TINY = {**toybox.TINY, "subset": 150}
+TINY = {**toybox.LITTLE, "subset": 150}
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from headless import Browser, find_chromium
 
-import toybox
 from dashboards import answering
 from proxyfl import Experiment, Run
 from proxyfl.cli import dashboard
@@ -32,7 +31,7 @@ pytestmark = [
     pytest.mark.xdist_group("chromium"),
 ]
 
-TINY = {**toybox.TINY, "subset": 150}
+TINY = {"rounds": 2, "clients": 4, "per_round": 2, "subset": 150, "train__epochs": 1}
 ACCURACY = "document.querySelector('#accuracy .chart svg')"
 TIP = "document.getElementById('tip')"
 

@@ -13,7 +13,7 @@ import toybox
 from proxyfl import Experiment, Run
 from written_runs import write_run
 
-TINY = {**toybox.TINY, "subset": 60}
+TINY = {**toybox.LITTLE, "subset": 60}
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,6 @@ def free_port() -> int:
 def experiment(method: str, **settings: Any) -> Config:
     """A small experiment on digits in which every site takes part in every round."""
     small = {"subset": 240, "per_round": 4, "rounds": 5, "partition__scheme": "iid", "labels__per_class": 8}
-    small["model__name"] = "resnet8"  # known to programs of their own
     return resolve("digits", from_short({**TINY, **small, **settings}), {"method": {"name": method}})
 
 

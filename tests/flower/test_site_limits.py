@@ -34,9 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture
 def small():
-    return experiment(
-        "fixmatch-gpl", model__name="little", rounds=2, per_round=4, subset=80, labels__per_class=4
-    )
+    return experiment("fixmatch-gpl", rounds=2, per_round=4, subset=80, labels__per_class=4)
 
 
 def trainer_for(config, folder):
@@ -132,9 +130,7 @@ def test_the_server_hears_the_number_and_the_round_goes_on_without_the_site(tmp_
 
 
 def written(tmp_path, **more):
-    deployed = deployment(
-        tmp_path / "f", experiment("fedavg", model__name="little", rounds=1, subset=80, labels__per_class=4)
-    )
+    deployed = deployment(tmp_path / "f", experiment("fedavg", rounds=1, subset=80, labels__per_class=4))
     site = dataclasses.replace(deployed.site("site-01"), **more)
     site.write()
     return Site.read(site.path)

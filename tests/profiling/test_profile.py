@@ -135,7 +135,7 @@ def test_a_profile_of_every_kind_of_method(name):
 
 
 def test_phases_of_proxyfl_and_the_operations_of_its_network():
-    found = profile(tiny_config(model__name="resnet8"), simulation=SIMULATION, client=1)
+    found = profile(tiny_config(), simulation=SIMULATION, client=1)
     names = [phase.name for phase in found.step]
     assert names[:4] == [WEAK, STRONG, TEACHER, FORWARD]
     assert [name for name in names if "loss" in name] == [

@@ -18,7 +18,7 @@ from proxyfl.runs import checkpoint, manifests
 from proxyfl.runs.directory import RunDirectory
 from toybox import TINY
 
-SETTINGS: dict[str, Any] = {**TINY, "model__name": "resnet8", "rounds": 3, "subset": 80}
+SETTINGS: dict[str, Any] = {**TINY, "rounds": 3, "subset": 80}
 
 
 def made() -> proxyfl.Experiment:
