@@ -217,7 +217,7 @@ def test_labels_at_the_server_are_named_checked_and_told(trial: Path, tmp_path: 
     assert done.exit_code == 0, done.stderr
     told = " ".join(done.stdout.split())
     assert f"All labels are at the server ({labelled})" in told
-    assert "accuracy comes from the 20% of its labelled images that the server keeps back" in told
+    assert "accuracy comes from the 20% of its labelled images that the server holds out" in told
     found = Deployment.read(tmp_path / "clinic")
     assert (found.scenario, found.server_data, found.site("site-01").holdout) == ("server", str(labelled), 0)
     assert "All labels are at the server" in (found.path / "README.md").read_text()

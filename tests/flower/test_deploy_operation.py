@@ -270,7 +270,7 @@ def test_a_site_looks_at_its_images_before_it_connects(made, tmp_path, monkeypat
     pki.create_site_keys(site.private_key, site.public_key, site.name)
     operate.look(site, made.path / "data-0.npz", said.append)
     assert said[0].startswith("site-01 has ")
-    assert "0 kept back" in said[0]
+    assert "0 held out" in said[0]
     assert stat.S_IMODE(site.state.stat().st_mode) == 0o700
     site.private_key.chmod(0o644)
     operate.look(site, made.path / "data-0.npz", said.append)
@@ -363,7 +363,7 @@ def test_who_was_away_was_not_refused_and_is_not_told_of_an_answer(tmp_path):
         2: "round 2: refused: claims 60 images",
     }
     line = round_line({"round": 2, "failed": failed, "clients": []}, {"train": 1.0}, log.sites)
-    assert line == "round 2: answered: nobody; late: site-02; away: site-01; refused: site-03; 1.0 s"
+    assert line == "round 2: answered: nobody; late: site-02; offline: site-01; refused: site-03; 1.0 s"
 
 
 def _two_images(made):

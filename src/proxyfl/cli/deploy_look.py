@@ -156,7 +156,7 @@ def _show_counts(
     shown += f" of {form.channels} features" if form.called == "vectors" else ""
     console.print(f"{name}: {data}, read as {found.form}", style="bold", markup=False)
     console.print(f"{counts.total:,} {shown}\n")
-    right = ("labelled", "kept back")
+    right = ("labelled", "held out")
     table = plain_table("class", *right, right=right)
     for one, labelled, held in zip(form.classes, counts.labelled, counts.held_out, strict=True):
         table.add_row(one, f"{labelled:,}", f"{held:,}")

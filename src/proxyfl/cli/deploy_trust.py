@@ -72,6 +72,8 @@ def show_offer(site: Site, offer: Offer, asked: bool) -> None:
     ):
         console.print(f"{name:11}{value}", markup=False, soft_wrap=True)
     show_explanation(found, site)
+    if not (site.path / approval.APPROVAL_FILE).exists():
+        return
     state = standing(site)
     if changes := approval.differences(site, offer):
         console.print("\nBeyond what is approved now", style="bold")

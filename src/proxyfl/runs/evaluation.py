@@ -88,7 +88,7 @@ def _measured(
 
 
 def at_holders(holders: Ragged, right: Tensor) -> Own:
-    """What ``right``, of all images that clients keep back, each once and in order, comes to at a client."""
+    """What ``right``, of all images that clients hold out, each once and in order, comes to at a client."""
     images = np.unique(holders.flat()[1])
 
     def own(client: int) -> tuple[int, int]:
