@@ -113,7 +113,7 @@ def test_below_quorum_it_waits_plays_the_round_again_and_says_so(tmp_path, small
         node.handler = shy(node.handler)
     server(deployed, net).run()
     said = [text for text in texts(deployed) if "asking again" in text]
-    lack = "0 of 2 sites gave a usable update, 2 are needed (site-01, site-02: busy); asking again for "
+    lack = "0 of 2 sites gave a usable update, 2 are needed (site-01, site-04: busy); asking again for "
     assert lack in said[0]
     calm, shaky = (
         checkpoint.load_newest(server_run.RunDirectory(tmp_path / n / "run"))[0] for n in ("calm", "f")
@@ -156,7 +156,7 @@ def test_too_few_answers_for_too_long_stop_it_with_the_checkpoint_kept(tmp_path,
     with pytest.raises(RunError, match="0 of 2 sites gave a usable update") as stopped:
         server(deployed, net).run()
     again = f"the checkpoint is kept; continue with: proxyfl deploy run {deployed.path}"
-    assert str(stopped.value).endswith(f"(site-01, site-02: busy); {again}")
+    assert str(stopped.value).endswith(f"(site-01, site-04: busy); {again}")
     assert newest(deployed.run).round == 0
 
 
