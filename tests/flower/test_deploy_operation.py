@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ import proxyfl.cli.deploy
 from calling import invoke
 from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, RunError
 from proxyfl.core.state import Failure
-from proxyfl.deploy import entrance, launch, operate, pki, programs, rotation, status, supervise
+from proxyfl.deploy import entrance, launch, operate, pki, programs, rotation, status, stopping, supervise
 from proxyfl.deploy.live import LiveLog, LiveReader, round_line
 from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment
@@ -342,6 +343,61 @@ def test_status_names_the_round_that_is_being_trained(made, tmp_path, monkeypatc
         going = "run running: round 2 of 1 is being trained; so far: round 1 of 1, accuracy 50.0%"
         assert status.run_line(moved) == going
     assert status.run_line(moved) == "run stopped: round 1 of 1, accuracy 50.0%"
+
+
+@pytest.mark.parametrize(
+    ("event", "text", "line"),
+    [
+        (
+            "finished round",
+            "round 1: accuracy 50.0%, answered: site-01; 9.0 s",
+            "run stopped: round 1 of 1: accuracy 50.0%, answered: site-01; 9.0 s",
+        ),
+        (
+            "stopped",
+            "stopped after round 1, as asked; the checkpoint is kept",
+            "run stopped: round 1 of 1, accuracy 50.0% (as asked; the checkpoint is kept)",
+        ),
+        ("stopped", "stopped: no space", "run stopped: round 1 of 1, accuracy 50.0% (no space)"),
+        ("note", "site-02 is new", "run stopped: round 1 of 1, accuracy 50.0%; site-02 is new"),
+    ],
+)
+def test_status_says_nothing_twice(made, tmp_path, monkeypatch, event, text, line):
+    moved = dataclasses.replace(made, path=tmp_path)
+    metrics = [{"round": 1, "accuracy": 0.5}]
+    played = SimpleNamespace(metrics=metrics, config=made.config, finished=False)
+    monkeypatch.setattr(status, "Run", lambda path: played)
+    private(moved.state)
+    moved.run.mkdir()
+    LiveLog(moved.state / "live.jsonl", moved.sites, "7").tell(event, text=text)
+    assert status.run_line(moved) == line
+
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_stopping_now_ends_the_process_that_plays_the_run(made, tmp_path, monkeypatch):
+    """Flower alone would tell it with its next sign of life, half a minute later."""
+    moved = dataclasses.replace(made, path=tmp_path)
+    private(moved.state)
+    line = [sys.executable, "-c", HOLDER, moved.state / ".lock"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as player:
+        assert player.stdout is not None
+        player.stdout.readline()
+        LiveLog(moved.state / "live.jsonl", moved.sites, "7").tell("began", pid=player.pid)
+        asked = []
+        monkeypatch.setattr(operate, "under_way", lambda deployment: "7")
+        monkeypatch.setattr(stopping, "ask_flwr", lambda words, env: asked.append(words))
+        assert stopping.stop_now(moved) is True
+        assert player.wait(5) == -signal.SIGTERM
+    assert asked == [["stop", "7", operate.LINK]]
+    assert LiveReader(moved.state / "live.jsonl").new()[-1]["text"] == "stopped, as asked"
 
 
 def test_who_was_away_was_not_refused_and_is_not_told_of_an_answer(tmp_path):

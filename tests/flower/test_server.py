@@ -113,7 +113,7 @@ def test_below_quorum_it_waits_plays_the_round_again_and_says_so(tmp_path, small
         node.handler = shy(node.handler)
     server(deployed, net).run()
     said = [text for text in texts(deployed) if "asking again" in text]
-    lack = "0 of 2 sites gave a usable update, 2 are needed (site-01, site-04: busy); asking again for "
+    lack = "0 of 2 sites gave a usable update, 2 are needed (site-02, site-03: busy); asking again for "
     assert lack in said[0]
     calm, shaky = (
         checkpoint.load_newest(server_run.RunDirectory(tmp_path / n / "run"))[0] for n in ("calm", "f")

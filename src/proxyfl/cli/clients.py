@@ -36,7 +36,7 @@ def print_clients(run: Run, console: Console) -> None:
 
     clients = ranked(run)
     table = _table(clients[:MOST])
-    if console.measure(table).maximum > console.width:
+    if console.measure(table, options=console.options.update(max_width=1000)).maximum > console.width:
         table.padding = (0, 1, 0, 0)
     console.print("medians over the rounds that a client took part in", style="dim")
     console.print(table)
