@@ -96,8 +96,8 @@ class SiteTest:
                 return Evaluation(total.confusion, total.scores, own=partial(_own, counts))
             if time.monotonic() >= until:
                 raise RunError(
-                    f"round {state.round}: no site measured accuracy; is any connected that keeps images "
-                    "back? The last checkpoint is kept, go on with 'proxyfl deploy run'"
+                    f"round {state.round}: no site measured accuracy; is any connected that holds out "
+                    "images? The last checkpoint is kept, go on with 'proxyfl deploy run'"
                 )
             time.sleep(min(PAUSE, self.patience))
 

@@ -34,8 +34,8 @@ def evaluate_model(
 
 
 class GlobalModel:
-    """The model of a round on a split. ``holders`` are the lists of images of the clients that keep them
-    back; the split has each image once, in order.
+    """The model of a round on a split. ``holders`` are the lists of images of the clients that hold them
+    out; the split has each image once, in order.
     """
 
     def __init__(
