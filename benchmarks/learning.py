@@ -23,8 +23,9 @@ from proxyfl.cli.common import load_settings
 from proxyfl.cli.sweep import train_missing
 from proxyfl.core.dealing import CLIENTS, PARTIAL, SCENARIOS
 from proxyfl.core.machine import usable_cores
+from proxyfl.core.plugins import load_plugin
 from proxyfl.methods import create, recipes
-from proxyfl.methods.registry import defined
+from proxyfl.methods.registry import OTHERS, defined, shown
 from proxyfl.runs.batch import Job, finish
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name
@@ -39,9 +40,14 @@ VARIANTS = {
     "rscfed (scale by images)": ("rscfed", ["method.scale=1", "method.scale_unlabelled=100"]),
     "fixmatch-gpl (labelled count)": ("fixmatch-gpl", ["federation.weighting=release"]),
     "proxyfl (labelled count)": ("proxyfl", ["federation.weighting=release"]),
+    "proxyfl (global mask)": ("proxyfl", ["method.mask=global"]),
+    "proxyfl (correct labels alone)": ("proxyfl-correct", []),
+    "proxyfl (unlabelled clients idle)": ("proxyfl-idle", []),
+    "proxyfl (unlabelled clients left out)": ("proxyfl-left-out", []),
 }
 """Methods with settings, by the name they have in the results: ProxyFL's mask without the rest of it, what
-may keep CBAFed and RSCFed back, and means in which labelled images count 2,001 times."""
+may keep CBAFed and RSCFed back, means in which labelled images count 2,001 times, and what clients without
+labels do to ProxyFL (``dilution.py``)."""
 
 LABELLED_CLIENTS = 4
 MEASURED = ["method", "seed", "dtype", "rounds", "mean_last", "last", "best", "megabytes", "commit"]
@@ -51,6 +57,7 @@ Row = dict[str, str]
 
 
 def main() -> None:
+    load_plugin(str(Path(__file__).with_name("dilution.py")))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", default="")
@@ -60,8 +67,9 @@ def main() -> None:
     parser.add_argument("--side-by-side", type=int, default=usable_cores(), help="1: all in this process")
     options = parser.parse_args()
     where = options.scenario
-    every = [recipe.name for recipe in recipes(where)]
-    every += [] if where else [*PLUGINS, *VARIANTS]
+    every = [recipe.name for recipe in recipes(where) if shown(recipe.name).group != OTHERS]
+    every += [name for name in PLUGINS if not where or defined(create(name), where)]
+    every += [] if where else VARIANTS
     names = options.methods.split(",") if options.methods else every
     jobs = [job_of(name, where, seed, options.runs) for name in names for seed in range(1, options.seeds + 1)]
     missing = [job for job in jobs if key_of(job) not in rows_of(file_of(job, options.output))]
