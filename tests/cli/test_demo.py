@@ -148,7 +148,7 @@ def test_a_run_with_other_settings_is_not_taken_for_ours(folder):
 
 def test_a_damaged_ledger_is_named(folder):
     (folder / "demo.json").write_text("[]")
-    with pytest.raises(RunError, match=r"demo\.json is damaged; delete it"):
+    with pytest.raises(RunError, match=r"demo\.json is damaged"):
         claim(folder, jobs_of(folder), fresh=False)
 
 

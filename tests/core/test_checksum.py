@@ -58,7 +58,7 @@ def test_every_flip_and_every_cut_is_noticed(file: Path) -> None:
 
 def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(RunError, match=r"x\.safetensors is damaged: it does not match its own checksum"):
+    with pytest.raises(RunError, match=r"x\.safetensors is damaged: .*checksum"):
         read_verified(file)
     nested = b"[" * 100_000
     for content in (b"", b"text", struct.pack("<Q", len(nested)) + nested, struct.pack("<Q", 2) + b"[]"):

@@ -82,7 +82,7 @@ def test_one_file_that_is_damaged_is_written_again(name: str, mine: Path, sound:
 def test_both_damaged_lose_notes_and_no_round(mine: Path) -> None:
     for name in FILES:
         (mine / name).write_bytes(b"?" + (mine / name).read_bytes()[1:])
-    with pytest.raises(RunError, match=r"clients.jsonl and its copy are damaged; see 'proxyfl validate"):
+    with pytest.raises(RunError, match=r"clients.jsonl .*damaged; .*'proxyfl validate"):
         _ = Run(mine).client_rows
     run = proxyfl.resume(mine, workers=0, rounds=3)
     assert [line["round"] for line in run.metrics] == [1, 2, 3]
@@ -97,7 +97,7 @@ def test_lines_that_no_round_writes_are_refused(mine: Path) -> None:
         (mine / name).write_text(json.dumps(line) + "\n")
     for manifest in mine.glob("checkpoints/round-*/manifest.json"):
         manifest.write_text("{}")
-    with pytest.raises(RunError, match=r"clients.jsonl is damaged: cosine of a client is not a cosine"):
+    with pytest.raises(RunError, match=r"clients.jsonl is damaged: cosine"):
         _ = Run(mine).client_rows
 
 
@@ -138,7 +138,7 @@ def test_differential_privacy_notes_nothing_and_says_so(tmp_path: Path) -> None:
     answer = invoke("show", run.path, "--clients")
     assert answer.exit_code == 2
     assert "differential privacy forbids it" in " ".join(answer.stderr.split())
-    with pytest.raises(ConfigError, match=r"keep\.clients = 'all' notes what each client sent"):
+    with pytest.raises(ConfigError, match=r"keep\.clients = 'all'"):
         played(tmp_path / "other", **private, keep__clients="all")
 
 

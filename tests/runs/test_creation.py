@@ -37,7 +37,7 @@ def test_two_processes_cannot_create_the_same_run(tmp_path: Path) -> None:
     )
     assert first.stdout is not None
     assert first.stdout.readline() == "building\n"
-    with pytest.raises(RunError, match="is being created by another process; wait for it or stop it"):
+    with pytest.raises(RunError, match="being created by another process"):
         RunDirectory(where).create(lambda aside: None)
     first.communicate("\n")
     assert (where / "config.toml").read_text() == "a"

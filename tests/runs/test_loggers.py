@@ -176,15 +176,13 @@ def test_an_address_that_mlflow_does_not_know_ends_a_run_before_its_first_round(
 ) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://x")
-    with pytest.raises(
-        ConfigError, match=r"MLflow cannot be started \(.*set MLFLOW_TRACKING_URI to a server"
-    ):
+    with pytest.raises(ConfigError, match=r"MLflow .*MLFLOW_TRACKING_URI"):
         train(tmp_path / "run", "mlflow")
     assert Run(tmp_path / "run").metrics == []
 
 
 def test_an_unknown_logger_is_named() -> None:
-    with pytest.raises(ConfigError, match="unknown logger 'tensorbord'; did you mean 'tensorboard'"):
+    with pytest.raises(ConfigError, match="'tensorbord'; .*'tensorboard'"):
         loggers.find("tensorbord")
 
 

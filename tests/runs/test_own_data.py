@@ -95,9 +95,9 @@ def test_a_natural_federation_deals_images_as_they_are(scans):
         for part in (simulation.partition.labelled, simulation.partition.unlabelled):
             assert (holders[torch.from_numpy(part[client])] == client).all()
     assert int(simulation.partition.sizes.sum()) == len(simulation.dataset.train)
-    with pytest.raises(ConfigError, match=r"names 3 clients, but partition\.clients = 2"):
+    with pytest.raises(ConfigError, match=r"3 clients, .*partition\.clients = 2"):
         make_partition(simulation.dataset, clients=2, per_class=1, scheme="natural")
-    with pytest.raises(ConfigError, match="needs data that names its clients"):
+    with pytest.raises(ConfigError, match="names its clients"):
         make_partition([0, 1], clients=2, per_class=1, scheme="natural")
 
 
