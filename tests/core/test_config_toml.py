@@ -182,5 +182,5 @@ def test_marks_at_the_beginning_of_a_file(tmp_path):
     assert load_toml(file) == {"seed": 3}
     for coding in ("utf-16", "utf-16-le", "utf-16-be"):
         file.write_bytes("seed = 3\n".encode(coding))
-        with pytest.raises(ConfigError, match="UTF-16.*UTF-8"):
+        with pytest.raises(ConfigError, match=r"UTF-16.*UTF-8"):
             load_toml(file)

@@ -99,7 +99,7 @@ def test_the_server_keeps_a_share_of_every_class_back() -> None:
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'sever'; .*'server'"):
+    with pytest.raises(ConfigError, match=r"'sever'; .*'server'"):
         split("sever")
     for count in (0, 8):
         with pytest.raises(ConfigError, match=rf"labels.clients = {count} .*1 to 7"):

@@ -158,7 +158,7 @@ def test_an_empty_file_and_a_label_out_of_range(tmp_path):
 def test_a_file_longer_than_the_full_set_is_not_read(tmp_path, monkeypatch):
     write_cifar10_binary(tmp_path)
     monkeypatch.setattr("proxyfl.data.sources.cifar.MAX_IMAGES", 2)
-    with pytest.raises(DataError, match="3 images, .*2"):
+    with pytest.raises(DataError, match=r"3 images, .*2"):
         load("cifar10", tmp_path)
 
 

@@ -155,7 +155,7 @@ def test_labels_as_people_have_them(tmp_path):
     assert dataset.train.labels.tolist() == [0, 1, -1, 0, 1]
     assert dataset.test.labels.tolist() == [1, 0]
     np.savez(tmp_path / "c.npz", **named, classes=np.array(["well", "sick"]))
-    with pytest.raises(DataError, match="y_train: 'ill' .*classes"):
+    with pytest.raises(DataError, match=r"y_train: 'ill' .*classes"):
         load("npz:c.npz", tmp_path)
 
 

@@ -72,7 +72,7 @@ def test_lists_of_strings_are_texts_and_need_an_encoder(tmp_path):
     data = proxyfl.Dataset.of(told, [0, 1] * 6, test=(told[:2], [0, 1]))
     assert data.train.images.shape[1] == data.test.images.shape[1] == 16
     split = proxyfl.partition(data, clients=2, per_class=2, scheme="iid")
-    with pytest.raises(ConfigError, match="holds texts, .*frozen encoder"):
+    with pytest.raises(ConfigError, match=r"holds texts, .*frozen encoder"):
         proxyfl.Federation(data, split)
     with pytest.raises(DataError, match="training text 1 is empty"):
         proxyfl.Dataset.of(["a", " "], [0, 1], test=(["a"], [0]))
@@ -89,5 +89,5 @@ def test_lists_of_strings_are_texts_and_need_an_encoder(tmp_path):
     assert all(bool((view[:, 1] <= whole[:, 1]).all()) and not torch.equal(view, whole) for view in strong)
     other = proxyfl.encode(data, encoder, weak=1, strong=2, cache=tmp_path)
     assert not torch.equal(other.train.images, found.train.images)
-    with pytest.raises(DataError, match="takes images, .*texts"):
+    with pytest.raises(DataError, match=r"takes images, .*texts"):
         proxyfl.encode(data, proxyfl.Encoder(torch.nn.Flatten()), cache=tmp_path)

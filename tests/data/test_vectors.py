@@ -42,7 +42,7 @@ def test_features_are_standardised_and_a_constant_one_becomes_zero():
     assert standardise(torch.from_numpy(vectors), mean, std).tolist() == [[-1.0, -1.0, 0.0], [1.0, 1.0, 0.0]]
     shaky = np.full((7, 1), 0.1, np.float32)
     assert statistics(shaky)[1] == (1.0,)
-    with pytest.raises(DataError, match="3 features .*1 and 3"):
+    with pytest.raises(DataError, match=r"3 features .*1 and 3"):
         standardise(torch.from_numpy(vectors), mean[:1], std)
 
 
@@ -217,7 +217,7 @@ def test_a_site_reads_vectors_as_a_simulation_does(table, tmp_path):
     ):
         with pytest.raises(DataError, match=told):
             open_site(tmp_path / "site.npz", form.classes, channels, size)
-    with pytest.raises(DataError, match="folder, .*4 features"):
+    with pytest.raises(DataError, match=r"folder, .*4 features"):
         open_site(tmp_path, form.classes, 4, 0)
     with pytest.raises(DataError, match="class 'ill' is not in the class list"):
         read_known(table, Form(("sick", "well"), 4, 0, keys=KEYS))
@@ -231,10 +231,10 @@ def test_columns_are_found_by_name_where_the_names_are_known(table, tmp_path):
     assert given.names == (f"{turned}, line 2",)
     with pytest.raises(DataError, match="has no column 'weight'"):
         read_given([str(turned)], 2, 0, ("age", "weight"))
-    with pytest.raises(DataError, match="5 features, .*4"):
+    with pytest.raises(DataError, match=r"5 features, .*4"):
         read_given([str(turned)], 4, 0)
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 8, 8), np.uint8))
-    with pytest.raises(DataError, match="images, .*takes vectors"):
+    with pytest.raises(DataError, match=r"images, .*takes vectors"):
         read_given([str(tmp_path / "a.npz")], 4, 0)
 
 

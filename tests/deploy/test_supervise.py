@@ -68,7 +68,7 @@ def program(said=(), ended=None, trouble="", lives=None):
 def test_restarts_wait_longer_each_time_and_are_given_up_with_a_sentence(clock):
     restarts = Restarts("the server")
     assert [restarts.pause("ill") for _ in range(supervise.RESTARTS)] == [2, 4, 8, 16, 32, 60]
-    with pytest.raises(RunError, match="ill; the server .*6 times"):
+    with pytest.raises(RunError, match=r"ill; the server .*6 times"):
         restarts.pause("ill")
     clock.sleep(supervise.WITHIN + 1)
     assert restarts.pause("ill") == 2

@@ -117,7 +117,7 @@ def test_what_could_hold_code_or_is_not_here_is_refused(folders, tmp_path, monke
     told |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
     (foreign / "config.json").write_text(json.dumps(told))
     (foreign / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(ConfigError, match="code .*never run"):
+    with pytest.raises(ConfigError, match=r"code .*never run"):
         load_encoder(f"hf:{foreign}")
     assert not (tmp_path / "ran").exists()
     bare = copied(folders / "vit", tmp_path / "bare")

@@ -132,7 +132,7 @@ def test_without_quorum_it_stops_with_the_checkpoint_kept(tmp_path, small):
             node.online = False
 
     one.live.round_finished = leave
-    with pytest.raises(RunError, match="0 sites .*2"):
+    with pytest.raises(RunError, match=r"0 sites .*2"):
         one.run()
     assert newest(deployed.run).round == 1
     *_, waiting, stopped = texts(deployed)
@@ -274,7 +274,7 @@ def test_settings_that_were_changed_are_refused(tmp_path, small):
     with pytest.raises(RunError, match=r"\[experiment\] of .* was changed"):
         server(other, connect(deployed, small)).run()
     other = dataclasses.replace(deployed, quorum=1)
-    with pytest.raises(RunError, match="quorum = 1, .*2; put it back"):
+    with pytest.raises(RunError, match=r"quorum = 1, .*2; put it back"):
         server(other, connect(deployed, small)).run()
     with pytest.raises(RunError, match="proxyfl deploy run"):
         resume(deployed.run)

@@ -89,7 +89,7 @@ def test_training_that_takes_too_long_is_given_up_between_two_steps(tmp_path, sm
     from proxyfl.core.state import Task
 
     task = Task(1, 0, trainer.initial_weights())
-    with pytest.raises(LimitReached, match="10 s .*max_seconds"):
+    with pytest.raises(LimitReached, match=r"10 s .*max_seconds"):
         trainer.train(task, simulation.holdings.client(0), steps=lambda ctx: late(steps(ctx), now))
     assert Limits().steps() is limits.every_step
 
@@ -137,7 +137,7 @@ def test_limits_stand_in_site_toml(tmp_path):
     assert site.limits == Limits(2, 900, 50, 60.0)
     told = "2 threads, 900 MB of memory, 50 MB of disk, 60 s of training in a round, 8,000 kbit/s each way"
     assert site.limits_in_words == [f"limits of site.toml: {told}"]
-    with pytest.raises(ConfigError, match="too slow .*1,000"):
+    with pytest.raises(ConfigError, match=r"too slow .*1,000"):
         dataclasses.replace(site, max_kbit=10).write()
     with pytest.raises(ConfigError, match="needs the connector"):
         dataclasses.replace(site, insecure=True).write()

@@ -108,7 +108,7 @@ def test_who_is_no_oracle_cannot_ask() -> None:
         truth = None
 
     ctx = context(create("gpl-all"), pool=Unknown(batch().u_weak))
-    with pytest.raises(MethodError, match="fixmatch .*oracle = True"):
+    with pytest.raises(MethodError, match=r"fixmatch .*oracle = True"):
         _ = ctx.truth
     with pytest.raises(MethodError, match="declared oracles alone"):
         make_simulation().holdings.client(0).all_labelled()

@@ -73,7 +73,7 @@ def test_runs_that_cannot_be_drawn_are_named(written, tmp_path):
     with pytest.raises(RunError, match=r"not finished; .*'proxyfl resume .*run0'"):
         tuning_epochs({1: [going]}, [going], tmp_path / "a")
     blind = written([0.5])
-    with pytest.raises(RunError, match="'excluded_visits' .*proxyfl"):
+    with pytest.raises(RunError, match=r"'excluded_visits' .*proxyfl"):
         excluded.excluded_bars({0.1: [blind]}, tmp_path / "a")
     with pytest.raises(RunError, match="0 epochs are no tuning"):
         tuning_epochs({0: [blind]}, [blind], tmp_path / "a")

@@ -318,7 +318,7 @@ def test_the_order_of_methods_does_not_hang_on_the_order_of_runs(write):
 
 def test_contenders_by_name_and_alias(write):
     found = compare([write("proxyfl", 1, [0.5])])
-    with pytest.raises(ConfigError, match="'proxifl' .*'proxyfl'"):
+    with pytest.raises(ConfigError, match=r"'proxifl' .*'proxyfl'"):
         found.contender("proxifl")
     assert str(question(found).baseline) == "proxyfl"
 

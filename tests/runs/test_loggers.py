@@ -182,7 +182,7 @@ def test_an_address_that_mlflow_does_not_know_ends_a_run_before_its_first_round(
 
 
 def test_an_unknown_logger_is_named() -> None:
-    with pytest.raises(ConfigError, match="'tensorbord'; .*'tensorboard'"):
+    with pytest.raises(ConfigError, match=r"'tensorbord'; .*'tensorboard'"):
         loggers.find("tensorbord")
 
 

@@ -221,7 +221,7 @@ def test_a_changed_config_is_refused_and_nothing_is_lost(
     config.write_text(change(original))
     assert config.read_text() != original
     before = tree(stopped)
-    with pytest.raises(RunError, match="was changed .*'cp ") as caught:
+    with pytest.raises(RunError, match=r"was changed .*'cp ") as caught:
         proxyfl.resume(stopped)
     assert tree(stopped) == before
     words = str(caught.value).split("'")[1].split()

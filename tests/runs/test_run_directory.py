@@ -242,13 +242,13 @@ def test_models_that_cannot_be_loaded(run: Run, tmp_path: Path) -> None:
     (tmp_path / "half").write_bytes((run.path / "models" / "last.safetensors").read_bytes()[:5000])
     (tmp_path / "other").write_bytes((run.path / "partition.safetensors").read_bytes())
     for name in ("half", "other"):
-        with pytest.raises(RunError, match="not a model .*damaged"):
+        with pytest.raises(RunError, match=r"not a model .*damaged"):
             proxyfl.load_model(tmp_path / name)
 
 
 def test_an_existing_directory_is_refused_and_left_alone(run: Run, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
-    with pytest.raises(RunError, match="exists; .*'proxyfl resume"):
+    with pytest.raises(RunError, match=r"exists; .*'proxyfl resume"):
         proxyfl.Experiment("fedavg", "digits", **TINY).run(run.path)
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
     (tmp_path / "empty").mkdir()
@@ -309,7 +309,7 @@ def test_mistakes_write_nothing(
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_weights_that_run_away_are_a_readable_error(tmp_path: Path) -> None:
     wild = proxyfl.Experiment("gpt-only", "digits", **{**TINY, "subset": 160, "method__gpt__lr": 1e38})
-    with pytest.raises(RunError, match="round 1 .*not finite"):
+    with pytest.raises(RunError, match=r"round 1 .*not finite"):
         wild.run(tmp_path / "wild")
     hot = proxyfl.Experiment("fedavg", "digits", **{**TINY, "subset": 160, "train__lr": 1e30})
     with pytest.raises(RunError, match=r"round 1: 0 of 2 clients .*not finite"):

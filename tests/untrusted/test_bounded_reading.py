@@ -70,7 +70,7 @@ def test_notes_of_gigabytes_are_not_read(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.environment.touch()
     os.truncate(run.environment, 5 << 30)
-    with pytest.raises(RunError, match="5,368,709,120 bytes, .*16,777,216"):
+    with pytest.raises(RunError, match=r"5,368,709,120 bytes, .*16,777,216"):
         run.noted()
     assert not has_hash(run.environment, NOTHING, SHORT)
     tracemalloc.start()
