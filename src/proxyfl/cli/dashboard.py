@@ -31,7 +31,7 @@ def dashboard(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="One run, by folder or by name, instead of all; or a deployment's folder.",
+            help="One run, by folder or name, instead of all; or a deployment's folder.",
             show_default=False,
         ),
     ] = None,
@@ -39,7 +39,10 @@ def dashboard(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="The port; 0: any free one.", show_default=f"{USUAL_PORT}, else a free one"
+            min=0,
+            max=65535,
+            help="The port; 0: any free port.",
+            show_default=f"{USUAL_PORT}, else a free one",
         ),
     ] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
@@ -107,6 +110,4 @@ def _server(
         if port is None:
             return Dashboard(runs, only=only, federation=federation)
         reason = error.strerror or error
-        raise ConfigError(
-            f"port {port} cannot be used: {reason}; leave --port away for a free one"
-        ) from error
+        raise ConfigError(f"port {port} cannot be used: {reason}; omit --port to use a free one") from error

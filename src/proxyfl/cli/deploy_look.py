@@ -27,7 +27,7 @@ CHECK_EXAMPLES = examples(
 def explain(folder: Folder) -> None:
     """Print exactly what leaves a site with the chosen method, what comes to it, and what that reveals.
 
-    Seen in a rehearsal of one round with made-up images.
+    Observed in a dry run of one round with random images.
     """
     from proxyfl.deploy.explain import explain as explained
     from proxyfl.deploy.settings import Deployment
@@ -104,7 +104,7 @@ def check(
         typer.Option(
             "--server",
             metavar="DIR",
-            help="The deployment's folder: DATA are labelled images for the server.",
+            help="The deployment's folder: DATA contains labelled images for the server.",
             show_default=False,
         ),
     ] = None,

@@ -57,7 +57,7 @@ def init(
         str,
         typer.Option(
             metavar="RUN|FILE",
-            help="Start from these weights: a model file, or a run, as DIR/run of another federation.",
+            help="Initial weights: a model file, or a run such as DIR/run of another federation.",
             show_default=False,
             rich_help_panel=ROUNDS,
         ),
@@ -65,8 +65,10 @@ def init(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name or IP address by which sites reach the server. Repeatable: the first is used, the "
-            "certificate is for all.",
+            help=(
+                "Name or IP address at which sites reach the server. Repeatable: the first "
+                "is used, the certificate covers all."
+            ),
             show_default="localhost",
             rich_help_panel=SERVER,
         ),
@@ -76,13 +78,13 @@ def init(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="What the gate binds where that differs, as behind a forwarded port.",
+            help="Address the gate binds to if it differs, as behind a forwarded port.",
             show_default=False,
             rich_help_panel=SERVER,
         ),
     ] = "",
     name: Annotated[
-        str, typer.Option(help="What the federation is called.", show_default="DIR", rich_help_panel=SERVER)
+        str, typer.Option(help="The federation's name.", show_default="DIR", rich_help_panel=SERVER)
     ] = "",
     insecure: Annotated[
         bool,
@@ -97,7 +99,7 @@ def init(
     channels: Annotated[
         int | None,
         typer.Option(
-            help="3 for colour, 1 for grey; of vectors the number of features.",
+            help="3 for colour, 1 for grey; for vectors the number of features.",
             show_default="the preset's",
             rich_help_panel=IMAGES,
         ),
@@ -124,9 +126,12 @@ def init(
         str,
         typer.Option(
             metavar="FILE",
-            help="For vectors: a table or npz file of some. Features, mean and standard deviation are taken "
-            "from it, and the classes where they are not given; the file stays here. For frozen encoders: "
-            "samples in any form; mean and standard deviation of their features are taken.",
+            help=(
+                "For vectors: a table or npz file of examples. Features, mean and standard "
+                "deviation are taken from it, and the classes if they are not given; the "
+                "file is not sent. For frozen encoders: samples in any format; mean and "
+                "standard deviation of their features are taken."
+            ),
             show_default="as --server-data or --test",
             rich_help_panel=IMAGES,
         ),
@@ -150,7 +155,7 @@ def init(
         typer.Option(
             min=0,
             max=0.9,
-            help="Share of labelled images that each site, or the server, keeps back for measuring.",
+            help="Share of labelled images that each site, or the server, holds out for evaluation.",
             show_default="0.2 without --test",
             rich_help_panel=IMAGES,
         ),
@@ -159,7 +164,7 @@ def init(
         bool,
         typer.Option(
             "--sample",
-            help="Deal the preset's data set to the sites, for trying out: DIR/sample.",
+            help="Partition the preset's data set across the sites, for a trial: DIR/sample.",
             rich_help_panel=IMAGES,
         ),
     ] = False,
@@ -168,7 +173,7 @@ def init(
         int | None,
         typer.Option(
             min=1,
-            help="Sites that must answer for a round to count.",
+            help="Sites that must answer for a round to be valid.",
             show_default="more than half",
             rich_help_panel=ROUNDS,
         ),
@@ -187,7 +192,7 @@ def init(
         str,
         typer.Option(
             metavar="SITE",
-            help="Another key for a site whose key was lost or stolen.",
+            help="Make a new key for a site whose key was lost or stolen.",
             show_default=False,
             rich_help_panel=EXISTING,
         ),
@@ -196,14 +201,17 @@ def init(
         bool,
         typer.Option(
             "--renew",
-            help="A new server certificate, with --host for more names; what is missing is made.",
+            help=(
+                "Make a new server certificate, with --host for additional names, and "
+                "anything that is missing."
+            ),
             rich_help_panel=EXISTING,
         ),
     ] = False,
 ) -> None:
     """Write a deployment: settings, certificates, one key per site, start scripts, a README.
 
-    Encryption and authentication are on. What lies in DIR/SITE is handed to that site, and nothing else.
+    Encryption and authentication are on. Send each site the contents of DIR/SITE and nothing else.
     """
     from proxyfl.deploy import scaffold
 

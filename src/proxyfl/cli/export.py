@@ -49,7 +49,7 @@ def export(
     from proxyfl.runs.run import Run
 
     if to not in portable.SUFFIXES:
-        raise ConfigError(f"--to {to} is no known form; {nearest(to, portable.SUFFIXES)}")
+        raise ConfigError(f"--to {to} is not a known format; {nearest(to, portable.SUFFIXES)}")
     path = output or Path(f"model{portable.SUFFIXES[to]}")
     if path.suffix != portable.SUFFIXES[to]:
         raise ConfigError(f"--output {path} must end in {portable.SUFFIXES[to]} with --to {to}")
@@ -99,7 +99,7 @@ def _test_images(run: Run, card: ModelCard, data_root: Path | None) -> Split | N
         if dataset.classes != card.classes or not len(dataset.test):
             raise DataError(f"'{run.config.data.name}' has no test images of the model's classes")
     except (DataError, ConfigError) as error:
-        err().print(f"note: compared on drawn images, since {error}", markup=False, soft_wrap=True)
+        err().print(f"note: compared on random images, because {error}", markup=False, soft_wrap=True)
         return None
     return dataset.test
 

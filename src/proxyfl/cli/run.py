@@ -50,8 +50,10 @@ def run(
         str,
         typer.Argument(
             metavar="[PRESET|folder:PATH|FILE.toml]",
-            help="A name from `proxyfl config ls`, your own data as folder:PATH, npz:FILE or table:FILE, or "
-            "a file of settings.",
+            help=(
+                "A name from `proxyfl config ls`, your own data as folder:PATH, npz:FILE or "
+                "table:FILE, or a settings file."
+            ),
         ),
     ] = "digits",
     method: Method = None,
@@ -60,7 +62,7 @@ def run(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Another data set in the preset's protocol, from `proxyfl data ls`.",
+            help="Use another data set with the preset's protocol; see `proxyfl data ls`.",
             metavar="NAME",
             rich_help_panel=PROTOCOL,
         ),
@@ -73,12 +75,13 @@ def run(
     alpha: Annotated[
         float | None,
         typer.Option(
-            help="Dirichlet concentration; small is uneven, but 0 means even (IID).", rich_help_panel=PROTOCOL
+            help="Dirichlet concentration; smaller is more heterogeneous, but 0 means IID.",
+            rich_help_panel=PROTOCOL,
         ),
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Registered clients.", rich_help_panel=PROTOCOL)] = None,
     per_round: Annotated[
-        int | None, typer.Option(help="Clients in a round.", rich_help_panel=PROTOCOL)
+        int | None, typer.Option(help="Clients per round.", rich_help_panel=PROTOCOL)
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Communication rounds.", rich_help_panel=PROTOCOL)
@@ -108,7 +111,7 @@ def run(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.", rich_help_panel=MACHINE),
+        typer.Option(help="fp32, bf16, or auto (bf16 if the machine supports it).", rich_help_panel=MACHINE),
     ] = None,
     workers: Workers = None,
     engine: EngineName = "workers",
@@ -116,7 +119,7 @@ def run(
     per_client: PerClient = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The run's name; made from its settings otherwise.", rich_help_panel=MACHINE),
+        typer.Option(help="The run's name; by default derived from its settings.", rich_help_panel=MACHINE),
     ] = None,
     runs: Runs = Path("runs"),
     resume: Annotated[
@@ -135,7 +138,7 @@ def run(
 
     Settings come from a preset (one per data set) or a TOML file; flags and --set override them.
 
-    Ctrl-C stops a run; `proxyfl resume` continues it as if nothing had happened.
+    Ctrl-C stops a run; `proxyfl resume` continues it with an identical result.
     """
     flags = {
         "data": data,

@@ -72,7 +72,7 @@ def table(
         list[str] | None,
         typer.Argument(
             metavar="[DIR|RUN]...",
-            help="Runs, or folders to search, two levels deep. Default: $PROXYFL_RUNS, else runs.",
+            help="Runs, or folders to search (two levels deep). Default: $PROXYFL_RUNS, else runs.",
             show_default=False,
         ),
     ] = None,
@@ -80,8 +80,10 @@ def table(
         Metric,
         typer.Option(
             metavar="METRIC",
-            help="What to compare by: accuracy as mean-last, last or best (round); macro-f1, "
-            "balanced-accuracy, auroc, ece or top5, each as the mean of the last rounds.",
+            help=(
+                "The metric: accuracy as mean-last, last or best (round); macro-f1, "
+                "balanced-accuracy, auroc, ece or top5, each averaged over the last rounds."
+            ),
         ),
     ] = Metric.mean_last,
     against: Annotated[
@@ -101,7 +103,7 @@ def table(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Only runs with this setting. Repeatable; a key given twice may have either value.",
+            help="Only runs with this setting. Repeatable; repeating a key allows either value.",
             show_default=False,
         ),
     ] = None,
@@ -109,8 +111,11 @@ def table(
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            help="Show each method at its best value of this setting, chosen on validation images where runs "
-            "have some (data.validation), else on test data. Repeatable.",
+            help=(
+                "Show each method at its best value of this setting, chosen on validation "
+                "images if the runs have them (data.validation), else on test data. "
+                "Repeatable."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -118,7 +123,7 @@ def table(
         list[str] | None,
         typer.Option(
             metavar="NAME=TEXT",
-            help="Call a method or a setting something else, as in a paper: sage=SAGE. Repeatable.",
+            help="Rename a method or a setting, as in a paper: sage=SAGE. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -126,13 +131,15 @@ def table(
         list[str] | None,
         typer.Option(
             metavar="HEADING",
-            help="Only these columns, in this order, by the beginning of their headings. Repeatable.",
+            help="Show only these columns, in this order, by the start of their headings. Repeatable.",
             show_default=False,
         ),
     ] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Take in runs that are not finished.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Include unfinished runs.")] = False,
     form: Form = None,
-    each: Annotated[bool, typer.Option("--each", help="CSV with a row per run, not per cell.")] = False,
+    each: Annotated[
+        bool, typer.Option("--each", help="CSV with one row per run instead of one per cell.")
+    ] = False,
     file: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write it to this file.", show_default=False),
@@ -140,7 +147,7 @@ def table(
 ) -> None:
     """Many runs as one table: mean ± std over seeds, rounds to an accuracy, and which differences are noise.
 
-    Runs that differ in the seed alone make a cell. Where one setting varies, its values are the columns.
+    Runs that differ only in the seed form a cell. If one setting varies, its values are the columns.
     """
     from proxyfl.results import exports
     from proxyfl.results.compare import compare
@@ -151,7 +158,7 @@ def table(
     if each and form is not Format.csv:
         raise ConfigError(f"--each is for CSV, not {form}; add --format csv")
     if columns and form is Format.csv:
-        raise ConfigError("--columns is for tables that are printed; a CSV file has every column")
+        raise ConfigError("--columns applies to printed tables; a CSV file has every column")
     comparison = compare(
         find_runs(places or ()),
         partial=partial,

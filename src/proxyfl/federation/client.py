@@ -273,8 +273,8 @@ def fitting(start: Tensors, own: Tensors) -> Tensors:
         if names:
             listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise ConfigError(
-                f"the weights to start from do not fit this network: {what} {listed}; choose the model.name, "
-                "model.width, classes and channels that they were trained with"
+                f"the initial weights do not fit this network: {what} {listed}; choose the "
+                "model.name, model.width, classes and channels that they were trained with"
             )
     return {name: value for name, value in start.items() if name in own}
 
@@ -304,8 +304,8 @@ def _require_terms(ctx: ClientContext) -> None:
     adding = [addon.name for addon in ctx.method.addons if overrides(addon, "term")]
     if adding and ctx.stream.steps and not ctx.terms_taken:
         raise MethodError(
-            f"{ctx.method.name} has a step of its own that leaves out +{', +'.join(adding)}; "
-            "add ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"
+            f"{ctx.method.name} has its own step, which ignores +{', +'.join(adding)}; add "
+            "ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"
         )
 
 

@@ -122,13 +122,13 @@ def why_none(run: Run) -> str:
     """Why single sites are not told apart, and what to do."""
     if not run.at_sites:
         return (
-            f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' measures its model at every "
-            "client that keeps images back (data.validation)"
+            f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' evaluates its "
+            "model at every client with held-out images (data.validation)"
         )
     if run.config.privacy.clip:
-        return f"{run.path} notes nothing of single sites: differential privacy forbids it"
+        return f"{run.path} has no records of individual sites: differential privacy forbids them"
     if run.config.keep.clients == "none":
-        return f"{run.path} notes nothing of single sites: start a run with keep.clients = 'auto'"
+        return f"{run.path} has no records of individual sites: start a run with keep.clients = 'auto'"
     if not run.metrics:
         return f"{run.path} has not finished a round yet"
-    return f"{run.path}: sites keep no images back; accuracy is measured on the server's test images"
+    return f"{run.path}: sites hold out no images; accuracy is measured on the server's test images"

@@ -177,7 +177,9 @@ class _Child:
             return self.answer.recv_bytes().decode("utf-8", "replace")
         except EOFError:
             code = self.process.exitcode
-            return f"the process ended with code {code}; the same command goes on from there" if code else ""
+            return (
+                f"the process ended with code {code}; run the same command again to continue" if code else ""
+            )
 
     def end(self) -> None:
         self.process.terminate()
@@ -205,7 +207,7 @@ def finish(job: Job, workers: int, modules: Sequence[str]) -> str:
         for module in modules:
             plugins.load_plugin(module)
         if job.path.exists():
-            RunDirectory(job.path).require("move it away or delete it: a run is to be made there")
+            RunDirectory(job.path).require("move it away or delete it: a run is to be created there")
             if (rounds := Run(job.path).config.federation.rounds) != job.rounds:
                 raise RunError(
                     f"{job.path} was extended to {rounds} rounds; move it away to train one of {job.rounds}"

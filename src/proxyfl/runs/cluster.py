@@ -79,7 +79,7 @@ class _Remote:
             if self.tries < TRIES:
                 self._begin()
                 return True
-            self.said = f"its actor died {TRIES} times ({lost}); the same command goes on from there"
+            self.said = f"its actor died {TRIES} times ({lost}); run the same command again to continue"
         self.end()
         return False
 

@@ -113,7 +113,7 @@ def _accuracies(
     if not per_class:
         known = "not measured" if accuracy is None else f"{accuracy:.2%}, as the run recorded it"
         what = f"test {card.called}"
-        return f"On {what}: {known}. Per class: not measured, since the {what} were not at hand."
+        return f"On {what}: {known}. Per class: not measured, because the {what} were not available."
     rows = [f"| class | test {card.called} | accuracy |", "|---|---:|---:|"]
     for name, (images, share) in zip(card.classes, per_class, strict=True):
         shown = name.replace("|", "\\|")

@@ -46,14 +46,14 @@ def at_clients(
     config = run.config
     if run.at_sites:
         raise DataError(
-            "the images of a real federation stay at its sites; what they measured in the rounds is in "
-            f"'proxyfl show {run.path} --clients'"
+            "the images of a real federation stay at its sites; the results of their "
+            f"evaluations are in 'proxyfl show {run.path} --clients'"
         )
     simulation = prepare(config, data_root or run.directory.data_root(), run.partition)
     held = simulation.partition.validation
     if held is None or simulation.validation is None:
         raise RunError(
-            f"the clients of {run.path} keep no images back; start a run with --set data.validation=0.1"
+            f"the clients of {run.path} hold out no images; start a run with --set data.validation=0.1"
         )
     trained = run.model(which, config.compute.device)
     trainer = _trainer(trained, config, simulation) if personalised else None

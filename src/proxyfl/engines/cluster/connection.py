@@ -65,8 +65,9 @@ class Needs:
 def require_address(address: str) -> None:
     if address not in (AUTO, LOCAL) and not _PLACE.fullmatch(address):
         raise ConfigError(
-            f"'{address}' is not the address of a Ray cluster; give HOST:PORT, 'auto' for the cluster that "
-            "this machine is part of, or 'local' for one that lives as long as the run"
+            f"'{address}' is not the address of a Ray cluster; give HOST:PORT, 'auto' "
+            "for the cluster this machine belongs to, or 'local' for one that lasts as "
+            "long as the run"
         )
 
 
@@ -102,8 +103,8 @@ class Cluster:
         room = self.room(needs)
         if not room:
             raise RunError(
-                f"no node of the Ray cluster '{self.address}' has {needs}, as a {what} is to have; "
-                "ask for less or add a node"
+                f"no node of the Ray cluster '{self.address}' has {needs}, as required for "
+                f"a {what}; ask for less or add a node"
             )
         return room
 
@@ -213,8 +214,8 @@ def _in_words(address: str, error: Exception) -> RunError:
         )
     if isinstance(error, _ray().exceptions.AuthenticationError):
         return RunError(
-            f"the Ray cluster at '{address}' asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN "
-            "as they were when it was started"
+            f"the Ray cluster at '{address}' requires a token; set RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN as when it was started"
         )
     return RunError(
         f"the Ray cluster at '{address}' cannot be used: {_last_line(error)}; this machine must be one of "

@@ -210,8 +210,8 @@ class SiteSide:
             usual = LATER.get(name)
             if header.get(name, usual) != self.form.get(name, usual):
                 raise ConfigError(
-                    f"server and site disagree on '{name}'; hand the site its folder again, "
-                    "or put federation.toml back"
+                    f"server and site disagree on '{name}'; send the site its folder again, or "
+                    "restore federation.toml"
                 )
 
     def _say(self, words: str) -> None:

@@ -55,7 +55,9 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-NOT_YOURS = "this page is for whoever started it; open the address, token and all, that its command printed"
+NOT_YOURS = (
+    "only the user who started this page can open it; use the address with the token that its command printed"
+)
 HTML, CSS, JS = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 TEXT, JSON, EVENTS = "text/plain; charset=utf-8", "application/json", "text/event-stream"
 
@@ -217,7 +219,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.admitted = False
         if not self._is_ours():
-            return self.send_error(HTTPStatus.FORBIDDEN, "this page answers its own machine only")
+            return self.send_error(HTTPStatus.FORBIDDEN, "this page is only available on its own machine")
         try:
             address = urlsplit(self.path)
             query = parse_qs(address.query, max_num_fields=50)
@@ -228,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self.admitted:
             self.send_error(HTTPStatus.FORBIDDEN, NOT_YOURS)
         elif self.command not in ("GET", "HEAD"):
-            self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is for reading")
+            self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read-only")
         else:
             names = query.get("name", [])
             if len(names) > MOST_RUNS_A_PAGE:
@@ -308,7 +310,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         with self.server.follower(self.connection) as place:
             if not place:
-                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages follow; close some")
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open; close some")
                 return
             self._head(EVENTS)
             if self.command == "GET":

@@ -111,7 +111,7 @@ def newest_snapshot(run: Run) -> tuple[int, Tensors] | None:
 def confusion(round: int, tensors: Tensors) -> dict[str, Any]:
     """Counts of (true class, predicted class)."""
     if "confusion" not in tensors:
-        raise ValueError(f"accuracy was not measured in round {round}, that of the newest snapshot")
+        raise ValueError(f"accuracy was not evaluated in round {round}, that of the newest snapshot")
     counts = tensors["confusion"]
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
         raise ValueError(f"the confusion matrix has the shape {tuple(counts.shape)}")
