@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,177 +37,106 @@ INIT_EXAMPLES = examples(
 )
 
 SERVER, IMAGES, ROUNDS, EXISTING = "The server", "Classes and images", "Rounds", "A deployment that exists"
+PRESETS = "the preset's"
+
+
+def _of(panel: str, help: str, *names: str, default: str | bool = False, **more: Any) -> Any:
+    """An option of this part of the help."""
+    return typer.Option(*names, help=help, show_default=default, rich_help_panel=panel, **more)
+
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", show_default=False)]
+Sites = Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")]
+Preset = Annotated[str, typer.Option(help="A preset's name or a TOML file: what is trained.")]
+
+Host = Annotated[
+    list[str] | None,
+    _of(
+        SERVER,
+        "Name or IP address at which sites reach the server. Repeatable: the first is used, the certificate "
+        "covers all.",
+        default="localhost",
+    ),
+]
+Port = Annotated[int, _of(SERVER, "Its port.", default=True, min=1, max=65535)]
+LISTENING = "Address the gate binds to if it differs, as behind a forwarded port."
+Listen = Annotated[str, _of(SERVER, LISTENING, metavar="HOST:PORT")]
+Name = Annotated[str, _of(SERVER, "The federation's name.", default="DIR")]
+Insecure = Annotated[bool, _of(SERVER, "No encryption, no authentication.", "--insecure")]
+
+Classes = Annotated[str, _of(IMAGES, "Class names in order: cat,dog.", default=PRESETS)]
+FEATURES = "3 for colour, 1 for grey; for vectors the number of features."
+Channels = Annotated[int | None, _of(IMAGES, FEATURES, default=PRESETS)]
+Size = Annotated[int | None, _of(IMAGES, "Side in pixels, from 8; 0 for vectors.", default=PRESETS, min=0)]
+MIRRORED = "Whether a mirrored image keeps its class."
+Flip = Annotated[bool | None, _of(IMAGES, MIRRORED, "--flip/--no-flip", default=PRESETS)]
+Like = Annotated[
+    str,
+    _of(
+        IMAGES,
+        "For vectors: a table or npz file of examples. Features, mean and standard deviation are taken from "
+        "it, and the classes if they are not given; the file is not sent. For frozen encoders: samples in "
+        "any format; mean and standard deviation of their features are taken.",
+        default="as --server-data or --test",
+        metavar="FILE",
+    ),
+]
+Test = Annotated[str, _of(IMAGES, "Test images at the server: npz file or folder.")]
+LABELLED = "Labelled images at the server, for --scenario server: npz file, table or folder."
+ServerData = Annotated[str, _of(IMAGES, LABELLED)]
+HELD_OUT = "Share of labelled images that each site, or the server, holds out for evaluation."
+Holdout = Annotated[float | None, _of(IMAGES, HELD_OUT, default="0.2 without --test", min=0, max=0.9)]
+TRIAL = "Partition the preset's data set across the sites, for a trial: DIR/sample."
+Sample = Annotated[bool, _of(IMAGES, TRIAL, "--sample")]
+
+Rounds = Annotated[int | None, _of(ROUNDS, "Rounds.", min=1)]
+INITIAL = "Initial weights: a model file, or a run such as DIR/run of another federation."
+Weights = Annotated[str, _of(ROUNDS, INITIAL, metavar="RUN|FILE")]
+ANSWERS = "Sites that must answer for a round to be valid."
+Quorum = Annotated[int | None, _of(ROUNDS, ANSWERS, default="more than half", min=1)]
+Deadline = Annotated[float, _of(ROUNDS, "Seconds a round waits for its sites.", default=True, min=1)]
+WAITING = "Seconds to wait for the quorum before stopping."
+Patience = Annotated[float, _of(ROUNDS, WAITING, default=True, min=0)]
+
+AddSite = Annotated[str, _of(EXISTING, "Add a site.", metavar="NAME")]
+STOLEN = "Make a new key for a site whose key was lost or stolen."
+NewKey = Annotated[str, _of(EXISTING, STOLEN, metavar="SITE")]
+RENEWED = "Make a new server certificate, with --host for additional names, and anything that is missing."
+Renew = Annotated[bool, _of(EXISTING, RENEWED, "--renew")]
 
 
 def init(
     context: typer.Context,
     folder: Folder,
-    sites: Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")] = "2",
+    sites: Sites = "2",
     method: Method = None,
-    preset: Annotated[str, typer.Option(help="A preset's name or a TOML file: what is trained.")] = "digits",
+    preset: Preset = "digits",
     scenario: Scenario = None,
     fidelity: Fidelity = None,
     set_: Settings = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds.", show_default=False, rich_help_panel=ROUNDS)
-    ] = None,
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="RUN|FILE",
-            help="Initial weights: a model file, or a run such as DIR/run of another federation.",
-            show_default=False,
-            rich_help_panel=ROUNDS,
-        ),
-    ] = "",
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=(
-                "Name or IP address at which sites reach the server. Repeatable: the first "
-                "is used, the certificate covers all."
-            ),
-            show_default="localhost",
-            rich_help_panel=SERVER,
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.", rich_help_panel=SERVER)] = 8000,
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Address the gate binds to if it differs, as behind a forwarded port.",
-            show_default=False,
-            rich_help_panel=SERVER,
-        ),
-    ] = "",
-    name: Annotated[
-        str, typer.Option(help="The federation's name.", show_default="DIR", rich_help_panel=SERVER)
-    ] = "",
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="No encryption, no authentication.", rich_help_panel=SERVER),
-    ] = False,
-    classes: Annotated[
-        str,
-        typer.Option(
-            help="Class names in order: cat,dog.", show_default="the preset's", rich_help_panel=IMAGES
-        ),
-    ] = "",
-    channels: Annotated[
-        int | None,
-        typer.Option(
-            help="3 for colour, 1 for grey; for vectors the number of features.",
-            show_default="the preset's",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
-    image_size: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Side in pixels, from 8; 0 for vectors.",
-            show_default="the preset's",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
-    flip: Annotated[
-        bool | None,
-        typer.Option(
-            "--flip/--no-flip",
-            help="Whether a mirrored image keeps its class.",
-            show_default="the preset's",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
-    like: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help=(
-                "For vectors: a table or npz file of examples. Features, mean and standard "
-                "deviation are taken from it, and the classes if they are not given; the "
-                "file is not sent. For frozen encoders: samples in any format; mean and "
-                "standard deviation of their features are taken."
-            ),
-            show_default="as --server-data or --test",
-            rich_help_panel=IMAGES,
-        ),
-    ] = "",
-    test: Annotated[
-        str,
-        typer.Option(
-            help="Test images at the server: npz file or folder.", show_default=False, rich_help_panel=IMAGES
-        ),
-    ] = "",
-    server_data: Annotated[
-        str,
-        typer.Option(
-            help="Labelled images at the server, for --scenario server: npz file, table or folder.",
-            show_default=False,
-            rich_help_panel=IMAGES,
-        ),
-    ] = "",
-    holdout: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=0.9,
-            help="Share of labelled images that each site, or the server, holds out for evaluation.",
-            show_default="0.2 without --test",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
-    sample: Annotated[
-        bool,
-        typer.Option(
-            "--sample",
-            help="Partition the preset's data set across the sites, for a trial: DIR/sample.",
-            rich_help_panel=IMAGES,
-        ),
-    ] = False,
+    rounds: Rounds = None,
+    weights: Weights = "",
+    host: Host = None,
+    port: Port = 8000,
+    listen: Listen = "",
+    name: Name = "",
+    insecure: Insecure = False,
+    classes: Classes = "",
+    channels: Channels = None,
+    image_size: Size = None,
+    flip: Flip = None,
+    like: Like = "",
+    test: Test = "",
+    server_data: ServerData = "",
+    holdout: Holdout = None,
+    sample: Sample = False,
     data_root: DataRoot = None,
-    quorum: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Sites that must answer for a round to be valid.",
-            show_default="more than half",
-            rich_help_panel=ROUNDS,
-        ),
-    ] = None,
-    deadline: Annotated[
-        float, typer.Option(min=1, help="Seconds a round waits for its sites.", rich_help_panel=ROUNDS)
-    ] = 600.0,
-    patience: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds to wait for the quorum before stopping.", rich_help_panel=ROUNDS),
-    ] = 3600.0,
-    add_site: Annotated[
-        str, typer.Option(metavar="NAME", help="Add a site.", show_default=False, rich_help_panel=EXISTING)
-    ] = "",
-    new_key: Annotated[
-        str,
-        typer.Option(
-            metavar="SITE",
-            help="Make a new key for a site whose key was lost or stolen.",
-            show_default=False,
-            rich_help_panel=EXISTING,
-        ),
-    ] = "",
-    renew: Annotated[
-        bool,
-        typer.Option(
-            "--renew",
-            help=(
-                "Make a new server certificate, with --host for additional names, and "
-                "anything that is missing."
-            ),
-            rich_help_panel=EXISTING,
-        ),
-    ] = False,
+    quorum: Quorum = None,
+    deadline: Deadline = 600.0,
+    patience: Patience = 3600.0,
+    add_site: AddSite = "",
+    new_key: NewKey = "",
+    renew: Renew = False,
 ) -> None:
     """Write a deployment: settings, certificates, one key per site, start scripts, a README.
 
