@@ -343,7 +343,7 @@ def test_the_browser_comes_by_a_file_and_without_the_token_sees_nothing(browser,
     browser.look()
     browser.call("Network.clearBrowserCookies")
     browser.open(server.url)
-    assert "is for whoever started it" in browser.ask("document.body.innerText")
+    assert "only the user who started this page" in browser.ask("document.body.innerText")
     monkeypatch.setattr("webbrowser.open", browser.open)
     with dashboard._opened(server.link()):
         browser.until("document.querySelectorAll('tbody tr').length === 3")

@@ -200,7 +200,7 @@ def test_validate_finds_an_unreadable_model_and_a_changed_config(call, own_tiny)
     set_rounds(own_tiny, 2)
     message = (
         f"error: {own_tiny} is damaged: config.toml, models/best; resuming it starts from round-00000001 "
-        "and writes metrics, partition and models again, with their copies; snapshots stay as they are\n"
+        "and rewrites metrics, partition and models, with their copies; snapshots are left unchanged\n"
     )
     assert call("validate", own_tiny).stderr == message
 

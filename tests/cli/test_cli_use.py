@@ -138,7 +138,7 @@ def test_predict_refuses_an_image_that_claims_to_be_huge(call, tiny):
     result = call("predict", tiny, "bomb.png")
     assert (result.exit_code, result.stderr) == (
         2,
-        "error: bomb.png claims to have too many pixels; shrink it or take it away\n",
+        "error: bomb.png claims to have too many pixels; shrink it or remove it\n",
     )
 
 

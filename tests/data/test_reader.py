@@ -88,7 +88,7 @@ def test_clients_are_a_level_of_folders(tmp_path):
     assert len(kept.holders) == 7
     fill(tmp_path / "cow", 4)
     mixed = load(f"folder:{tmp_path}", image_size=9)
-    assert "3 of 23 training images belong to no client: they are dealt evenly to the 2" in mixed.notes[-1]
+    assert "3 of 23 training images belong to no client" in mixed.notes[-1]
     assert mixed.holders is not None
     assert mixed.holders[mixed.train.labels == mixed.classes.index("cow")].tolist() == [0, 1, 0]
 

@@ -77,8 +77,8 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "does not begin as an idx file"),
-        (b"\x01\x00\x08\x03", "does not begin as an idx file"),
+        (b"", "does not start like an idx file"),
+        (b"\x01\x00\x08\x03", "does not start like an idx file"),
         (b"\x00\x00\x0d\x03", "data type 13"),
         (b"\x00\x00\x08\x00", "0 dimensions"),
         (b"\x00\x00\x08\x03\x00\x00", "ends inside its header"),

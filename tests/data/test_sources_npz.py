@@ -55,8 +55,8 @@ def test_medmnists_names_and_colour_and_column_labels(tmp_path):
     ("changes", "fault"),
     [
         ({"x_train": pixels(5, 8, 8).astype(str)}, "x_train is <U3, expected numbers"),
-        ({"x_train": pixels(5, 8, 8) - 100.0}, "images go from -.* before they are normalised"),
-        ({"x_train": np.full((5, 8, 8), np.nan)}, "images go from nan"),
+        ({"x_train": pixels(5, 8, 8) - 100.0}, "from -.* before they are normalised"),
+        ({"x_train": np.full((5, 8, 8), np.nan)}, "from nan"),
         ({"x_train": pixels(5, 8, 8, 4)}, "x_train has shape"),
         ({"x_train": pixels(5, 0)}, "x_train has shape"),
         ({"x_train": pixels(0, 8, 8)}, "x_train has shape"),

@@ -261,7 +261,7 @@ def test_what_was_refused_can_be_looked_at_and_approved_with_one_command(site: S
     assert "federation.rounds = 7000" in refused(site, records)
     shown = invoke("deploy", "approve", site.path)
     assert shown.exit_code == 2
-    assert "nobody is here to ask; give --yes" in shown.stderr
+    assert "use --yes" in shown.stderr
     assert "asked for by the server, and refused" in shown.stdout
     assert "federation.rounds = 7000, approved: " in shown.stdout
     done = invoke("deploy", "approve", site.path, "--yes")

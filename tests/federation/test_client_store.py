@@ -134,7 +134,7 @@ def test_the_state_of_another_client_or_round_is_not_taken(tmp_path: Path) -> No
     files = {(file.parent.name[-1], file.stem[-1]): file for file in tmp_path.rglob("*.safetensors")}
     for other in (("4", "2"), ("3", "1")):
         files["3", "2"].write_bytes(files[other].read_bytes())
-        with pytest.raises(RunError, match=r"from round 2 is damaged: .* is another's"):
+        with pytest.raises(RunError, match=r"from round 2 is damaged: .*another client"):
             store.load(3, 2)
 
 

@@ -97,7 +97,7 @@ def test_a_site_that_was_set_up_for_another_scenario_is_told_so(tmp_path):
     net, others = connect(deployed, config), connect(deployed, tiny("fixmatch-gpl", "clients"))
     net.nodes[50].handler = others.nodes[50].handler
     server(deployed, net).run()
-    words = "site-01 cannot take part: server and site disagree on 'scenario'; hand the site its folder again"
+    words = "site-01 cannot take part: server and site disagree on 'scenario'"
     assert any(text.startswith(words) for text in texts(deployed))
 
 

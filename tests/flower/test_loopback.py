@@ -303,7 +303,7 @@ def test_hostile_sites_are_left_out_by_name_and_accuracy_comes_from_the_others(t
     assert "WARNING: this federation is insecure" in federation.started["server"].text()
     first, second = Run(made.run).metrics
     assert "'classifier.weight' holds values that are not finite" in first["failed"]["0"]
-    assert "its metrics are absurd: loss/supervised is 1e+19" in second["failed"]["0"]
+    assert "its metrics are implausible: loss/supervised is 1e+19" in second["failed"]["0"]
     assert "has shape" in first["failed"]["1"]
     assert "its class counts add up to 9e+15; with " in second["failed"]["1"]
     for line in (first, second):

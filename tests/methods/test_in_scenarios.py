@@ -142,7 +142,7 @@ def test_two_rounds_of_every_method_that_is_defined_there(name: str, where: str,
         ("semifl", "partial", "the server holds no labelled images"),
         ("flfl", "clients", "the server holds no labelled images"),
         ("cbafed", "clients", "for all their images or for none"),
-        ("rscfed", "server", "it warms up on labelled images of clients"),
+        ("rscfed", "server", "it warms up on labelled images"),
     ],
 )
 def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, reason: str) -> None:

@@ -145,7 +145,7 @@ def test_the_list_and_a_run(server, folder):
 )
 def test_foreign_hosts_are_refused(server, path, host):
     status, text, _ = ask(server, path, Host=host.format(port=server.port))
-    assert (status, text) == (403, "this page answers its own machine only\n")
+    assert (status, text) == (403, "this page is only available on its own machine\n")
 
 
 def test_own_hosts_are_answered(server):

@@ -404,7 +404,7 @@ def test_a_run_without_notes_on_clients_says_why(runs: dict[str, list[Run]], tmp
     (path / "checkpoints" / "clients.copy.jsonl").unlink()
     found = pieces.pieces(Run(path), None)
     assert found["clients"] is None
-    assert "notes nothing of single clients" in found["notes"]["clients"]
+    assert "no records of individual clients" in found["notes"]["clients"]
 
 
 def test_the_servers_own_loss_is_a_curve() -> None:

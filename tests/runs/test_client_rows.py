@@ -164,7 +164,7 @@ def test_accuracy_at_each_client_is_that_of_the_global_model_on_what_it_keeps_ba
     assert told.exit_code == 0
     assert "mean over 4 clients: " in told.stdout
     refused = invoke("eval", run.path, "--personalised")
-    assert (refused.exit_code, "goes with --clients" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "requires --clients" in refused.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_label_counts_of_a_preset_do_not_go_to_another_data_set() -> None:
     ("settings", "message"),
     [
         ({"federation__quorum": 50}, "federation.quorum = 50 can never be reached"),
-        ({"label_ratio": 0.0}, "labels.ratio = 0 leaves no image its label"),
+        ({"label_ratio": 0.0}, "labels.ratio = 0 leaves no labelled image"),
         ({"config": resolve("digits"), "preset": "cifar10"}, "not both"),
     ],
 )

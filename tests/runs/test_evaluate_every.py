@@ -134,7 +134,7 @@ def test_before_the_first_measured_round_nothing_is_told_of_accuracy(early: Path
         _ = Run(early).summary
     shown = call("show", early)
     assert shown.exit_code == 0, shown.output
-    assert "accuracy has not been measured yet: federation.evaluate_every = 2" in shown.output
+    assert "federation.evaluate_every = 2" in shown.output
     row = next(line for line in call("ls", early.parent).output.splitlines() if "1/5" in line)
     assert "–" in row
     assert "%" not in row
@@ -146,7 +146,7 @@ def test_before_the_first_measured_round_nothing_is_told_of_accuracy(early: Path
     assert look_at(early, Seen()).accuracy is None
     page = gather([Run(early)])["runs"][0]
     assert (page["accuracy"], page["done"], page["summary"]) == (None, 1, {})
-    assert page["notes"]["confusion"] == "accuracy was not measured in round 1, that of the newest snapshot"
+    assert page["notes"]["confusion"] == "accuracy was not evaluated in round 1, that of the newest snapshot"
 
 
 def test_show_ls_and_table_read_it(run: Run) -> None:

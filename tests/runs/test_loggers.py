@@ -148,14 +148,14 @@ def test_a_tool_that_goes_away_is_told_once_and_left_out(capsys: pytest.CaptureF
     logger = Fragile("tell 2")
     three_rounds(logger)
     assert logger.calls == ["open", "tell 1", "tell 2"]
-    warning = "warning: Fragile failed (OSError: the line is dead and gone); training goes on without it\n"
+    warning = "warning: Fragile failed (OSError: the line is dead and gone); training continues without it\n"
     assert capsys.readouterr().err == warning
 
 
 def test_a_tool_that_cannot_be_closed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     three_rounds(Fragile("close False"))
     warning = (
-        "warning: Fragile failed (OSError: the line is dead and gone); the run's record is whole without it\n"
+        "warning: Fragile failed (OSError: the line is dead and gone); the run's own records are complete\n"
     )
     assert capsys.readouterr().err == warning
 

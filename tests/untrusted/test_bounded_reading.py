@@ -34,8 +34,8 @@ def make(kind: str, path: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        ("pipe", "is no ordinary file"),
-        ("device", "is no ordinary file"),
+        ("pipe", "not a regular file"),
+        ("device", "not a regular file"),
         ("folder", "is a folder where a file belongs"),
         ("huge", "4,398,046,511,104 bytes are more than"),
     ],

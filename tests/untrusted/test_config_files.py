@@ -107,9 +107,9 @@ def test_files_without_an_end_are_not_read_to_it(tmp_path: Path) -> None:
     (tmp_path / "zero.toml").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe.toml")  # opening it would wait for ever
     for name in ("zero", "pipe"):
-        with pytest.raises(ConfigError, match="file of settings"):
+        with pytest.raises(ConfigError, match="settings file"):
             load_toml(tmp_path / f"{name}.toml")
-    with pytest.raises(ConfigError, match="file of settings"):
+    with pytest.raises(ConfigError, match="settings file"):
         load_toml(tmp_path)
 
 
