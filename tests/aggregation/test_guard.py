@@ -302,7 +302,7 @@ def test_class_counts_are_bounded_by_the_visits_of_an_epoch() -> None:
         return ""
 
     assert told(32.0, 0.0, 0.0) == told(0.0, 0.0, 0.0) == told(10.0, 11.0, 11.0) == ""
-    wanted = "its class counts add up to {}; with 10 images it can have met 32"
+    wanted = "its class counts add up to {}; with 10 images it can have seen at most 32"
     assert told(33.0, 0.0, 0.0) == wanted.format("33")
     assert told(20.0, 0.0, 20.0) == wanted.format("40")
     assert told(9e14, 0.0, 0.0) == wanted.format("9e+14")

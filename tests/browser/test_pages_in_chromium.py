@@ -148,7 +148,7 @@ def test_the_table_of_seeds_waits_for_runs_that_are_not_finished(browser, tmp_pa
     assert told == ["fedavg", "2", "50.00 ± 0.00 %", "50.00 ± 0.00 %", "50.00 ± 0.00 %"]
     text = browser.ask("document.querySelector('#overview').textContent")
     assert "over seeds. Unfinished runs are left out." in text
-    assert "Counted once: again is two again." in text
+    assert "Counted once: again is a copy of two." in text
     assert browser.errors == []
 
 

@@ -149,7 +149,7 @@ def test_choose_takes_every_class_before_any_twice():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["-o", "a.jpg"], "must end in .png"), (["-o", "a.png", "--count", "0"], "at least one sample")],
+    [(["-o", "a.jpg"], "must end in .png"), (["-o", "a.png", "--count", "0"], "use 1 or more")],
 )
 def test_preview_settings(run, arguments, message):
     with pytest.raises(ConfigError, match=message):

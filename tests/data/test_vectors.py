@@ -212,7 +212,7 @@ def test_a_site_reads_vectors_as_a_simulation_does(table, tmp_path):
     assert torch.equal(site.images, known.data.images)
     assert (len(site.labelled), len(site.unlabelled), len(site.held)) == (16, 10, 4)
     for channels, size, told in (
-        (5, 0, "vectors have 4 features, 5 are wanted"),
+        (5, 0, "vectors have 4 features, but 5 are required"),
         (1, 8, "holds vectors, but"),
     ):
         with pytest.raises(DataError, match=told):

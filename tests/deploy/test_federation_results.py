@@ -143,7 +143,7 @@ def test_images_of_another_size_are_brought_to_the_models(federation: Path, tmp_
     np.savez(tmp_path / "a.npz", images=larger, labels=labels, classes=np.array([*map(str, range(10))]))
     done = invoke("eval", federation / "run", "--data", f"npz:{tmp_path / 'a.npz'}")
     assert done.exit_code == 0
-    assert "a.npz, brought to the model's 8 × 8 pixels" in done.stderr
+    assert "a.npz, resized to the model's 8 × 8 pixels" in done.stderr
 
 
 def readme_commands(home: Path) -> list[list[str]]:

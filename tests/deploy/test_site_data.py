@@ -280,11 +280,11 @@ GREY = np.zeros((3, 8, 8), np.uint8)
             "a label is 1844674407",
         ),
         ({"images": GREY - 1.5}, "from -1.5 to -1.5, expected 0 to 255"),
-        ({"images": np.zeros((3, 8), np.uint8)}, "holds vectors, but images are wanted"),
+        ({"images": np.zeros((3, 8), np.uint8)}, "vectors, but images are required"),
         ({"x": GREY}, "it holds x, expected images and labels"),
         ({"images": GREY, "classes": np.array(["dog", "cat", "eel"])}, "are not the federation's"),
         ({"images": GREY, "classes": np.array([1, 2, 3])}, "expected names"),
-        ({"images": np.array([{}, {}], object)}, "is pickled, which is not read"),
+        ({"images": np.array([{}, {}], object)}, "is pickled"),
     ],
 )
 def test_a_bad_npz_file_is_refused(tmp_path: Path, content: dict[str, Any], words: str) -> None:

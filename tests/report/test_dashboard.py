@@ -201,7 +201,7 @@ def test_foreign_origins_and_sites_are_refused(server):
 def test_only_reading_is_allowed(server, method):
     for path in ("/", "/api/run?name=first", "/nowhere"):
         status, text, headers = ask(server, path, method)
-        assert (status, text, headers["allow"]) == (405, "this page is for reading\n", "GET, HEAD")
+        assert (status, text, headers["allow"]) == (405, "this page is read-only\n", "GET, HEAD")
 
 
 @pytest.mark.parametrize(

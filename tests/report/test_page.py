@@ -302,7 +302,7 @@ def test_only_seeds_count_as_seeds(tmp_path):
         ("proxyfl, dtype = bf16", [1, 2, 5]),
         ("proxyfl, dtype = fp32", [4]),
     ]
-    assert data["notes"] == [f"Counted once: {name} is two again." for name in ("copy", "unfinished")]
+    assert data["notes"] == [f"Counted once: {name} is a copy of two." for name in ("copy", "unfinished")]
     table = compare(runs, partial=False)
     assert sorted(cell.seeds for cell in table.cells.values()) == [[1], [1, 2, 3]]
 

@@ -63,7 +63,7 @@ def test_a_client_of_early_rounds_is_compared_with_early_rounds() -> None:
 def test_failures_and_rejections_are_counted() -> None:
     lines = [{"failed": {"2": "asleep", "no number": "?"}}, {"failed": {"2": "asleep"}, "rejected": [3, 0]}]
     found = {client.client: client for client in rank(rows(), lines)}
-    assert found[2].words == ["2 of 5 updates failed or were refused"]
+    assert found[2].words == ["2 of 5 updates failed or were rejected"]
     assert found[3].words == ["left out by the aggregation rule in 1 of 3 rounds"]
     assert rank(rows(), lines)[0].client == 2
 

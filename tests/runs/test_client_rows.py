@@ -87,7 +87,7 @@ def test_both_damaged_lose_notes_and_no_round(mine: Path) -> None:
     run = proxyfl.resume(mine, workers=0, rounds=3)
     assert [line["round"] for line in run.metrics] == [1, 2, 3]
     assert {row["round"] for row in run.client_rows} == {3}
-    assert any("of the clients of rounds 1 to 2 is lost" in event.get("text", "") for event in run.events)
+    assert any("client records of rounds 1 to 2 are lost" in event.get("text", "") for event in run.events)
 
 
 def test_lines_that_no_round_writes_are_refused(mine: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_lost_copy_is_read_from_the_source_and_the_loss_of_both_is_told(
 
 def test_weights_trained_with_labels_that_the_run_hides_are_refused(source: Path, tmp_path: Path) -> None:
     every = Experiment("fedavg-sl", "digits", **SETTINGS).run(tmp_path / "every", workers=0)
-    with pytest.raises(ConfigError, match="knew every label"):
+    with pytest.raises(ConfigError, match="with every label"):
         begun(every.path, tmp_path / "a")
     with pytest.raises(ConfigError, match="another selection"):
         begun(source, tmp_path / "b", labels__seed=8)

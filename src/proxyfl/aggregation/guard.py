@@ -187,7 +187,7 @@ class Guard:
         limit = self.max_norm or MAX_RATIO * self._own_length
         self.length = change_length(weights, self._sent)
         if not self.length <= limit:
-            raise UpdateRefused(f"moves the weights by a norm of {self.length:.3g}, more than {limit:.3g}")
+            raise UpdateRefused(f"moves the weights by {self.length:.3g}, more than {limit:.3g}")
 
     @cached_property
     def _sent(self) -> Tensors:
