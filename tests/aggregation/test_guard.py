@@ -328,7 +328,7 @@ def test_what_is_written_down_is_bounded_by_what_the_client_registered(name: str
     guard(classes=10).check(given(largest))
     more = largest * 1.1 if name.startswith("loss/") else largest + 1
     assert refusal(given(more), classes=10) == f"its metrics are implausible: {name} is {float(more)!r}"
-    sign = "absurd: loss/supervised is" if name.startswith("loss/") else f"count {name} as"
+    sign = "implausible: loss/supervised is" if name.startswith("loss/") else f"count {name} as"
     assert (
         refusal(given(-more), classes=10) == f"its metrics {'are ' * (name[0] == 'l')}{sign} {-float(more)!r}"
     )

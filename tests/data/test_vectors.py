@@ -212,8 +212,8 @@ def test_a_site_reads_vectors_as_a_simulation_does(table, tmp_path):
     assert torch.equal(site.images, known.data.images)
     assert (len(site.labelled), len(site.unlabelled), len(site.held)) == (16, 10, 4)
     for channels, size, told in (
-        (5, 0, "vectors have 4 features, but 5 are required"),
-        (1, 8, "holds vectors, but"),
+        (5, 0, "4 features, but 5 are required"),
+        (1, 8, "vectors, but images"),
     ):
         with pytest.raises(DataError, match=told):
             open_site(tmp_path / "site.npz", form.classes, channels, size)

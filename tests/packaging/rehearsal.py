@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 SITES = ("site-01", "site-02", "site-03")
 NETWORK = "10.78.0"
 PATIENCE = 1500
+STOPPED = 130
+"""How a service ends that was asked to."""
 
 ENTER = """
 set -eu
@@ -68,7 +70,7 @@ def main(folder: Path) -> None:
             each.send_signal(signal.SIGTERM)
         ends = [each.wait(60) for each in started]
         print("ended with", *ends)
-        assert set(ends) == {0}, ends
+        assert set(ends) == {STOPPED}, ends
     finally:
         for each in [*started, *holders]:
             each.kill()

@@ -130,7 +130,7 @@ def test_a_card_without_accuracy_loads(early: Path) -> None:
 
 
 def test_before_the_first_measured_round_nothing_is_told_of_accuracy(early: Path) -> None:
-    with pytest.raises(RunError, match="federation.evaluate_every"):
+    with pytest.raises(RunError, match=r"federation\.evaluate_every"):
         _ = Run(early).summary
     shown = call("show", early)
     assert shown.exit_code == 0, shown.output
