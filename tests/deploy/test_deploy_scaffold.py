@@ -136,7 +136,7 @@ def test_a_federation_of_vectors(tmp_path: Path) -> None:
     told = open_site(turned, *form, features=site.features)
     assert told.images.tolist() == [[0.5, 2.0], [0.25, 1.0]]
     assert told.counts.unlabelled == 1
-    _, update = explain.rehearse(made)
+    _, update = explain.dry_run(made)
     assert update.weights["trunk.hidden1.weight"].shape == (64, 2)
 
 
@@ -150,7 +150,7 @@ def test_vectors_are_like_those_in_a_file(tmp_path: Path) -> None:
     assert (made.features, made.mean) == (("age", "dose"), (20.0, 1.0))
     assert made.std == (pytest.approx(200**0.5 / 3**0.5), 1.0)
     assert (made.config.model.name, made.config.data.keys) == ("mlp", "")
-    _, update = explain.rehearse(made)
+    _, update = explain.dry_run(made)
     assert update.weights["trunk.hidden1.weight"].shape == (64, 2)
     told = explain.explain(made)
     assert not [line for line in (*told.enrols, *told.remarks, told.measured, told.noted) if "image" in line]

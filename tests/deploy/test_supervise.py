@@ -46,7 +46,7 @@ def clock(monkeypatch):
     return clock
 
 
-def program(said=(), ended=None, trouble="", lives=None):
+def program(said=(), ended=None, failure="", lives=None):
     """A program that ends after so many looks with these words."""
     looks = iter(range(lives)) if lives is not None else iter(lambda: 0, 1)
 
@@ -59,8 +59,8 @@ def program(said=(), ended=None, trouble="", lives=None):
             supervise.time.sleep(seconds)
             return self.ended
 
-        def trouble(self):
-            return trouble
+        def failure(self):
+            return failure
 
     return Fake(said=list(said), process=SimpleNamespace(pid=os.getpid()), log="a.log")
 
@@ -135,7 +135,7 @@ def watched(own_trial, clock, monkeypatch):
 
 
 def test_a_superlink_that_ends_is_started_again_and_the_run_goes_on(watched):
-    ends = program(trouble="ERROR: out of memory", lives=3)
+    ends = program(failure="ERROR: out of memory", lives=3)
     watched.play((ends,), (program(lives=2),), ConfigError("no certificate"))
     watched.live.tell("began")
     watched.live.tell("round", round=1, clients=[0], text="round 1 …")
@@ -162,7 +162,7 @@ def test_a_finished_run_is_not_started_again(watched):
 
 
 def test_a_gate_that_ends_is_named(watched):
-    watched.play((program(), program(trouble="ERROR: no", lives=1)), ConfigError("enough"))
+    watched.play((program(), program(failure="ERROR: no", lives=1)), ConfigError("enough"))
     with pytest.raises(ConfigError):
         watched.watch.serve(lambda: None)
     assert watched.said == ["the gate ended by itself (ERROR: no); starting again in 2 s"]
@@ -295,9 +295,9 @@ def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, m
     monkeypatch.setattr(operate, "look", lambda *words: None)
     settings = lyon(tmp_path)
     away = f"ERROR {supervise.UNKNOWN_KEY}: no"
-    lives += [program(trouble=away, lives=1) for _ in range(50)]
-    lives += [program(trouble="INFO: SuperNode terminated gracefully.", lives=1)]
-    lives += [program(trouble="INFO: something", lives=1) for _ in range(supervise.RESTARTS + 1)]
+    lives += [program(failure=away, lives=1) for _ in range(50)]
+    lives += [program(failure="INFO: SuperNode terminated gracefully.", lives=1)]
+    lives += [program(failure="INFO: something", lives=1) for _ in range(supervise.RESTARTS + 1)]
     with pytest.raises(RunError, match=r"lyon .*exit code 7 \(see .*supernode\.log\)"):
         supervise.take_part(settings, "data", said.append)
     assert lives == []

@@ -136,7 +136,7 @@ def test_a_run_goes_on_beside_the_frozen_tensors_it_began_with_or_not_at_all(tmp
     other.state = first.state
     monkeypatch.setattr(other.trainer, "seed", 7)  # as another version of torch would draw
     with pytest.raises(RunError, match="other initial weights"):
-        repair.require_same_frozen(other.recording.run, other.recording.saved, other.trainer.seal)
+        repair.require_same_frozen(other.recording.run, other.recording.saved, other.trainer.checksums)
 
 
 def test_a_start_is_frozen_as_it_came(tmp_path):

@@ -162,7 +162,7 @@ def test_a_program_ends_with_all_that_it_started(tmp_path, monkeypatch, stubborn
         assert not gone(child)
     assert program.ended is not None
     wait_for(lambda: gone(child), "the child's end")
-    assert program.trouble() == "ERROR: no luck"
+    assert program.failure() == "ERROR: no luck"
 
 
 def test_trouble_is_that_of_this_start_and_a_closed_terminal_does_not_stop_the_log(tmp_path, monkeypatch):
@@ -178,7 +178,7 @@ def test_trouble_is_that_of_this_start_and_a_closed_terminal_does_not_stop_the_l
         code = f"print('proxyfl: hello'); print('{words}')"
         with Program(["any", "-c", code], os.environ, tmp_path / "a.log", closed) as program:
             assert program.wait(60) == 0
-            assert program.trouble() == expected
+            assert program.failure() == expected
     assert "all is well" in program.log.read_text()
 
 

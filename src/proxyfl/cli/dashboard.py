@@ -59,13 +59,13 @@ def dashboard(
         place = find_run(_run_of(run)).resolve()
         RunDirectory(place).require()
         server = _server(place.parent, port, place.name, _federation(place.parent))
-        told, url = f"the run {place}", server.link("run", name=place.name)
+        what, url = f"the run {place}", server.link("run", name=place.name)
     elif runs.is_dir():
         server = _server(runs, port)
-        told, url = f"runs in {runs}", server.link()
+        what, url = f"runs in {runs}", server.link()
     else:
         raise RunError(f"{runs} is not a folder; start a run first, or name the folder with --runs")
-    out().print(f"{url}  ({told}; Ctrl-C ends it)", markup=False, soft_wrap=True)
+    out().print(f"{url}  ({what}; Ctrl-C ends it)", markup=False, soft_wrap=True)
     with _opened(url) if browser else nullcontext():
         serve(server)
 

@@ -61,7 +61,7 @@ def server(folder: Folder) -> None:
     def ready() -> None:
         _tell(f"server ready at {deployment.address}; start the run with: {command('deploy', 'run', folder)}")
         if not deployment.insecure:
-            _tell(signing.told_by(deployment))
+            _tell(signing.signed_by(deployment))
 
     _tell(f"the server of {deployment.name} is starting")
     supervise.serve(deployment, _tell, ready)

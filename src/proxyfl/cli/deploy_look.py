@@ -121,14 +121,14 @@ def check(
         own = open_server_data(deployment, str(data))
         _show_counts("the server", data, deployment, own, notes(own))
     elif site is not None:
-        told = Site.read(site)
-        found = open_data(told, data)
-        _show_counts(told.name, data, told, found, [*found.notes, *_of_folder(told)])
-        if not told.insecure and told.trusted.is_file():
-            from proxyfl.deploy.signing import told_of
+        settings = Site.read(site)
+        found = open_data(settings, data)
+        _show_counts(settings.name, data, settings, found, [*found.notes, *_of_folder(settings)])
+        if not settings.insecure and settings.trusted.is_file():
+            from proxyfl.deploy.signing import trusted_by
 
-            out().print(f"{told.name} {told_of(told)}", markup=False, soft_wrap=True)
-            _show_terms(told)
+            out().print(f"{settings.name} {trusted_by(settings)}", markup=False, soft_wrap=True)
+            _show_terms(settings)
     out().print("nothing was sent")
 
 

@@ -206,7 +206,7 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
     if add_site:
         before, grown = Deployment.read(folder), scaffold.add_site(folder, add_site)
         done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
-        typer.echo(_told_rounds(before, grown))
+        typer.echo(_rounds_now(before, grown))
     elif new_key:
         site = rotation.new_key(folder, new_key)
         done = (
@@ -217,7 +217,7 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
     typer.echo(f"{done}; restart the server if it runs")
 
 
-def _told_rounds(before: Deployment, after: Deployment) -> str:
+def _rounds_now(before: Deployment, after: Deployment) -> str:
     """How many sites a round asks and needs now, and where that is set."""
     (asked, needed), (now_asked, now_needed) = (
         (one.config.federation.per_round, one.quorum) for one in (before, after)

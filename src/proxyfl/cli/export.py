@@ -77,13 +77,13 @@ def _signed(run: Run, path: Path, card: ModelCard) -> list[tuple[str, Path]]:
 
     if not run.at_sites or find_spec("cryptography") is None:
         return []
-    from proxyfl.deploy import audit, sealing
+    from proxyfl.deploy import audit, model_signing
 
-    deployment = sealing.deployment_of(run.path)
+    deployment = model_signing.deployment_of(run.path)
     if deployment is None:
         err().print("note: not signed, since the key of the federation's server is not here")
         return []
-    signature = sealing.seal(path, deployment, round=card.round)
+    signature = model_signing.sign(path, deployment, round=card.round)
     audit.AuditLog(deployment.path).add("signed", model=path.name, sha256=sha256(path), round=card.round)
     return [("signature", signature)]
 

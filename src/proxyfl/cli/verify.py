@@ -31,10 +31,10 @@ def verify(
     """Check the server's signature of a model. Exit code 1 if it is missing or does not match."""
     require_flower()
     from proxyfl.core.errors import RunError
-    from proxyfl.deploy import sealing
+    from proxyfl.deploy import model_signing
 
     try:
-        found = sealing.check(file, ca, signature)
+        found = model_signing.check(file, ca, signature)
     except RunError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

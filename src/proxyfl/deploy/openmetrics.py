@@ -111,14 +111,14 @@ def render(found: Mapping[str, Any]) -> str:
     endings = {"counter": "_total", "info": "_info"}
     by_name: dict[str, list[str]] = {name: [] for name in FAMILIES}
     for name, labels, value in samples(found):
-        told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         ending = endings.get(FAMILIES[name][0], "")
-        by_name[name].append(f"{name}{ending}{{{told}}} {float(value):.15g}" if told else
+        by_name[name].append(f"{name}{ending}{{{shown}}} {float(value):.15g}" if shown else
                              f"{name}{ending} {float(value):.15g}")  # fmt: skip
     lines = []
-    for name, (kind, told) in FAMILIES.items():
+    for name, (kind, meaning) in FAMILIES.items():
         if by_name[name]:
-            lines += [f"# TYPE {name} {kind}", f"# HELP {name} {told}", *by_name[name]]
+            lines += [f"# TYPE {name} {kind}", f"# HELP {name} {meaning}", *by_name[name]]
     return "\n".join([*lines, "# EOF\n"])
 
 

@@ -35,7 +35,7 @@ from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.server_audit import ServerAudit
-from proxyfl.deploy.server_data import open_server_data, own_images, require_same, seal
+from proxyfl.deploy.server_data import checksum, open_server_data, own_images, require_same
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
 from proxyfl.deploy.stopping import StopAsked, stop_asked
@@ -93,7 +93,7 @@ class DeployedServer:
         return open_server_data(self.deployment) if self.deployment.server_data else None
 
     def _enrolling(self) -> dict[str, Any]:
-        """What a site is told when it enrols: what it has to agree with, and what its owner approved."""
+        """What a site receives when it enrols: what it has to agree with, and what its owner approved."""
         config = json.loads(json.dumps(self.deployment.config.to_tree()))
         return {**self.form, **spoken(), "config": config}
 
@@ -146,7 +146,7 @@ class DeployedServer:
             federation, trainer, _ = self._federation(aside, config, method, enrolment)
             state = federation.start(trainer.initial_weights())
             files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
-            files |= {"data": AT_SITES, **trainer.seal, **(seal(own) if own is not None else {})}
+            files |= {"data": AT_SITES, **trainer.checksums, **(checksum(own) if own is not None else {})}
             checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
             aside.event("created")
 
@@ -164,7 +164,7 @@ class DeployedServer:
         card = self._card(config, method)
         run.tidy()
         trainer = self._trainer(run, config, method)
-        require_same_frozen(run, saved, trainer.seal)
+        require_same_frozen(run, saved, trainer.checksums)
         if self.own is not None:
             require_same(saved, self.own, self.deployment)
         whole = trainer.whole

@@ -55,10 +55,10 @@ def look(deployment: Deployment) -> Status:
 
 def as_table(deployment: Deployment, found: Status) -> dict[str, Any]:
     """The same for other programs, with all that the deployment's files say."""
-    told = Overview(deployment.path).look()
+    seen = Overview(deployment.path).look()
     nodes = {row[0]: row[1] for row in found.sites}
-    sites = [{**site, "node": nodes.get(site["name"], "–")} for site in told["sites"]]
-    return {"server": found.server, **told, "sites": sites, "notes": found.notes}
+    sites = [{**site, "node": nodes.get(site["name"], "–")} for site in seen["sites"]]
+    return {"server": found.server, **seen, "sites": sites, "notes": found.notes}
 
 
 def _nodes(deployment: Deployment) -> dict[str, str]:

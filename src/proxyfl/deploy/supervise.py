@@ -271,7 +271,7 @@ def _watch_site(program: Program) -> str:
 
 def _cause(program: Program) -> str:
     """Why a program ended, as it says itself; what it says at a proper end is no reason."""
-    said, code = program.trouble(), program.ended or 0
+    said, code = program.failure(), program.ended or 0
     if code < 0:
         return f"killed by signal {-code}"
     return said if said.startswith("ERROR") or GRACEFUL in said else f"exit code {program.ended}"

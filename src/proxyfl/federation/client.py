@@ -112,7 +112,7 @@ class ClientTrainer:
         return self.method.shared(detached(self.plain_network().state_dict()))
 
     @property
-    def seal(self) -> dict[str, str]:
+    def checksums(self) -> dict[str, str]:
         """A hash of the network that frozen tensors are part of, for who must find it again; empty where
         nothing is frozen.
         """

@@ -72,10 +72,10 @@ def matrix(run: Run) -> Matrix:
 
 def matrix_of(lines: Sequence[Mapping[str, Any]]) -> Matrix | None:
     """From the lines of ``metrics.jsonl``; None where no round says what single sites measured."""
-    told = [line for line in lines if _cells(_part(line, "evaluation").get("at"))]
-    if not told:
+    evaluated = [line for line in lines if _cells(_part(line, "evaluation").get("at"))]
+    if not evaluated:
         return None
-    last, best = told[-1], max(told, key=choosing)
+    last, best = evaluated[-1], max(evaluated, key=choosing)
     rows = [Row("global", last["round"], _cells(last["evaluation"]["at"]))]
     if best["round"] != last["round"]:
         rows.append(Row("global best", best["round"], _cells(best["evaluation"]["at"])))
@@ -119,7 +119,7 @@ def _is_share(value: Any) -> bool:
 
 
 def why_none(run: Run) -> str:
-    """Why single sites are not told apart, and what to do."""
+    """Why there are no records of individual sites, and what to do."""
     if not run.at_sites:
         return (
             f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' evaluates its "

@@ -59,8 +59,8 @@ def _taken(card: ModelCard) -> str:
     names = f" in the order {', '.join(card.features)}" if card.features and not card.encoder else ""
     whose = "the features as the data has them"
     if card.encoder:
-        seal = f"hash {card.encoder_hash[:16]}; not in this file"
-        whose = f"features of the frozen encoder {name_alone(card.encoder)} ({seal})"
+        identified = f"hash {card.encoder_hash[:16]}; not in this file"
+        whose = f"features of the frozen encoder {name_alone(card.encoder)} ({identified})"
     return (
         f"float32 vectors of shape (N, {card.channels}), {whose}{names}, and gives "
         "probabilities (N, classes). Standardisation and softmax are inside."

@@ -110,7 +110,7 @@ class Recording:
 
     def _begin(self, federation: Federation) -> Recorder:
         run, saved = self.run, self.saved
-        repair.require_same_frozen(run, saved, federation.trainer.seal)
+        repair.require_same_frozen(run, saved, federation.trainer.checksums)
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
         federation.settle(run.path)
         return Recorder(run, federation.config, federation.trainer.whole, card_of(federation), saved)
@@ -164,7 +164,7 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
         write_bytes(run.environment, json.dumps({**noted, "start_accuracy": accuracy}, indent=1).encode())
     metrics, clients = _write_history(run, federation)
     files = {file.name: sha256(file) for file in (run.partition, run.environment)}
-    files |= {"data": simulation.fingerprint(), **federation.trainer.seal}
+    files |= {"data": simulation.fingerprint(), **federation.trainer.checksums}
     kept, marks = config.keep.checkpoints, (Mark.of(metrics), Mark.of(clients))
     folder = checkpoint.save(run, state, marks[0], kept, files, clients=marks[1])
     run.event("created")

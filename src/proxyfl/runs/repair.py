@@ -37,10 +37,10 @@ def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
         )
 
 
-def require_same_frozen(run: RunDirectory, saved: Checkpoint, seal: Mapping[str, str]) -> None:
+def require_same_frozen(run: RunDirectory, saved: Checkpoint, checksums: Mapping[str, str]) -> None:
     """Refuse to go on beside other frozen tensors than those the run began with."""
     known = saved.run_files.get("frozen")
-    if known is not None and known != seal.get("frozen"):
+    if known is not None and known != checksums.get("frozen"):
         raise RunError(
             f"the seed gives other initial weights here than where {run.path} was "
             "started, and its frozen tensors are among them; continue with the version "

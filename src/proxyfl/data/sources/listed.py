@@ -92,15 +92,15 @@ class Listed(Source):
             looked.require_sound()
         notes = tuple(filter(None, ("; ".join(dealt.notes), depth, looked.left_out)))
         clients = [entry.client for entry, keep in zip(dealt.train, sound, strict=False) if keep]
-        told = list(notes)
-        owners = holders(clients, parts[0][1], "images", told)
+        noted = list(notes)
+        owners = holders(clients, parts[0][1], "images", noted)
         return self.deliver(
             parts[0],
             parts[2],
             classes=dealt.classes,
             validation=parts[1],
             clients=owners,
-            notes=told,
+            notes=noted,
         )
 
 

@@ -182,8 +182,8 @@ class Dashboard(ThreadingHTTPServer):
 
     def _as_json(self, names: list[str] | None) -> str:
         library = self.library
-        told = {"folder": library.folder.name, "runs": library.statuses(names), **library.federation()}
-        return json.dumps(told, allow_nan=False)
+        listed = {"folder": library.folder.name, "runs": library.statuses(names), **library.federation()}
+        return json.dumps(listed, allow_nan=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that goes away in the middle is no error; anything else is logged."""

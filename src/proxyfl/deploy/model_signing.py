@@ -36,7 +36,7 @@ def signature_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.sig")
 
 
-def seal(file: Path, deployment: Deployment, **about: Any) -> Path:
+def sign(file: Path, deployment: Deployment, **about: Any) -> Path:
     """Sign a file as it is now, with the server's key."""
     record = {
         "format": FORMAT,
@@ -51,14 +51,14 @@ def seal(file: Path, deployment: Deployment, **about: Any) -> Path:
     return place
 
 
-def seal_models(deployment: Deployment, **about: Any) -> dict[str, str]:
+def sign_models(deployment: Deployment, **about: Any) -> dict[str, str]:
     """Sign the models of the run that changed since they were signed; the SHA-256 of each of these."""
     done: dict[str, str] = {}
     for file in sorted((deployment.run / "models").glob("*.safetensors")):
         with contextlib.suppress(RunError, OSError, ValueError, AttributeError):
             if has_hash(file, json.loads(read_bounded(signature_file(file), 1, SHORT)).get("sha256")):
                 continue
-        seal(file, deployment, **about)
+        sign(file, deployment, **about)
         done[file.stem] = sha256(file)
     return done
 
