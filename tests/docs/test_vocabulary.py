@@ -30,7 +30,9 @@ def test_pages_have_the_words_of_the_vocabulary() -> None:
     found = [
         f"{page.relative_to(ROOT)}: {hit[0]}"
         for page in PAGES
-        for hit in banned.finditer(re.sub(r"`[^`]*`|```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+        for hit in banned.finditer(
+            re.sub(r"`[^`]*`|```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        )
     ]
     assert not found
 

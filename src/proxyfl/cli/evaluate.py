@@ -188,7 +188,7 @@ def _given(data: str, card: ModelCard, keys: str | None, own: DataSettings) -> S
 
 
 def _of_the_server(run: Run, card: ModelCard) -> Split:
-    """The test images of the deployment that the run lies in, or what its server keeps back."""
+    """The test images of the deployment that the run lies in, or what its server holds out."""
     from proxyfl.deploy.server_data import open_server_data
     from proxyfl.deploy.settings import FEDERATION_FILE, Deployment
     from proxyfl.deploy.site_data import open_test

@@ -1,4 +1,4 @@
-"""``proxyfl show RUN --sites``: every model on the images that every site keeps back."""
+"""``proxyfl show RUN --sites``: every model on the images that every site holds out."""
 
 from __future__ import annotations
 

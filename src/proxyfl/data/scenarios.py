@@ -19,7 +19,7 @@ MOST_NAMED = 20
 
 
 def require_server(where: str, server: Indices, labelled: Ragged, kept: Indices) -> None:
-    """Refuse images of the server, or such that it keeps back, that do not fit the scenario."""
+    """Refuse images of the server, or such that it holds out, that do not fit the scenario."""
     require_scenario(where)
     for part in (server, kept):
         if part.ndim != 1 or part.dtype != np.int64 or part.min(initial=0) < 0:

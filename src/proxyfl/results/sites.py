@@ -1,4 +1,4 @@
-"""Models against sites: how good each model is on the images that each site keeps back.
+"""Models against sites: how good each model is on the images that each site holds out.
 
 So that one site's failure is not hidden in the sum: the global model of the last measured round and of the
 best one, and the models that sites let the others measure. What records hold may come from an untrusted run,
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Matrix:
-    """``sizes`` are the images that each site keeps back; the first row is the last global model."""
+    """``sizes`` are the images that each site holds out; the first row is the last global model."""
 
     sizes: dict[str, int]
     rows: list[Row]
