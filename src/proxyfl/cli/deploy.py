@@ -146,7 +146,7 @@ def run(
     if is_finished(deployment):
         another = f"{deployment.run} is finished; results: {command('show', deployment.run)}"
         raise RunError(
-            f"{another}; --rounds N goes on with it; for another run move that folder away, change what you "
+            f"{another}; --rounds N extends it; for another run move that folder away, change what you "
             f"like in [experiment] of {deployment.file} (rounds is in [experiment.federation]) and give this "
             "command again"
         )

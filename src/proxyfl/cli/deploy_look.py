@@ -180,4 +180,4 @@ def _missing(site: Site) -> list[str]:
     """What the site's folder lacks for taking part."""
     files = (site.ca_certificate, site.private_key, site.certificate, site.trusted)
     lacks = [str(file) for file in files if not site.insecure and not file.is_file()]
-    return [f"missing here: {', '.join(lacks)}; the operator hands out the whole folder"] if lacks else []
+    return [f"missing here: {', '.join(lacks)}; ask the operator for the whole folder"] if lacks else []

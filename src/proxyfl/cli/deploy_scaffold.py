@@ -236,7 +236,7 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     console = err()
     if deployment.insecure:
         console.print(
-            "WARNING: this federation is INSECURE. Nothing is encrypted and nobody is authenticated: whoever "
+            "WARNING: this federation is INSECURE. Nothing is encrypted or authenticated: anyone who "
             "reaches the port can read the weights, join, and run code. For trying out on one machine only.",
             style="bold red",
         )
@@ -264,4 +264,4 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
         ("deploy", "run", path),
     ):
         say(f"  {command(*words)}", markup=False, soft_wrap=True)
-    say(f"\nhow to hand out the sites' folders: {path / 'README.md'}", markup=False, soft_wrap=True)
+    say(f"\nhow to distribute the sites' folders: {path / 'README.md'}", markup=False, soft_wrap=True)

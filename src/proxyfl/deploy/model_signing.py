@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Sealed:
+class Signed:
     """Who signed a file, when, and what they said of it."""
 
     server: str
@@ -63,7 +63,7 @@ def sign_models(deployment: Deployment, **about: Any) -> dict[str, str]:
     return done
 
 
-def check(file: Path, authority: Path, signature: Path | None = None) -> Sealed:
+def check(file: Path, authority: Path, signature: Path | None = None) -> Signed:
     """Who signed a file; an error in words where nobody did who may."""
     place = signature or signature_file(file)
     if not file.is_file():
@@ -83,7 +83,7 @@ def check(file: Path, authority: Path, signature: Path | None = None) -> Sealed:
         raise RunError(f"{place} was changed: it is not what {signer.name} signed")
     if not has_hash(file, digest):
         raise RunError(f"{file} is not what was signed: it was changed, or {place.name} is of another file")
-    return Sealed(signer.name, when, about, signer.ended)
+    return Signed(signer.name, when, about, signer.ended)
 
 
 def deployment_of(run: Path) -> Deployment | None:

@@ -239,7 +239,7 @@ class DeployedServer:
                 self.live.tell("waiting", text=f"{text}; waiting")
             if time.monotonic() > until:
                 raise RunError(
-                    f"{text}; the last checkpoint is kept, go on with '{self.again}' when they are back"
+                    f"{text}; the last checkpoint is kept, continue with '{self.again}' when they are back"
                 )
             time.sleep(LOOK)
 

@@ -183,7 +183,7 @@ class ServerWatch:
             log = LiveLog(self.deployment.state / LIVE_FILE, self.deployment.sites, "")
             log.tell("stopped", asked=True, reason=text, text=text)
         if self.owed:
-            self.say("the run goes on from its last checkpoint")
+            self.say("the run continues from its last checkpoint")
             self.going, self.owed = operate.submit(self.deployment), False
 
     def _await_room(self) -> None:

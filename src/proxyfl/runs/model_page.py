@@ -37,7 +37,7 @@ def model_page(
         f"`{file}` takes {_taken(card)} The class names are in its metadata. {compared}",
         "## Data",
         f"- Data set: {name_alone(config.data.name)}\n- Labels: {_labels(run, card)}\n"
-        f"- Clients: {dealt.clients}, dealt by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
+        f"- Clients: {dealt.clients}, partitioned by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
         f"- Where the {card.called} come from, and who may use them: {BLANK}",
         "## Accuracy",
         _accuracies(card, per_class, accuracy),

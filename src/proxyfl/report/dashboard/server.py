@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from proxyfl.core.text import one_line
 from proxyfl.report.dashboard.watch import Federation, Library
 from proxyfl.report.html.page import policy, render, script, shell, stylesheet
-from proxyfl.report.html.pieces import TROUBLE
+from proxyfl.report.html.pieces import UNREADABLE
 
 ADDRESS = "127.0.0.1"
 MOST_CONNECTIONS, MOST_FOLLOWERS, MOST_RUNS_A_PAGE = 64, 24, 12
@@ -297,7 +297,7 @@ class Handler(BaseHTTPRequestHandler):
         """The data of these runs; nothing where an error was sent instead."""
         try:
             data = self.server.library.data(names)
-        except TROUBLE as error:
+        except UNREADABLE as error:
             self.send_error(HTTPStatus.CONFLICT, f"the run cannot be read: {one_line(str(error))}")
             return None
         if data is None:
@@ -331,7 +331,7 @@ class Handler(BaseHTTPRequestHandler):
     def _known(self, names: list[str]) -> bool:
         try:
             known = bool(names) and all(self.server.library.find(name) for name in names)
-        except TROUBLE:
+        except UNREADABLE:
             known = True  # it is there; why it cannot be read stands with its data
         if not known:
             self.send_error(HTTPStatus.NOT_FOUND, "there is no such run")
