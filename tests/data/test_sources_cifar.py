@@ -165,10 +165,10 @@ def test_a_file_longer_than_the_full_set_is_not_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("batch", "fault"),
     [
-        ({b"labels": [1]}, "'data' is no array"),
-        ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [1]}, "'data' is no array"),
-        ({b"data": np.zeros((1, 3072), np.uint8)}, "'labels' is no list"),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]}, "'labels' is no list"),
+        ({b"labels": [1]}, "'data' is not an array"),
+        ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [1]}, "'data' is not an array"),
+        ({b"data": np.zeros((1, 3072), np.uint8)}, "'labels' is not a list"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]}, "'labels' is not a list"),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1, 2]}, "1 images but 2 labels"),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}, "a label is 10"),
         ({b"data": np.zeros((1, 3072), np.float64), b"labels": [1]}, "an array that is not uint8"),

@@ -188,7 +188,7 @@ def test_an_ended_authority_cannot_be_renewed(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(pki, "CA_DAYS", 0)
     pair = authority(tmp_path)
     pki.issue_server(tmp_path / "server.crt", tmp_path / "server.key", pair, ["a.org"])
-    with pytest.raises(ConfigError, match="hand out the sites' folders again") as error:
+    with pytest.raises(ConfigError, match="distribute the sites' folders again") as error:
         pki.check_server(tmp_path / "server.crt", pair[0])
     assert "--renew" not in str(error.value)
 

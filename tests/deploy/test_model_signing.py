@@ -101,7 +101,7 @@ def test_a_site_cannot_sign_though_its_certificate_is_of_the_same_authority(
     site, key = made.site("site-01"), made.path / "site.pem"
     key.write_bytes(pki.site_key_pem(site.private_key))
     forge(model, made, key, site.certificate)
-    assert "signed by site-01, which is no server of the federation" in broken(model, made.ca_certificate)
+    assert "signed by site-01, which is not a server of the federation" in broken(model, made.ca_certificate)
 
 
 def test_a_signature_outlives_its_certificate_but_cannot_be_made_later(

@@ -146,7 +146,7 @@ def test_a_superlink_that_ends_is_started_again_and_the_run_goes_on(watched):
         "round 1 …",
         "the SuperLink ended by itself (ERROR: out of memory); starting again in 2 s",
         "ready",
-        "the run goes on from its last checkpoint",
+        "the run continues from its last checkpoint",
         "the SuperLink ended by itself (exit code 7); starting again in 4 s",
     ]
     assert watched.submitted == [1]
@@ -190,7 +190,7 @@ def test_a_full_disk_is_waited_for_and_then_the_run_goes_on(watched, monkeypatch
         f"the disk of {watched.watch.deployment.path} was full; starting again in 2 s",
         f"1 MB are left on the disk of {watched.watch.deployment.path}; make room",
         "ready",
-        "the run goes on from its last checkpoint",
+        "the run continues from its last checkpoint",
     ]
     assert watched.submitted == [1]
 

@@ -221,7 +221,7 @@ def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
         lost = federation.wait_event(lambda line: line["event"] == "failed")
         assert lost["site"] == "site-03"
         assert lost["text"].startswith(f"round {lost['round']}: site-03 ")
-        assert lost["text"].endswith("; the round goes on without it")
+        assert lost["text"].endswith("; the round continues without it")
         federation.wait_event(
             lambda line: line["event"] == "finished round" and line["round"] == lost["round"]
         )
