@@ -4,8 +4,8 @@ python tools/hashes.py record FILE.json     train those that the file lacks and 
 python tools/hashes.py check FILE.json      train them again and say which differ; exit with 1 where any does
 
 Each case is two rounds, trained in this process, by two worker processes, and stopped after round 1 and
-resumed; all must agree (``--inline``: in this process only, which is quick). Weights depend on the machine and
-on torch, so the file says what torch alone computes where it was recorded. Where it computes otherwise,
+resumed; all must agree (``--inline``: in this process only, which is quick). Weights depend on the machine
+and on torch, so the file says what torch alone computes where it was recorded. Where it computes otherwise,
 ``check`` compares identities and trains nothing: record a file on the commit before, on this machine, and
 check against that.
 """

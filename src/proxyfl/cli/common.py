@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 USER_ERROR = 2
 INTERRUPTED = 130
 
+
+def option(help: str, *names: str, panel: str | None = None, default: str | bool = False, **more: Any) -> Any:
+    """An option whose default is shown only where that helps."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, **more)
+
+
 RunName = Annotated[
     str,
     typer.Argument(metavar="RUN", help="A run's folder, or its name in the runs folder.", show_default=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from proxyfl.cli.common import (
     command,
     err,
     examples,
+    option,
     out,
     overrides,
 )
@@ -40,69 +41,68 @@ SERVER, IMAGES, ROUNDS, EXISTING = "The server", "Classes and images", "Rounds",
 PRESETS = "the preset's"
 
 
-def _of(panel: str, help: str, *names: str, default: str | bool = False, **more: Any) -> Any:
-    """An option of this part of the help."""
-    return typer.Option(*names, help=help, show_default=default, rich_help_panel=panel, **more)
-
-
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", show_default=False)]
 Sites = Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")]
 Preset = Annotated[str, typer.Option(help="A preset's name or a TOML file: what is trained.")]
 
 Host = Annotated[
     list[str] | None,
-    _of(
-        SERVER,
+    option(
         "Name or IP address at which sites reach the server. Repeatable: the first is used, the certificate "
         "covers all.",
         default="localhost",
+        panel=SERVER,
     ),
 ]
-Port = Annotated[int, _of(SERVER, "Its port.", default=True, min=1, max=65535)]
+Port = Annotated[int, option("Its port.", default=True, min=1, max=65535, panel=SERVER)]
 LISTENING = "Address the gate binds to if it differs, as behind a forwarded port."
-Listen = Annotated[str, _of(SERVER, LISTENING, metavar="HOST:PORT")]
-Name = Annotated[str, _of(SERVER, "The federation's name.", default="DIR")]
-Insecure = Annotated[bool, _of(SERVER, "No encryption, no authentication.", "--insecure")]
+Listen = Annotated[str, option(LISTENING, metavar="HOST:PORT", panel=SERVER)]
+Name = Annotated[str, option("The federation's name.", default="DIR", panel=SERVER)]
+Insecure = Annotated[bool, option("No encryption, no authentication.", "--insecure", panel=SERVER)]
 
-Classes = Annotated[str, _of(IMAGES, "Class names in order: cat,dog.", default=PRESETS)]
+Classes = Annotated[str, option("Class names in order: cat,dog.", default=PRESETS, panel=IMAGES)]
 FEATURES = "3 for colour, 1 for grey; for vectors the number of features."
-Channels = Annotated[int | None, _of(IMAGES, FEATURES, default=PRESETS)]
-Size = Annotated[int | None, _of(IMAGES, "Side in pixels, from 8; 0 for vectors.", default=PRESETS, min=0)]
+Channels = Annotated[int | None, option(FEATURES, default=PRESETS, panel=IMAGES)]
+Size = Annotated[
+    int | None, option("Side in pixels, from 8; 0 for vectors.", default=PRESETS, min=0, panel=IMAGES)
+]
 MIRRORED = "Whether a mirrored image keeps its class."
-Flip = Annotated[bool | None, _of(IMAGES, MIRRORED, "--flip/--no-flip", default=PRESETS)]
+Flip = Annotated[bool | None, option(MIRRORED, "--flip/--no-flip", default=PRESETS, panel=IMAGES)]
 Like = Annotated[
     str,
-    _of(
-        IMAGES,
+    option(
         "For vectors: a table or npz file of examples. Features, mean and standard deviation are taken from "
         "it, and the classes if they are not given; the file is not sent. For frozen encoders: samples in "
         "any format; mean and standard deviation of their features are taken.",
         default="as --server-data or --test",
         metavar="FILE",
+        panel=IMAGES,
     ),
 ]
-Test = Annotated[str, _of(IMAGES, "Test images at the server: npz file or folder.")]
+Test = Annotated[str, option("Test images at the server: npz file or folder.", panel=IMAGES)]
 LABELLED = "Labelled images at the server, for --scenario server: npz file, table or folder."
-ServerData = Annotated[str, _of(IMAGES, LABELLED)]
+ServerData = Annotated[str, option(LABELLED, panel=IMAGES)]
 HELD_OUT = "Share of labelled images that each site, or the server, holds out for evaluation."
-Holdout = Annotated[float | None, _of(IMAGES, HELD_OUT, default="0.2 without --test", min=0, max=0.9)]
+Holdout = Annotated[
+    float | None, option(HELD_OUT, default="0.2 without --test", min=0, max=0.9, panel=IMAGES)
+]
 TRIAL = "Partition the preset's data set across the sites, for a trial: DIR/sample."
-Sample = Annotated[bool, _of(IMAGES, TRIAL, "--sample")]
+Sample = Annotated[bool, option(TRIAL, "--sample", panel=IMAGES)]
 
-Rounds = Annotated[int | None, _of(ROUNDS, "Rounds.", min=1)]
+Rounds = Annotated[int | None, option("Rounds.", min=1, panel=ROUNDS)]
 INITIAL = "Initial weights: a model file, or a run such as DIR/run of another federation."
-Weights = Annotated[str, _of(ROUNDS, INITIAL, metavar="RUN|FILE")]
+Weights = Annotated[str, option(INITIAL, metavar="RUN|FILE", panel=ROUNDS)]
 ANSWERS = "Sites that must answer for a round to be valid."
-Quorum = Annotated[int | None, _of(ROUNDS, ANSWERS, default="more than half", min=1)]
-Deadline = Annotated[float, _of(ROUNDS, "Seconds a round waits for its sites.", default=True, min=1)]
+Quorum = Annotated[int | None, option(ANSWERS, default="more than half", min=1, panel=ROUNDS)]
+Deadline = Annotated[float, option("Seconds a round waits for its sites.", default=True, min=1, panel=ROUNDS)]
 WAITING = "Seconds to wait for the quorum before stopping."
-Patience = Annotated[float, _of(ROUNDS, WAITING, default=True, min=0)]
+Patience = Annotated[float, option(WAITING, default=True, min=0, panel=ROUNDS)]
 
-AddSite = Annotated[str, _of(EXISTING, "Add a site.", metavar="NAME")]
+AddSite = Annotated[str, option("Add a site.", metavar="NAME", panel=EXISTING)]
 STOLEN = "Make a new key for a site whose key was lost or stolen."
-NewKey = Annotated[str, _of(EXISTING, STOLEN, metavar="SITE")]
+NewKey = Annotated[str, option(STOLEN, metavar="SITE", panel=EXISTING)]
 RENEWED = "Make a new server certificate, with --host for additional names, and anything that is missing."
-Renew = Annotated[bool, _of(EXISTING, RENEWED, "--renew")]
+Renew = Annotated[bool, option(RENEWED, "--renew", panel=EXISTING)]
 
 
 def init(

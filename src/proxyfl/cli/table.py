@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxyfl.cli.common import command, err, examples, find_run, is_run, open_runs, out, runs_folder
+from proxyfl.cli.common import command, err, examples, find_run, is_run, open_runs, option, out, runs_folder
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.text import printable
 
@@ -65,6 +65,15 @@ Form = Annotated[
     ),
 ]
 SUFFIXES = {".md": Format.markdown, ".tex": Format.latex, ".csv": Format.csv}
+TARGET = "Count the rounds to this accuracy."
+TARGET_DEFAULT = "90 % of the best mean of each group"
+WHERE = "Only runs with this setting. Repeatable; repeating a key allows either value."
+SELECT = (
+    "Show each method at its best value of this setting, chosen on validation images if the runs have them "
+    "(data.validation), else on test data. Repeatable."
+)
+NAMES = "Rename a method or a setting, as in a paper: sage=SAGE. Repeatable."
+COLUMNS = "Show only these columns, in this order, by the start of their headings. Repeatable."
 
 
 def table(
@@ -86,55 +95,12 @@ def table(
             ),
         ),
     ] = Metric.mean_last,
-    against: Annotated[
-        str,
-        typer.Option(metavar="METHOD", help="Show paired differences from this method.", show_default=False),
-    ] = "",
-    target: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Count the rounds to this accuracy.",
-            show_default="90 % of the best mean of each group",
-        ),
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Only runs with this setting. Repeatable; repeating a key allows either value.",
-            show_default=False,
-        ),
-    ] = None,
-    select: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help=(
-                "Show each method at its best value of this setting, chosen on validation "
-                "images if the runs have them (data.validation), else on test data. "
-                "Repeatable."
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=TEXT",
-            help="Rename a method or a setting, as in a paper: sage=SAGE. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HEADING",
-            help="Show only these columns, in this order, by the start of their headings. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
+    against: Annotated[str, option("Show paired differences from this method.", metavar="METHOD")] = "",
+    target: Annotated[float | None, option(TARGET, default=TARGET_DEFAULT, min=0, max=1)] = None,
+    where: Annotated[list[str] | None, option(WHERE, metavar="KEY=VALUE")] = None,
+    select: Annotated[list[str] | None, option(SELECT, metavar="KEY")] = None,
+    names: Annotated[list[str] | None, option(NAMES, metavar="NAME=TEXT")] = None,
+    columns: Annotated[list[str] | None, option(COLUMNS, metavar="HEADING")] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Include unfinished runs.")] = False,
     form: Form = None,
     each: Annotated[
