@@ -72,7 +72,7 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
         deployment.operator_key.unlink(missing_ok=True)
         signing.create_operator(deployment)
     for site in map(deployment.site, deployment.present):
-        if not site.certificate.is_file() or expiry.ends_soon(site.certificate):
+        if not site.certificate.is_file() or pki.days_left(site.certificate) < expiry.SOON:
             certify(deployment, site)
         write_bytes(site.trusted, deployment.trusted.read_bytes())
     write_app(deployment.app)

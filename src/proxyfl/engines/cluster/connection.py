@@ -243,18 +243,14 @@ def _require_listening(address: str) -> None:
 
 
 @cache
-def _token() -> str:
-    """What a private cluster knows its own processes by: Ray listens on all of the machine's networks."""
-    return secrets.token_hex(32)
-
-
 @contextlib.contextmanager
 def _private_cluster() -> Iterator[None]:
     """The environment in which Ray starts a cluster for this process alone, and tells nobody about it."""
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED")
     before = {name: os.environ.get(name) for name in names}
     if not any(before[name] for name in names[:3]):
-        os.environ["RAY_AUTH_TOKEN"] = _token()  # without it, Ray writes one to the user's home folder
+        # Ray listens on all of the machine's networks, and would write a token to the user's home folder.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         yield
