@@ -99,7 +99,7 @@ def test_the_report_draws_everything_and_loads_nothing(browser, report):
     titles = browser.ask("[...document.querySelectorAll('h2')].map((title) => title.textContent)")
     assert titles == [
         "Result", "Settings", "Accuracy", "By class", "Confusion", "Pseudo-labels", "Losses", "Class prior",
-        "Proxies", "Partition", "Clients", "Communication", "Time", "Clients that failed",
+        "Proxies", "Partition", "Clients", "Communication", "Time", "Failed clients",
     ]  # fmt: skip
     assert browser.ask("document.hurt === undefined && document.images.length === 0")
     assert browser.ask("document.querySelector('h1').textContent").startswith("</script><script>")
