@@ -147,9 +147,8 @@ def _images(run: Run, card: ModelCard, data: str | None, keys: str | None, data_
         typer.echo(f"warning: this is not the data that {run.path} was trained with", err=True)
     if simulation.dataset.classes != card.classes:
         raise DataError(
-            f"the classes of '{run.config.data.name}' differ from the model's, or are in "
-            "another order; give test images whose classes have the model's names, with "
-            "--data folder:PATH or npz:FILE"
+            f"the classes of '{run.config.data.name}' differ from the model's, or are in another order; give "
+            "test images whose classes have the model's names, with --data folder:PATH or npz:FILE"
         )
     return simulation.dataset.test
 

@@ -132,9 +132,8 @@ def _show(found: Profile, console: Console) -> None:
     if found.device == "cpu" and found.threads == 1 and found.cores < BUSY:
         alone = found.network_phase.gflops / found.cores
         console.print(
-            f"\nother programs are running: this process had {100 * found.cores:.0f} % of "
-            "a core, so times are longer than on an idle machine; in CPU time the "
-            f"network reaches about {alone:,.0f} GFLOP/s",
+            f"\nother programs are running: this process had {100 * found.cores:.0f} % of a core, so times "
+            f"are longer than on an idle machine; in CPU time the network reaches about {alone:,.0f} GFLOP/s",
             style="yellow",
             soft_wrap=True,
         )

@@ -148,9 +148,8 @@ class FederationSettings:
     per_round: int = setting(8, "clients per round (M)", low=1)
     sampling: str = setting(
         "stream",
-        "stream: a pure function of seed and round; poisson: likewise, each client "
-        "is sampled independently; legacy: the single numpy stream of the released "
-        "program",
+        "stream: a pure function of seed and round; poisson: likewise, each client is sampled "
+        "independently; legacy: the single numpy stream of the released program",
         choices=("stream", "poisson", "legacy"),
         code="legacy",
     )
@@ -283,9 +282,8 @@ class KeepSettings:
     last_rounds: int = setting(10, "final rounds over which accuracy is averaged", low=1)
     metrics: str = setting(
         "accuracy",
-        "metrics on the test images: accuracy, overall and per class; all: also "
-        "macro-F1, balanced accuracy, AUROC, calibration error, top-5 accuracy and "
-        "per-class precision",
+        "metrics on the test images: accuracy, overall and per class; all: also macro-F1, balanced "
+        "accuracy, AUROC, calibration error, top-5 accuracy and per-class precision",
         choices=("accuracy", "all"),
         later=True,
     )

@@ -29,9 +29,8 @@ class LabelSettings:
     seed: int = setting(7, "seed of the labelled / unlabelled split", low=0)
     where: str = setting(
         CLIENTS,
-        "who has labels: clients, a few at every client; server, at the server "
-        "only; partial, labels.clients clients have all their labels and the others "
-        "none, regardless of ratio and per_class",
+        "who has labels: clients, a few at every client; server, at the server only; partial, "
+        "labels.clients clients have all their labels and the others none, regardless of ratio and per_class",
         choices=SCENARIOS,
         later=True,
     )

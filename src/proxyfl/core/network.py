@@ -30,9 +30,8 @@ class ModelSettings:
     dropout: float = setting(0.0, "dropout rate of the mlp's hidden layers", low=0, high=0.9, later=True)
     norm: str = setting(
         "batch",
-        "batch norm: batch keeps it; group replaces it by group norm; static uses "
-        "no statistics in training and gathers those of the global model as sums "
-        "from the round's clients after each aggregation",
+        "batch norm: batch keeps it; group replaces it by group norm; static uses no statistics in training "
+        "and gathers those of the global model as sums from the round's clients after each aggregation",
         choices=("batch", "group", "static"),
         later=True,
     )

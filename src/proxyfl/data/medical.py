@@ -92,9 +92,8 @@ def _read_dicom(file: Path, place: int | None) -> Pixels:
     except (RuntimeError, NotImplementedError):
         name = packing.name if packing.is_transfer_syntax else "an unknown way"
         raise DataError(
-            f"{file} is compressed as {name}, which needs a decoder that is not "
-            "installed; decompress it (for example with gdcmconv --raw) or install "
-            "pylibjpeg with its plug-ins"
+            f"{file} is compressed as {name}, which needs a decoder that is not installed; decompress it "
+            "(for example with gdcmconv --raw) or install pylibjpeg with its plug-ins"
         ) from None
     except Exception as error:
         raise DataError(_unreadable(file, "DICOM", error)) from None

@@ -94,9 +94,8 @@ _ITEMS = (
         columns=EVERY,
         references=(SAME_MASK, "GPT + ICPL"),
         notes=(
-            "GPT and ICPL alone accept an image if the local or the global model is "
-            "confident, as ProxyFL does. The second row gives the baseline this mask, "
-            "to show its share of the gain.",
+            "GPT and ICPL alone accept an image if the local or the global model is confident, as ProxyFL "
+            "does. The second row gives the baseline this mask, to show its share of the gain.",
         ),
     ),
     Item(
@@ -159,9 +158,8 @@ _ITEMS = (
         "millions of numbers sent, counted from the network",
         kind="traffic",
         notes=(
-            "Ours: parameters only, M uploads and M downloads. The same at every scale: "
-            "the paper's network, CIFAR-100, 8 clients. 'proxyfl comm' explains the "
-            "printed figures.",
+            "Ours: parameters only, M uploads and M downloads. The same at every scale: the paper's "
+            "network, CIFAR-100, 8 clients. 'proxyfl comm' explains the printed figures.",
         ),
     ),
     Item(

@@ -210,9 +210,8 @@ def _below(
         written, asked = table.get("fidelity"), overrides.get("fidelity")
         if written and asked and written != asked:
             raise ConfigError(
-                f"{preset} was written for fidelity '{written}'; remove that line to read it "
-                f"as '{asked}', or make another with 'proxyfl config copy PRESET FILE.toml "
-                f"--fidelity {asked}'"
+                f"{preset} was written for fidelity '{written}'; remove that line to read it as '{asked}', "
+                f"or make another with 'proxyfl config copy PRESET FILE.toml --fidelity {asked}'"
             )
         named = table.get("method", {}).get("name") if isinstance(table.get("method"), dict) else None
         if method and named and method != named:

@@ -42,9 +42,8 @@ def require_same_frozen(run: RunDirectory, saved: Checkpoint, checksums: Mapping
     known = saved.run_files.get("frozen")
     if known is not None and known != checksums.get("frozen"):
         raise RunError(
-            f"the seed gives other initial weights here than where {run.path} was "
-            "started, and its frozen tensors are among them; continue with the version "
-            "of torch in its environment.json"
+            f"the seed gives other initial weights here than where {run.path} was started, and its frozen "
+            "tensors are among them; continue with the version of torch in its environment.json"
         )
 
 

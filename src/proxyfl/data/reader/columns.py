@@ -143,9 +143,8 @@ def _found(table: Table) -> tuple[list[str], list[str]]:
     for name in others:
         if any(str(cell).lower().endswith(tuple(SUFFIXES)) for cell in table.columns[name][:NAMED]):
             raise DataError(
-                f"table: {table.file}: column '{name}' contains names of image files; declare "
-                f"it with data.keys=file={name}, or choose the columns of vectors with "
-                "data.keys=features=A+B"
+                f"table: {table.file}: column '{name}' contains names of image files; declare it with "
+                f"data.keys=file={name}, or choose the columns of vectors with data.keys=features=A+B"
             )
     if not found:
         columns = ", ".join(table.columns)[:300] or "nothing"

@@ -45,10 +45,9 @@ def _require_classes(root: Path, below: Mapping[str, set[str]]) -> None:
     shared = sorted(set.intersection(*below.values())) if len(below) > 1 else []
     if shared:
         raise DataError(
-            f"folder: {listed(sorted(below), 3)} in {root} contain the same folders "
-            f"({listed(shared, 3)}): if these are the classes, name the folders above "
-            "them client=NAME, or train and test; if not, move the images up into the "
-            "folders of their classes, or write a labels.csv"
+            f"folder: {listed(sorted(below), 3)} in {root} contain the same folders ({listed(shared, 3)}): "
+            "if these are the classes, name the folders above them client=NAME, or train and test; if not, "
+            "move the images up into the folders of their classes, or write a labels.csv"
         )
 
 

@@ -65,9 +65,8 @@ class Needs:
 def require_address(address: str) -> None:
     if address not in (AUTO, LOCAL) and not _PLACE.fullmatch(address):
         raise ConfigError(
-            f"'{address}' is not the address of a Ray cluster; give HOST:PORT, 'auto' "
-            "for the cluster this machine belongs to, or 'local' for one that lasts as "
-            "long as the run"
+            f"'{address}' is not the address of a Ray cluster; give HOST:PORT, 'auto' for the cluster this "
+            "machine belongs to, or 'local' for one that lasts as long as the run"
         )
 
 
