@@ -145,7 +145,7 @@ def test_folders_below_a_class_belong_to_it_and_other_files_are_ignored_with_a_r
     with caplog.at_level(logging.WARNING):
         dataset = load(f"folder:{tmp_path}")
     assert len(dataset.train) + len(dataset.test) == 21
-    assert "files ignored because they are no images: 3" in caplog.text
+    assert "files ignored because they are not images: 3" in caplog.text
 
 
 @pytest.mark.parametrize(

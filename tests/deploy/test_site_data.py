@@ -125,7 +125,7 @@ def test_what_is_passed_over_is_counted(folders: Path) -> None:
     picture(folders / "dog" / "deeper" / "z.png")
     found = opened(folders)
     assert found.ignored == 1
-    assert found.notes[0] == "files ignored because they are no images: 1"
+    assert found.notes[0] == "files ignored because they are not images: 1"
     assert found.counts.labelled[CLASSES.index("dog")] == opened_before + 1
 
 

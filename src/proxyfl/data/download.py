@@ -100,8 +100,8 @@ def download(file: RemoteFile, root: Path, *, timeout: float = TIMEOUT, pause: f
 def _accept(path: Path, target: Path, file: RemoteFile) -> None:
     verdict = judge(path, (file.checksum,) if file.checksum else ())
     if verdict.word == "differs":
-        fate = "move it away" if path == target else f"the data received from {file.url} was discarded:"
-        raise DataError(f"{target} has the wrong checksum ({verdict.detail}); {fate} and fetch again")
+        fate = "move it away and" if path == target else f"the data received from {file.url} was discarded;"
+        raise DataError(f"{target} has the wrong checksum ({verdict.detail}); {fate} fetch again")
 
 
 def _transfer(file: RemoteFile, part: _Part, timeout: float, pause: float) -> bool:
