@@ -318,7 +318,7 @@ def follow(
     while True:
         lines = reader.new()
         if not begun:
-            lines = list(dropwhile(lambda line, run=run: line.get("run") != run, lines))
+            lines = _since(run, lines)
             begun, lines = bool(lines), lines if past else lines[-1:]
         run = str(lines[-1].get("run")) if lines else run  # the server may have started it again
         yield from lines
@@ -341,6 +341,10 @@ def follow(
                 yield {"event": "stopped", "reason": reason, "text": f"stopped: {reason}"}
                 return
         time.sleep(every)
+
+
+def _since(run: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list(dropwhile(lambda line: line.get("run") != run, lines))
 
 
 def _gone(deployment: Deployment) -> str:
