@@ -124,7 +124,7 @@ class SiteSide:
         steps = self.limits.steps()
         data = self._seen(self._config(header)).client
         if not measures:
-            self.limits.require_disk(self.state, size_in_bytes(task.weights) * trainer.method.keeps_state)
+            self.limits.require_disk(self.state, size_in_bytes(task.weights) * trainer.keeps_state)
             self.limits.require_memory(trainer)
         with numerics(trainer.compute):
             answer = answer_records(trainer.train(task, data, steps=steps))
