@@ -137,7 +137,7 @@ def test_validate_without_the_data_says_how_to_get_it(call):
     result = call("validate", "cifar10", "--data-root", "nowhere")
     assert (result.exit_code, result.stdout) == (
         0,
-        "OK: proxyfl on cifar10, 300 rounds with 8 of 20 clients; the data is not here; "
+        "OK: proxyfl on cifar10, 300 rounds with 8 of 20 clients; the data is not available; "
         "get it with: proxyfl data fetch cifar10 --data-root nowhere\n",
     )
 
