@@ -127,7 +127,7 @@ def test_trials_that_fall_behind_are_stopped_early(tmp_path: Path) -> None:
         ("train.lr=2..1", "must begin below its end"),
         ("train.lr=a..b", "is not a range"),
         ("train.lr", "has no bounds of its own"),
-        ("data.name=a..b", "is no number"),
+        ("data.name=a..b", "is not a number"),
         ("train.epochs=0.5..3", "is a whole number"),
     ],
 )

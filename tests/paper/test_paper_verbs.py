@@ -285,7 +285,7 @@ def test_an_unfinished_run_is_not_shown(call: Call, quick: Path, tmp_path: Path)
             "selects nothing of table3; it has data=svhn,alpha=0.1",
         ),
         (["export", "fig5a"], "fig5a needs no runs; 'proxyfl paper show fig5a --scale mini' shows it"),
-        (["run", "table1", "--seeds", "x"], "how many"),
+        (["run", "table1", "--seeds", "x"], "number of seeds"),
     ],
 )
 def test_errors_are_one_line_and_name_the_cure(call: Call, words: list[str], hint: str) -> None:
