@@ -75,5 +75,5 @@ def test_files_of_other_programs_are_read_where_that_is_asked_for(tmp_path: Path
     assert torch.equal(read_foreign(tmp_path / "plain")["weight"], TENSORS["weight"])
     assert not is_intact(tmp_path / "plain")
     (tmp_path / "text").write_text("no tensors")
-    with pytest.raises(RunError, match="no safetensors"):
+    with pytest.raises(RunError, match="not a safetensors"):
         read_foreign(tmp_path / "text")

@@ -36,7 +36,7 @@ def make(kind: str, path: Path) -> Path:
     [
         ("pipe", "not a regular file"),
         ("device", "not a regular file"),
-        ("folder", "is a folder where a file belongs"),
+        ("folder", "is a folder where a file is expected"),
         ("huge", "4,398,046,511,104 bytes are more than"),
     ],
 )
