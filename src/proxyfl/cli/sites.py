@@ -34,7 +34,7 @@ def print_sites(run: Run, console: Console) -> None:
 
     found = matrix(run)
     last = found.rows[0]
-    console.print(f"global model of round {last.round} on the images that each site holds out")
+    console.print(f"global model of round {last.round} on each site's held-out images")
     console.print(_each(found))
     name, accuracy = found.worst
     total = sum(cell["images"] for cell in last.at.values())

@@ -1,4 +1,4 @@
-"""What leaves a site, what comes to it and what stays: seen in a rehearsal, not recited.
+"""What leaves a site, what comes to it and what stays: observed in a dry run, not recited.
 
 One made-up client plays a round with the federation's own settings. What its task and its update hold is
 what real ones hold, but for values.
@@ -38,7 +38,7 @@ from proxyfl.methods.base import Method
 from proxyfl.models import Network, frozen_tensors
 
 BATCH, IMAGES = 4, 8
-"""Of the rehearsal: what is sent does not depend on them."""
+"""Of the dry run: what is sent does not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Explanation:
 def explain(deployment: Deployment) -> Explanation:
     """What the deployment's method sends. Combinations that cannot be right raise with the reason."""
     method = registry.method_of(deployment.config)
-    task, update = rehearse(deployment)
+    task, update = dry_run(deployment)
     classes = len(deployment.classes)
     up = (*_parts(update.weights), *_extras(update.extras))
     static_up, static_down = _statistics(deployment)
@@ -109,7 +109,7 @@ def explain(deployment: Deployment) -> Explanation:
     )
 
 
-def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]:
+def dry_run(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]:
     """The task and the update of a made-up client in the first round."""
     full = deployment.config
     train = dataclasses.replace(full.train, batch=BATCH, epochs=1)
@@ -136,7 +136,7 @@ def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update
             task = Task(1, 0, state.weights, purpose=purpose)
         answer = next(iter(engine.run([task])))
     if not isinstance(answer, Update):
-        raise RunError(f"the rehearsal of {config.method.name} failed: {answer.reason}")
+        raise RunError(f"the dry run of {config.method.name} failed: {answer.reason}")
     return task, answer
 
 
@@ -152,7 +152,7 @@ def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
     """What goes up and down after the mean for the statistics of static batch norm."""
     if deployment.config.model.norm != "static":
         return [], []
-    task, update = rehearse(deployment, STATISTICS)
+    task, update = dry_run(deployment, STATISTICS)
     count = sum(value.numel() for value in update.extras.values())
     what = "sums for static batch norm: of activations and their squares"
     sums = Item(what, count, size_in_bytes(update.extras))
@@ -161,12 +161,12 @@ def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
 
 
 def _no_evaluation(state: ServerState) -> Evaluation:
-    raise NotImplementedError("a rehearsal measures no accuracy")
+    raise NotImplementedError("a dry run measures no accuracy")
 
 
 def _made_up(deployment: Deployment) -> tuple[ClientData | None, ClientData]:
     """The samples of the server, where it has some, and of a client."""
-    (channels, size), generator = deployment.taken, rng(0, 0, 0, "rehearsal")
+    (channels, size), generator = deployment.taken, rng(0, 0, 0, "dry run")
     if size:
         shape = (2 * IMAGES, channels, size, size)
         images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)

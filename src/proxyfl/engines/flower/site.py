@@ -50,7 +50,7 @@ from proxyfl.federation.histograms import counts_scores
 from proxyfl.methods import registry
 from proxyfl.models import Network
 
-CURE = "put it back from a copy of this site's state; without it the site cannot go on in this run"
+CURE = "put it back from a copy of this site's state; without it the site cannot continue this run"
 RUN_NAME = re.compile(r"[0-9a-f]{16}")
 FORM = ("classes", "channels", "image_size", "encoded", "mean", "std", "flip", "scenario")
 """What server and site must agree on, by name, in the site's settings and in a message's header."""
@@ -210,8 +210,8 @@ class SiteSide:
             usual = LATER.get(name)
             if header.get(name, usual) != self.form.get(name, usual):
                 raise ConfigError(
-                    f"server and site disagree on '{name}'; hand the site its folder again, "
-                    "or put federation.toml back"
+                    f"server and site disagree on '{name}'; send the site its folder again, or "
+                    "restore federation.toml"
                 )
 
     def _say(self, words: str) -> None:
