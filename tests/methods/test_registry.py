@@ -32,6 +32,12 @@ def test_canonical_names() -> None:
     assert all(recipe.summary for recipe in recipes())
 
 
+@pytest.mark.parametrize("given", ["mine", FedAvg])
+def test_what_is_no_recipe_is_answered_with_how_one_is_made(given: Any) -> None:
+    with pytest.raises(MethodError, match=r"register_method\(Recipe\("):
+        registry.register(given)
+
+
 @pytest.mark.parametrize(
     ("alias", "name"),
     [

@@ -107,6 +107,11 @@ def register(recipe: Recipe, shown: Shown = UNSHOWN, *, aliases: Iterable[str] =
 
     ``proxyfl --plugin FILE run --method risingmatch`` trains it, and every add-on can be attached to it.
     """
+    if not isinstance(recipe, Recipe):
+        raise MethodError(
+            "register_method takes a recipe: define the class, then call "
+            'register_method(Recipe("mine", "what it does", Mine))'
+        )
     for name in (recipe.name, *aliases):
         if name in _recipes or name in _aliases:
             raise MethodError(f"the method name '{name}' is taken")
