@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from proxyfl.cli.common import plain_table
+from proxyfl.cli.common import plain_table, print_whole
 from proxyfl.core.text import percent, printable
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def print_clients(run: Run, console: Console) -> None:
     from proxyfl.results.clients import FEWEST, UNUSUAL, ranked
 
     clients = ranked(run)
-    console.print(_table(clients[:MOST]))
+    print_whole(console, _table(clients[:MOST]))
+    console.print("[dim]medians over the rounds of each client; score: how unusual it is[/]", soft_wrap=True)
     if len(clients) > MOST:
         console.print(f"and {len(clients) - MOST:,} more clients, less unusual; --json lists all")
     console.print()
@@ -60,6 +61,7 @@ def _table(clients: list[Client]) -> Table:
     shown = [measure for measure in MEASURES if any(measure.name in client.values for client in clients)]
     heads = ["client", "rounds", *(measure.name for measure in shown), "score"]
     table = plain_table(*heads, right=heads[1:], keep=heads)
+    table.padding = (0, 1, 0, 0)
     for client in clients:
         cells: list[Any] = [escape(printable(client.name)), str(client.rounds)]
         for measure in shown:
@@ -73,13 +75,13 @@ def _table(clients: list[Client]) -> Table:
 def print_accuracies(
     run: Run, model: str, personalised: bool, data_root: Path | None, console: Console
 ) -> None:
-    """A model on the images that each client keeps back, lowest accuracy first."""
+    """A model on the images that each client holds out, lowest accuracy first."""
     from rich.markup import escape
 
     from proxyfl.runs.personal import at_clients
 
     found, names = at_clients(run, model, personalised=personalised, data_root=data_root), run.client_names
-    heads = ["client", "kept back", "accuracy", *(["personalised", "gain"] if personalised else [])]
+    heads = ["client", "held out", "accuracy", *(["personalised", "gain"] if personalised else [])]
     table = plain_table(*heads, right=heads[1:], keep=heads)
     for each in found[:MOST]:
         name = names[each.client] if each.client < len(names) else f"client {each.client}"
@@ -87,7 +89,7 @@ def print_accuracies(
         if each.personalised is not None:
             cells += [percent(each.personalised), f"{100 * (each.personalised - each.accuracy):+.2f}"]
         table.add_row(*cells)
-    console.print(table)
+    print_whole(console, table)
     if len(found) > MOST:
         console.print(f"and {len(found) - MOST:,} more clients with higher accuracy")
     tuned = [each.personalised for each in found if each.personalised is not None]
