@@ -283,6 +283,10 @@ def test_an_offer_is_shown_by_check_and_a_site_does_not_start_without_approval(
     done = invoke("deploy", "site", place, "--data", data)
     assert done.exit_code == 2
     assert f"approve it if you agree, with: proxyfl deploy approve {place}" in done.stderr
+    first = invoke("deploy", "approve", place, "--yes")
+    assert first.exit_code == 0, first.stderr
+    assert "site-02 approved what its folder offers" in first.stdout
+    assert "not approved" not in first.stdout
     (place / approval.OFFER_FILE).unlink()
     told = invoke("deploy", "approve", place, "--yes")
     assert told.exit_code == 2

@@ -123,7 +123,7 @@ def test_a_missing_file_names_the_cure(tmp_path: Path) -> None:
         ({"method": {"name": "fedavg-sl"}}, "true labels of unlabelled images, which no site has"),
         ({"train": {"leak_momentum": True}}, "momentum to the next"),
         ({"labels": {"where": "server"}, "method": {"name": "semifl"}}, "needs the server's labelled images"),
-        ({"data": {"validation": 0.1}}, "sites keep images back with holdout"),
+        ({"data": {"validation": 0.1}}, "sites hold out images with holdout"),
         ({"data": {"norm": "release"}}, "set it to 'own'"),
         ({"privacy": {"clip": 1.0}, **UNIFORM}, "every site knows the seed"),
     ],

@@ -362,7 +362,7 @@ def test_every_class_keeps_an_image_and_none_is_in_both_parts(labels: torch.Tens
     assert int(held.sum()) <= max(1, wanted + 0.5)
 
 
-def test_a_test_folder_of_its_own_is_kept_back_instead_of_a_share(folders: Path, tmp_path: Path) -> None:
+def test_a_test_folder_of_its_own_is_held_out_instead_of_a_share(folders: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         for number in range(4):
             picture(tmp_path / "split" / split / "cat" / f"{number}.png", 10 if split == "train" else 20)

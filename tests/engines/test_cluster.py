@@ -51,9 +51,15 @@ def federation_of(config: Any, engine: RayEngine, folder: Path) -> Federation:
     return federation
 
 
-def test_the_cluster_of_a_run_gives_the_same_bits_and_ends_with_it(tmp_path: Path) -> None:
-    """FedLoKe keeps something for each client: it travels, and lies with the run, not on a node."""
-    config = tiny_config("fedloke", rounds=2, per_round=3)
+@pytest.mark.parametrize(
+    ("method", "momentum"),
+    [("fedloke", "none"), pytest.param("fedavg", "clients", marks=pytest.mark.slow)],
+)
+def test_the_cluster_of_a_run_gives_the_same_bits_and_ends_with_it(
+    tmp_path: Path, method: str, momentum: str
+) -> None:
+    """What is kept for each client travels, and lies with the run, not on a node."""
+    config = tiny_config(method, rounds=2, per_round=3, train__keep_momentum=momentum)
     here = play(config, SIMULATION, tmp_path / "inline")
     federation = federation_of(config, RayEngine("local", workers=1), tmp_path / "ray")
     (report, *_) = federation.run().history

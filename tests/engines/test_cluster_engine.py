@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from proxyfl.engines.cluster.connection import Lost, Needs
 from proxyfl.engines.cluster.engine import ClusterEngine
 from proxyfl.engines.crew import Job
 from proxyfl.runs import build
-from toybox import make_simulation, tiny_config
+from toybox import Stopped, Told, make_simulation, play, same_state, tiny_config
 
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
 
@@ -119,6 +120,17 @@ def test_answers_come_in_the_order_of_the_tasks_and_no_actor_is_hired_for_nothin
     engine, federation = engine_of()
     assert [answer.client for answer in answers(engine, federation)] == [1, 0, 3, 2]
     assert len(engine.workers) == 4
+
+
+def test_momentum_that_clients_keep_travels_and_lies_with_the_run(tmp_path: Path) -> None:
+    config = tiny_config("fedavg", rounds=3, per_round=3, train__keep_momentum="clients")
+    here = play(config, SIMULATION, tmp_path / "inline")
+    cut = build.assemble(config, SIMULATION, engine=RayEngine()).record(tmp_path / "ray")
+    with pytest.raises(Stopped):
+        cut.run([Told(stop_after=2)])
+    again = build.assemble(config, SIMULATION, engine=RayEngine()).resume(tmp_path / "ray")
+    assert same_state(again.run().state, here)
+    assert list((tmp_path / "ray" / "clients").rglob("*.safetensors"))
 
 
 def test_a_client_whose_actor_dies_is_tried_once_on_another_node(

@@ -16,11 +16,21 @@ import torch
 
 from proxyfl.core import plugins
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.state import Failure, Task, Update
+from proxyfl.core.state import Failure, ServerState, Task, Update
 from proxyfl.engines import pool
 from proxyfl.engines.crew import SLACK
 from proxyfl.engines.pool import PoolEngine, default_workers, tuned_environment
-from toybox import assemble, gone, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import (
+    Stopped,
+    Told,
+    assemble,
+    gone,
+    make_simulation,
+    play,
+    same_bits,
+    same_state,
+    tiny_config,
+)
 
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
 
@@ -72,6 +82,22 @@ def test_with_workers_and_without_the_bits_are_the_same(
         there = play(config, SIMULATION, tmp_path / "workers", engine=lambda _: engine)
     assert same_state(here, there)
     assert trainer.method.keeps_state == (tmp_path / "workers" / "clients").exists()
+
+
+@pytest.mark.slow
+def test_momentum_that_clients_keep_is_the_same_with_workers_and_when_a_run_goes_on(tmp_path: Path) -> None:
+    config = tiny_config("fedavg", rounds=3, per_round=3, train__keep_momentum="clients")
+    here, cut = play(config, SIMULATION, tmp_path / "inline"), Told(stop_after=2)
+
+    def with_workers(*observers: Told, state: ServerState | None = None) -> ServerState:
+        federation, _ = assemble(tmp_path / "workers", config, SIMULATION, 2)
+        with closing(federation.engine) as engine:
+            folder = tmp_path / "workers"
+            return play(config, SIMULATION, folder, state=state, observers=observers, engine=lambda _: engine)
+
+    with pytest.raises(Stopped):
+        with_workers(cut)
+    assert same_state(with_workers(state=cut.reports[-1].state), here)
 
 
 def test_answers_come_in_the_order_of_the_tasks(tmp_path: Path, tasks: list[Task]) -> None:

@@ -146,8 +146,9 @@ def test_below_the_quorum_the_round_does_not_count() -> None:
     with pytest.raises(RunError) as caught:
         run_rounds(federation(work, per_round=6, quorum=3), START, [told])
     assert str(caught.value) == (
-        "round 2: 1 of 6 clients gave a usable update, 3 are needed (client 0: no battery; "
-        "client 1: no battery; client 2: no battery); the last checkpoint is kept, resume when this is fixed"
+        "round 2: 1 of 6 clients gave a usable update, 3 are needed "
+        "(client 0, client 1, client 2 and 2 more: no battery); "
+        "the last checkpoint is kept, resume when this is fixed"
     )
     assert len(told.reports) == 1
 

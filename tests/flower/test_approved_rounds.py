@@ -72,8 +72,11 @@ def test_both_ends_note_the_same_and_more_rounds_wait_for_approval(tmp_path, qui
     assert [line["round"] for line in signed] == [1, 2]
 
     more = longer.lengthen(made, 3)
-    with pytest.raises(RunError, match="round 3"):
+    with pytest.raises(RunError, match="round 3") as stopped:
         server(more, net).run()
+    told = str(stopped.value)
+    assert "(site-01, site-02: the site's owner did not approve" in told
+    assert "; a site's owner approves with: proxyfl deploy approve SITE; the checkpoint is kept" in told
     refusal = "the site's owner did not approve federation.rounds = 3, approved: 2"
     assert any(refusal in text for text in texts(made))
     assert [line for line in events(made.path) if refusal in str(line.get("reason"))]

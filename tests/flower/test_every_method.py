@@ -21,7 +21,7 @@ from proxyfl.methods import create, recipes
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.simulation import simulate
 from proxyfl.testing.toy import toy_partition
-from toybox import Told, make_simulation, play, same_state, tiny_config
+from toybox import Stopped, Told, make_simulation, play, same_bits, same_state, tiny_config
 
 NAMES = [recipe.name for recipe in recipes("clients")]
 FIRST = set({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values())
@@ -87,6 +87,16 @@ def test_a_method_is_bit_equal_to_the_inline_engine(name, tmp_path):
         assert here.metrics["traffic"] == there.metrics["traffic"]
 
 
+def at_server(name, **settings):
+    """Three clients without any label, and a server that trains on its own samples."""
+    labels = np.arange(96) % 3
+    vectors = np.random.default_rng(0).normal(size=(96, 5)) + 3 * np.eye(5)[labels]
+    data = Dataset.of(vectors[:72], labels[:72], test=(vectors[72:], labels[72:]))
+    config = tiny_config(name, scenario="server", clients=3, model__name="mlp", **settings)
+    split = make_partition(data, clients=3, per_class=4, scheme="iid", where="server")
+    return config, simulate(data, split, config.vectors)
+
+
 AT_SERVER = [recipe.name for recipe in recipes("server") if not create(recipe.name).oracle]
 ONCE = set({recipe.method: recipe.name for recipe in reversed(recipes("server"))}.values())
 
@@ -96,13 +106,8 @@ ONCE = set({recipe.method: recipe.name for recipe in reversed(recipes("server"))
 )
 def test_with_labels_at_the_server_a_method_is_bit_equal_too(name, tmp_path):
     """Sites without any label; the server trains on its own samples."""
-    labels = np.arange(96) % 3
-    vectors = np.random.default_rng(0).normal(size=(96, 5)) + 3 * np.eye(5)[labels]
-    data = Dataset.of(vectors[:72], labels[:72], test=(vectors[72:], labels[72:]))
     tau = {"method__tau": 0.3} if hasattr(create(name).parameters, "tau") else {}
-    config = tiny_config(name, scenario="server", clients=3, model__name="mlp", **tau)
-    split = make_partition(data, clients=3, per_class=4, scheme="iid", where="server")
-    simulation = simulate(data, split, config.vectors)
+    config, simulation = at_server(name, **tau)
     inline, remote = Told(), Told()
     play(config, simulation, tmp_path / "inline", observers=[inline])
     engine, _ = flower(config, simulation, tmp_path)
@@ -112,6 +117,21 @@ def test_with_labels_at_the_server_a_method_is_bit_equal_too(name, tmp_path):
         assert same_state(here.state, there.state)
         assert here.metrics["server"] == there.metrics["server"]
         assert here.metrics["traffic"] == there.metrics["traffic"]
+
+
+def test_momentum_that_sites_and_server_keep_is_bit_equal_and_outlives_a_restart(tmp_path):
+    settings = {"method__tau": 0.3, "rounds": 3}
+    config, simulation = at_server("semifl", train__keep_momentum="all", **settings)
+    inline, cut = play(config, simulation, tmp_path / "inline"), Told(stop_after=2)
+    engine, _ = flower(config, simulation, tmp_path)
+    with pytest.raises(Stopped):
+        play(config, simulation, tmp_path / "server", observers=[cut], engine=lambda _: engine)
+    again, _ = flower(config, simulation, tmp_path)
+    state = cut.reports[-1].state
+    ended = play(config, simulation, tmp_path / "server", state=state, engine=lambda _: again)
+    assert same_state(ended, inline)
+    forgets, _ = at_server("semifl", **settings)
+    assert not same_bits(play(forgets, simulation, tmp_path / "forgets").weights, inline.weights)
 
 
 @pytest.mark.parametrize("name", sorted({each.name for each in recipes("partial")} - set(NAMES)))

@@ -13,6 +13,8 @@ from loopback import deployment, experiment
 from serving import connect, newest, server, texts
 
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.deploy.server_data import open_server_data
+from proxyfl.deploy.site_data import write_npz
 from proxyfl.engines.flower import codec
 from proxyfl.engines.flower.protocol import spoken
 from proxyfl.runs import checkpoint
@@ -47,6 +49,23 @@ def test_a_real_federation_is_bit_equal_to_the_simulation(tmp_path, method, wher
     assert len(run.partition.server) == len(simulation.partition.server)
     losses = [line.get("server") for line in run.metrics]
     assert losses == [report.metrics.get("server") for report in told.reports]
+
+
+def test_the_servers_images_may_be_a_folder_an_array_or_a_table(tmp_path):
+    made = deployment(tmp_path / "f", tiny("semifl", "server"), holdout=0.0)
+    folder, array, table = made.server_data_path, tmp_path / "own.npz", tmp_path / "table" / "labels.csv"
+    found = open_server_data(made)
+    write_npz(array, found.images, found.labels, made.classes)
+    shutil.copytree(folder, table.parent)
+    rows = [f"{file.relative_to(folder)},{file.parent.name}" for file in sorted(folder.rglob("*.png"))]
+    table.write_text("\n".join(["file,label", *rows]))
+
+    def held(data):
+        return sorted(zip(data.labels.tolist(), map(bytes, data.images.numpy()), strict=True))
+
+    assert len(found.labelled) == 30
+    for place in (array, table.parent):
+        assert held(open_server_data(made, str(place))) == held(found)
 
 
 def test_other_images_at_the_server_stop_a_run_that_goes_on(tmp_path):

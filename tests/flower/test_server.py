@@ -16,7 +16,7 @@ from serving import connect, newest, server, texts
 
 from calling import invoke
 from proxyfl.core.checksum import read_verified
-from proxyfl.core.errors import BelowQuorum, ConfigError, RunError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import content_hash
 from proxyfl.deploy import crosssite, server_run
 from proxyfl.deploy.live import LIVE_FILE
@@ -112,8 +112,9 @@ def test_below_quorum_it_waits_plays_the_round_again_and_says_so(tmp_path, small
     for node in net.nodes.values():
         node.handler = shy(node.handler)
     server(deployed, net).run()
-    said = [text for text in texts(deployed) if "trying again" in text]
-    assert "0 of 2 clients gave a usable update, 2 are needed" in said[0]
+    said = [text for text in texts(deployed) if "asking again" in text]
+    lack = "0 of 2 sites gave a usable update, 2 are needed (site-02, site-03: busy); asking again for "
+    assert lack in said[0]
     calm, shaky = (
         checkpoint.load_newest(server_run.RunDirectory(tmp_path / n / "run"))[0] for n in ("calm", "f")
     )
@@ -152,9 +153,10 @@ def test_too_few_answers_for_too_long_stop_it_with_the_checkpoint_kept(tmp_path,
         node.handler = lambda kind, records, usual=usual: (
             silent if kind == MessageType.TRAIN else usual(kind, records)
         )
-    with pytest.raises(BelowQuorum, match="0 of 2 clients gave a usable update") as stopped:
+    with pytest.raises(RunError, match="0 of 2 sites gave a usable update") as stopped:
         server(deployed, net).run()
-    assert str(stopped.value).endswith(f"when this is fixed, with 'proxyfl deploy run {deployed.path}'")
+    again = f"the checkpoint is kept; continue with: proxyfl deploy run {deployed.path}"
+    assert str(stopped.value).endswith(f"(site-01, site-04: busy); {again}")
     assert newest(deployed.run).round == 0
 
 

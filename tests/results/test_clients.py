@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from proxyfl.cli.clients import print_clients
 from proxyfl.results.clients import rank, scores
 
 
@@ -80,3 +83,14 @@ def test_accuracy_on_few_images_must_differ_by_more() -> None:
 def test_three_clients_are_too_few_to_tell() -> None:
     few = [row for row in rows(norm=99.0) if row["client"] > 2]
     assert [client.words for client in rank(few)] == [[]] * 3
+
+
+def test_the_table_says_what_it_is_and_no_heading_is_cut_at_80_columns() -> None:
+    clients = rank(rows(accuracy=0.5), names=[f"a hospital {k}" for k in range(6)])
+    stub = SimpleNamespace(client_rows=rows(accuracy=0.5), metrics=[], client_names=[c.name for c in clients])
+    with (console := Console(width=80)).capture() as shown:
+        print_clients(stub, console)  # type: ignore[arg-type]
+    first, heads, *_ = shown.get().splitlines()
+    assert first == "medians over the rounds that a client took part in"
+    wanted = "client rounds accuracy loss cosine norm trusted labels images seconds score"
+    assert heads.split() == wanted.split()

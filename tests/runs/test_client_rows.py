@@ -124,15 +124,6 @@ def test_an_unrecorded_federation_writes_what_it_noted(sound: Path, tmp_path: Pa
     assert (tmp_path / "run" / "clients.jsonl").read_bytes() == (sound / "clients.jsonl").read_bytes()
 
 
-def test_a_narrow_terminal_cuts_no_client(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    head, *lines = invoke("show", sound, "--clients").stdout.splitlines()
-    assert head.split()[:3] == ["client", "rounds", "loss"]
-    assert head.split()[-1] == "score"
-    assert len(lines[0]) == len(head)
-    assert any("medians over the rounds" in line for line in lines)
-
-
 def test_differential_privacy_notes_nothing_and_says_so(tmp_path: Path) -> None:
     private = {
         "privacy__clip": 0.5,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from proxyfl.cli.common import plain_table, print_whole
+from proxyfl.cli.common import plain_table
 from proxyfl.core.text import percent, printable
 
 if TYPE_CHECKING:
@@ -35,8 +35,11 @@ def print_clients(run: Run, console: Console) -> None:
     from proxyfl.results.clients import FEWEST, UNUSUAL, ranked
 
     clients = ranked(run)
-    print_whole(console, _table(clients[:MOST]))
-    console.print("[dim]medians over the rounds of each client; score: how unusual it is[/]", soft_wrap=True)
+    table = _table(clients[:MOST])
+    if console.measure(table, options=console.options.update(max_width=1000)).maximum > console.width:
+        table.padding = (0, 1, 0, 0)
+    console.print("medians over the rounds that a client took part in", style="dim")
+    console.print(table)
     if len(clients) > MOST:
         console.print(f"and {len(clients) - MOST:,} more clients, less unusual; --json lists all")
     console.print()
@@ -60,8 +63,7 @@ def _table(clients: list[Client]) -> Table:
 
     shown = [measure for measure in MEASURES if any(measure.name in client.values for client in clients)]
     heads = ["client", "rounds", *(measure.name for measure in shown), "score"]
-    table = plain_table(*heads, right=heads[1:], keep=heads)
-    table.padding = (0, 1, 0, 0)
+    table = plain_table(*heads, right=heads[1:], keep=heads[1:])
     for client in clients:
         cells: list[Any] = [escape(printable(client.name)), str(client.rounds)]
         for measure in shown:
@@ -89,7 +91,7 @@ def print_accuracies(
         if each.personalised is not None:
             cells += [percent(each.personalised), f"{100 * (each.personalised - each.accuracy):+.2f}"]
         table.add_row(*cells)
-    print_whole(console, table)
+    console.print(table)
     if len(found) > MOST:
         console.print(f"and {len(found) - MOST:,} more clients with higher accuracy")
     tuned = [each.personalised for each in found if each.personalised is not None]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from proxyfl.runs.run import Run
 
 USER_ERROR = 2
-WIDEST = 1000
-"""Columns that a table may take where a terminal has fewer."""
 INTERRUPTED = 130
 
 RunName = Annotated[
@@ -164,18 +162,6 @@ def plain_table(*columns: str, right: Sequence[str] = (), keep: Sequence[str] = 
             name, justify="right" if name in right else "left", no_wrap=name in keep, overflow="fold"
         )
     return table
-
-
-def print_whole(console: Console, table: Table) -> None:
-    """A table of names and figures as wide as it needs: a narrow terminal wraps its lines, nothing is cut."""
-    from rich.measure import Measurement
-
-    options, narrow = console.options.update(max_width=WIDEST), console.width
-    console.width = max(narrow, Measurement.get(console, options, table).maximum)
-    try:
-        console.print(table)
-    finally:
-        console.width = narrow
 
 
 def runs_folder() -> Path:

@@ -90,7 +90,7 @@ def site(
 ) -> None:
     """Take part with this machine's images: Flower's SuperNode, which computes what the server asks for.
 
-    It stays until Ctrl-C and connects again whenever the server is away.
+    It stays until Ctrl-C and connects again whenever the server is offline.
     """
     require_flower()
     from proxyfl.deploy import supervise
@@ -133,7 +133,7 @@ def run(
     from proxyfl.deploy.removal import settle
     from proxyfl.deploy.settings import Deployment
     from proxyfl.deploy.status import is_finished
-    from proxyfl.deploy.stopping import clear_stop
+    from proxyfl.deploy.stopping import clear_stop, stop_now
 
     deployment = Deployment.read(folder)
     if operate.is_running(deployment):
@@ -166,7 +166,7 @@ def run(
     try:
         show(deployment, operate.follow(deployment, number), quiet)
     except KeyboardInterrupt as interrupt:
-        operate.stop(deployment)
+        stop_now(deployment)
         typer.echo(f"stopped; continue with: {command('deploy', 'run', folder)}", err=True)
         raise typer.Exit(INTERRUPTED) from interrupt
 

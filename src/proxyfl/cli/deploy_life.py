@@ -45,12 +45,12 @@ def stop(
     from proxyfl.deploy import operate
     from proxyfl.deploy.audit import AuditLog
     from proxyfl.deploy.settings import Deployment
-    from proxyfl.deploy.stopping import ask_to_stop
+    from proxyfl.deploy.stopping import ask_to_stop, stop_now
 
     deployment = Deployment.read(folder)
     finished = False
     if now:
-        finished = not operate.stop(deployment)
+        finished = not stop_now(deployment)
         said = "the run finished before it was stopped" if finished else "stopped"
     else:
         number = operate.under_way(deployment)
@@ -124,7 +124,7 @@ def _where(metrics: dict[str, Any]) -> str:
     if source.get("where") == "server":
         return f"on {source['images']:,} test images at the server"
     names = ", ".join(source.get("sites", []))
-    return f"on {source.get('images', 0):,} images kept back at {names}, larger sites weighing more"
+    return f"on {source.get('images', 0):,} images held out at {names}, larger sites weighing more"
 
 
 def require_flower() -> None:

@@ -134,13 +134,15 @@ def check(
 
 def _show_terms(site: Site) -> None:
     """What the site is to agree to; without a folder that says so, what to do."""
-    from proxyfl.cli.deploy_trust import show_offer
+    from proxyfl.cli.deploy_trust import show_offer, show_standing
     from proxyfl.core.plugins import load_plugins
     from proxyfl.deploy.approval import newest_offer
 
     load_plugins(())
     try:
-        show_offer(site, *newest_offer(site))
+        offer, asked = newest_offer(site)
+        show_offer(site, offer, asked)
+        show_standing(site, offer)
     except ConfigError as error:
         out().print(f"note: {error}", markup=False, soft_wrap=True)
 
@@ -156,7 +158,7 @@ def _show_counts(
     shown += f" of {form.channels} features" if form.called == "vectors" else ""
     console.print(f"{name}: {data}, read as {found.form}", style="bold", markup=False)
     console.print(f"{counts.total:,} {shown}\n")
-    right = ("labelled", "kept back")
+    right = ("labelled", "held out")
     table = plain_table("class", *right, right=right)
     for one, labelled, held in zip(form.classes, counts.labelled, counts.held_out, strict=True):
         table.add_row(one, f"{labelled:,}", f"{held:,}")

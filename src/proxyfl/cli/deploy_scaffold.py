@@ -150,7 +150,7 @@ def init(
         typer.Option(
             min=0,
             max=0.9,
-            help="Share of labelled images that each site, or the server, keeps back for measuring.",
+            help="Share of labelled images that each site, or the server, holds out for measuring.",
             show_default="0.2 without --test",
             rich_help_panel=IMAGES,
         ),
@@ -314,13 +314,16 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
             "begin again with --like FILE, a file of vectors like theirs",
             soft_wrap=True,
         )
-    first = deployment.sites[0]
-    data = path / "sample" / f"{first}.npz" if plan.sample else "DATA"
+    agree = [] if deployment.insecure else ["--approve"]
+
+    def data(name: str) -> Path | str:
+        return path / "sample" / f"{name}.npz" if plan.sample else "DATA"
+
     say("\nnext", style="bold")
     for words in (
         ("deploy", "explain", path),
         ("deploy", "server", path),
-        ("deploy", "site", path / first, "--data", data, *([] if deployment.insecure else ["--approve"])),
+        *(("deploy", "site", path / name, "--data", data(name), *agree) for name in deployment.sites),
         ("deploy", "run", path),
     ):
         say(f"  {command(*words)}", markup=False, soft_wrap=True)

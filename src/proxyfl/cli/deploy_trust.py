@@ -47,6 +47,8 @@ def agree(site: Site, yes: bool) -> None:
     load_plugins(())
     offer, asked = approval.newest_offer(site)
     show_offer(site, offer, asked)
+    if (site.path / approval.APPROVAL_FILE).exists():
+        show_standing(site, offer)
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError("nobody is here to ask; give --yes to approve what is shown")
@@ -58,7 +60,7 @@ def agree(site: Site, yes: bool) -> None:
 
 
 def show_offer(site: Site, offer: Offer, asked: bool) -> None:
-    """App, signer, what leaves, and how that differs from what is approved now."""
+    """App, signer, what leaves."""
     from proxyfl.deploy import approval, signing
 
     found, console = approval.described(site, offer), out()
@@ -72,7 +74,13 @@ def show_offer(site: Site, offer: Offer, asked: bool) -> None:
     ):
         console.print(f"{name:11}{value}", markup=False, soft_wrap=True)
     show_explanation(found, site)
-    state = standing(site)
+
+
+def show_standing(site: Site, offer: Offer) -> None:
+    """What is approved now, and how an offer differs from it."""
+    from proxyfl.deploy import approval
+
+    console, state = out(), standing(site)
     if changes := approval.differences(site, offer):
         console.print("\nBeyond what is approved now", style="bold")
         for change in changes:

@@ -68,7 +68,7 @@ Model = Annotated[Which, typer.Option("--model", help="The model of the last rou
 
 Clients = Annotated[
     bool,
-    typer.Option("--clients", help="Test on the images that each client keeps back (data.validation)."),
+    typer.Option("--clients", help="Test on the images that each client holds out (data.validation)."),
 ]
 Personalised = Annotated[
     bool,
@@ -186,7 +186,7 @@ def _given(data: str, card: ModelCard, keys: str | None, own: DataSettings) -> S
 
 
 def _of_the_server(run: Run, card: ModelCard) -> Split:
-    """The test images of the deployment that the run lies in, or what its server keeps back."""
+    """The test images of the deployment that the run lies in, or what its server holds out."""
     from proxyfl.deploy.server_data import open_server_data
     from proxyfl.deploy.settings import FEDERATION_FILE, Deployment
     from proxyfl.deploy.site_data import open_test

@@ -1,4 +1,4 @@
-"""``proxyfl show RUN --sites``: every model on the images that every site keeps back."""
+"""``proxyfl show RUN --sites``: every model on the images that every site holds out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from proxyfl.cli.common import plain_table, print_whole
+from proxyfl.cli.common import plain_table
 from proxyfl.core.text import percent, printable
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def print_sites(run: Run, console: Console) -> None:
 
     found = matrix(run)
     last = found.rows[0]
-    console.print(f"global model of round {last.round} on the images that each site keeps back")
-    print_whole(console, _each(found))
+    console.print(f"global model of round {last.round} on the images that each site holds out")
+    console.print(_each(found))
     name, accuracy = found.worst
     total = sum(cell["images"] for cell in last.at.values())
     mean = sum(cell["images"] * cell[ACCURACY] for cell in last.at.values()) / total
@@ -44,7 +44,7 @@ def print_sites(run: Run, console: Console) -> None:
         console.print(words, markup=False, soft_wrap=True)
     if len(found.rows) > 1:
         console.print("\naccuracy of every model at every site")
-        print_whole(console, _matrix(found))
+        console.print(_matrix(found))
         if len(found.sizes) > MOST:
             console.print(f"the {MOST} sites with the lowest accuracy of {len(found.sizes)}; --json has all")
 

@@ -29,7 +29,7 @@ MAX_REDRAWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The images of every client, as indices into the training split. Nobody trains on those kept back in
+    """The images of every client, as indices into the training split. Nobody trains on those held out in
     ``validation`` and ``server_validation``.
 
     >>> import proxyfl

@@ -19,13 +19,13 @@ MOST_NAMED = 20
 
 
 def require_server(where: str, server: Indices, labelled: Ragged, kept: Indices) -> None:
-    """Refuse images of the server, or such that it keeps back, that do not fit the scenario."""
+    """Refuse images of the server, or such that it holds out, that do not fit the scenario."""
     require_scenario(where)
     for part in (server, kept):
         if part.ndim != 1 or part.dtype != np.int64 or part.min(initial=0) < 0:
             raise ConfigError("the server's images must be a flat int64 array of indices")
     if len(kept) and where != SERVER:
-        raise ConfigError("the server keeps labelled images back only where labels are there")
+        raise ConfigError("the server holds out labelled images only where labels are there")
     if (where == SERVER) != bool(len(server)) or (len(server) and labelled.sizes.any()):
         raise ConfigError("the server holds all labelled images where labels are there, otherwise none")
 

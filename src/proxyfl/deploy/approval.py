@@ -23,6 +23,7 @@ from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
 from proxyfl.core.state import STATISTICS, TRAIN, Update, detached, within
+from proxyfl.core.text import shortened
 from proxyfl.deploy import pki, signers, signing
 from proxyfl.deploy.audit import AuditLog, user
 from proxyfl.deploy.explain import Explanation, explain, rehearse
@@ -192,6 +193,11 @@ def require(site: Site) -> Approval:
     raise Refused(f"trusted.yaml of {site.name} does not name the operator's key that was approved")
 
 
+def is_missing(reason: str) -> bool:
+    """Whether a site gave no update because its owner did not approve something."""
+    return "approv" in reason
+
+
 def require_app(found: Approval, app: str) -> None:
     """Refuse any other app; ``app`` is its SHA-256 or the beginning of it."""
     if len(app) < signing.MARK or not found.offer.app.startswith(app):
@@ -204,8 +210,7 @@ def require_asked(found: Approval, kind: str, header: Mapping[str, Any]) -> None
     if kind not in (ENROL, *found.leaves):
         raise Refused(f"the site's owner did not approve '{kind}'")
     if changes := widened(found.offer.config, Offer.from_tree(header).config):
-        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise Refused(f"the site's owner did not approve {', '.join(changes[:3])}{more}")
+        raise Refused(f"the site's owner did not approve {shortened(changes)}")
     if kind != ENROL and whole(header, "round") > found.offer.config.federation.rounds:
         limit = found.offer.config.federation.rounds
         raise Refused(f"the site's owner approved {limit} rounds, not round {header['round']}")

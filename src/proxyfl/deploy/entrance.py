@@ -82,7 +82,7 @@ def check_server_files(deployment: Deployment) -> None:
     for file in (deployment.server_certificate, deployment.server_key):
         if not file.is_file():
             raise ConfigError(f"{file} is missing; bring it back from a copy of {file.parent}")
-    pki.check_server(deployment.server_certificate, deployment.ca_certificate)
+    pki.check_server(deployment.server_certificate, deployment.ca_certificate, deployment.path)
     pki.check_key(deployment.server_key, deployment.server_certificate)
     site_keys(deployment)
     for file in (deployment.trusted, deployment.app_signature):

@@ -94,7 +94,7 @@ def explain(deployment: Deployment) -> Explanation:
         labels=labels_are(deployment),
         enrols=(
             "the site's name",
-            f"how many {deployment.called} it has: labelled, unlabelled, kept back",
+            f"how many {deployment.called} it has: labelled, unlabelled, held out",
             "its versions of proxyfl and torch",
         ),
         up=(*up, *static_up, Item(f"number of {deployment.called}, seconds", 2, 16)),
@@ -195,7 +195,7 @@ def _measured(deployment: Deployment, classes: int) -> str:
     if not deployment.sites_measure:
         return f"on {measured_on(deployment)}: sites send nothing for it"
     counts = (
-        f"on the {deployment.holdout:.0%} of its labelled {deployment.called} that each site keeps back: it "
+        f"on the {deployment.holdout:.0%} of its labelled {deployment.called} that each site holds out: it "
         f"sends a table of {classes} × {classes} counts, true class against predicted, and the server adds "
         "them up"
     )
@@ -233,7 +233,7 @@ def _noted(deployment: Deployment) -> str:
         return "nothing of single sites: differential privacy forbids it"
     if not config.keep.watches(config.federation.per_round):
         return "nothing of single sites: keep.clients of the experiment says so"
-    own = ", accuracy on what it keeps back" if deployment.sites_measure else ""
+    own = ", accuracy on what it holds out" if deployment.sites_measure else ""
     what = deployment.called
     return (
         f"of every site and round (clients.jsonl): {what}, labelled share, losses, share of {what} trusted, "
@@ -268,7 +268,7 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
             rows = f", and what a class's {what} have in common" if value.dim() > 1 else ""
             remarks.append(f"{name} has an entry for every class: it reveals label shares{rows}")
     if deployment.sites_measure:
-        remarks.append(f"the table of counts tells the server the label shares of the {what} kept back")
+        remarks.append(f"the table of counts tells the server the label shares of the {what} held out")
     labelled = "" if deployment.scenario == SERVER else ", and how much of it is labelled"
     remarks.append(f"numbers of {what} tell the server how large a site is{labelled}")
     if readers := validation.reads_single_sites(method):

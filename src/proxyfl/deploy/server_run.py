@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from proxyfl.data.dataset import Encoded, Split
 from proxyfl.data.partition import Partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.stream import ViewSettings
+from proxyfl.deploy import approval
 from proxyfl.deploy.crosssite import SharedModels
 from proxyfl.deploy.draws import Draws
 from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
@@ -104,7 +106,7 @@ class DeployedServer:
         """Begin the run or go on with it, to the end. What stops it is the last line of the live file."""
         try:
             with RunDirectory(self.deployment.state, self.again).locked():
-                self.live.tell("began")
+                self.live.tell("began", pid=os.getpid())
                 if not self.directory.path.exists():
                     self._create()
                 with self.directory.locked():
@@ -210,11 +212,13 @@ class DeployedServer:
                 draws.begin(state.round + 1)
             except BelowQuorum as error:
                 draws.failed(error.failed)
-                now = time.monotonic()
+                now, lack = time.monotonic(), error.lack("sites", self.roster.name)
+                if any(map(approval.is_missing, error.failed.values())):
+                    lack += "; a site's owner approves with: proxyfl deploy approve SITE"
                 until = until or now + self.deployment.patience
                 if now + pause > until:
-                    raise BelowQuorum(f"{error}, with '{self.again}'") from error
-                self.live.tell("waiting", text=f"{error}; trying again for {until - now:.0f} s")
+                    raise RunError(f"{lack}; the checkpoint is kept; continue with: {self.again}") from error
+                self.live.tell("waiting", text=f"{lack}; asking again for {until - now:.0f} s")
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_LAST)
 

@@ -174,7 +174,7 @@ class Deployment(DeploymentSettings):
         """What the site's ``site.toml`` holds."""
         shared, where = _table_of(self, ImageForm), self.scenario
         if where == SERVER:
-            shared["holdout"] = 0.0  # it is the server that keeps labelled images back
+            shared["holdout"] = 0.0  # it is the server that holds out labelled images
         return Site(
             **shared,
             name=name,
@@ -208,7 +208,7 @@ class Deployment(DeploymentSettings):
 
     @property
     def sites_measure(self) -> bool:
-        """Whether accuracy comes from images that sites keep back."""
+        """Whether accuracy comes from images that sites hold out."""
         return not self.test and self.scenario != SERVER
 
     @property

@@ -227,7 +227,7 @@ def serve(deployment: Deployment, say: Say, ready: Callable[[], None]) -> NoRetu
 def take_part(settings: Site, data: Path, say: Say, address: str = "") -> NoReturn:
     """Run a site until it is stopped; one command at a time may.
 
-    A server that is away or does not let it in is waited for.
+    A server that is offline or does not let it in is waited for.
     """
     with Post(settings.state, settings.name).taken():
         _take_part(settings, data, say, address)

@@ -40,7 +40,7 @@ def draw_results(
     cells: Cells = {label: cell for label, cell in every.items() if cell}
     title = f"{name_of(item)}, scale {size.name}: {TITLES[column.data]}, α = {column.alpha:g}"
     if kind == "ranking":
-        figure = _ranking(cells, title, [row.label for row in item.rows if row.bound])
+        figure = _ranking(same_seeds(cells), title, [row.label for row in item.rows if row.bound])
     elif kind == "along":
         figure = _along(item, cells, title)
     else:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from proxyfl.aggregation.coverage import own_weights, uncovered
+from proxyfl.core.dealing import CLIENTS, SCENARIOS
 from proxyfl.core.settings import describe
 from proxyfl.methods import registry
 from proxyfl.report import scenario_tables
-from proxyfl.report.scenario_tables import OTHERS, spread
+from proxyfl.report.scenario_tables import OTHERS, most_seeds, read_results, spread
 
 BLOCK = re.compile(r"<!-- (parameters|results|csv|coverage|scenarios) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
 MEASURED = ("mean_last", "last", "best")
@@ -34,12 +34,10 @@ def refreshed(text: str, measured: Path) -> str:
         if kind == "coverage":
             return block(kind, names, coverage(names))
         if kind == "scenarios":
-            table = (
-                scenario_tables.methods(measured)
-                if names == "methods"
-                else scenario_tables.measured(names, measured)
-            )
-            return block(kind, names, table)
+            where, *of = names.split()
+            if where == "methods":
+                return block(kind, names, scenario_tables.methods(measured))
+            return block(kind, names, scenario_tables.measured(where, measured, *of))
         return block(kind, names, parameters(names) if kind == "parameters" else results(names, measured))
 
     return BLOCK.sub(fill, text)
@@ -102,7 +100,7 @@ def results(names: str, measured: Path) -> str:
 
     ``names`` are parted by blanks; one may have settings behind it, in parentheses.
     """
-    found = _by_method(measured.with_name(OTHERS)) | _by_method(measured)
+    found = _by_method(measured)
     lines = ["| method | accuracy, mean of last rounds | last | best | seeds |", "|---|---|---|---|---|"]
     for name in re.findall(r"[^\s()]+(?: \([^)]*\))?", names):
         method, _, settings = name.partition(" ")
@@ -115,20 +113,17 @@ def results(names: str, measured: Path) -> str:
     return "\n".join(["Preset `digits`, measured by `python benchmarks/learning.py`:", "", *lines])
 
 
-def _by_method(file: Path) -> dict[str, list[dict[str, float]]]:
+def _by_method(measured: Path) -> dict[str, list[dict[str, float]]]:
     """The rows of each method: below its name alone those of the first scenario it was measured in, with a
     scenario behind it in parentheses those of that one.
     """
-    found: dict[str, list[dict[str, float]]] = defaultdict(list)
-    first: dict[str, str] = {}
-    if file.exists():
-        with file.open(newline="", encoding="utf-8") as opened:
-            for row in csv.DictReader(opened):
-                method, where = row["method"], row.get("scenario", "")
-                numbers = {key: float(row[key]) for key in MEASURED}
-                found[f"{method} ({where})"].append(numbers)
-                if first.setdefault(method, where) == where:
-                    found[method].append(numbers)
+    found: dict[str, list[dict[str, float]]] = {}
+    for where in SCENARIOS:
+        file = measured if where == CLIENTS else measured.with_name(OTHERS)
+        for method, by_dtype in read_results(file, where).items():
+            rows = list(most_seeds(by_dtype)[1].values())
+            found[f"{method} ({where})"] = rows
+            found.setdefault(method, rows)
     return found
 
 

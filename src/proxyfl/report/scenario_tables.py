@@ -19,7 +19,9 @@ LOWER = {CLIENTS: "fedavg", SERVER: "server-only", PARTIAL: "fedavg"}
 OTHERS = "scenarios.csv"
 """The file of results with labels at the server or at some clients."""
 
-By = dict[str, dict[int, dict[str, float]]]
+Seeds = dict[int, dict[str, float]]
+By = dict[str, Seeds]
+NUMBERS = ("mean_last", "last", "best", "megabytes")
 SEEDS = 3
 """How many a result has unless it says otherwise."""
 MARKS = {"better": " ▲", "worse": " ▼"}
@@ -32,8 +34,10 @@ class Measured:
 
     bound: str
     rows: By
+    dtypes: dict[str, str]
+    """The precision of each method's rows."""
     against: dict[str, Difference]
-    """Differences to the lower bound, corrected for all of them together."""
+    """Differences to the bound in the same precision, corrected for all of them together."""
 
     @cached_property
     def accuracy(self) -> dict[str, list[float]]:
@@ -53,20 +57,38 @@ class Measured:
         return f"{100 * statistics.fmean(values):.1f}{few}" + MARKS.get(verdict.split(",")[0], "")
 
 
-def compared(where: str, results: Path) -> Measured:
-    """The rows of a scenario, each method beside its lower bound."""
-    rows, bound = (
-        read_results(results if where == CLIENTS else results.with_name(OTHERS), where),
-        LOWER[where],
-    )
-    values = {name: {seed: row["mean_last"] for seed, row in seeds.items()} for name, seeds in rows.items()}
+def compared(where: str, results: Path, of: str = "") -> Measured:
+    """The rows of a scenario, each method beside the lower bound; or those ``of`` one method: its variants
+    and what is attached to it, beside itself.
+    """
+    found = read_results(results if where == CLIENTS else results.with_name(OTHERS), where)
+    bound = of or LOWER[where]
+    names = [name for name in found if (_belongs(name, of) if of else "(" not in name)]
+    chosen = {name: most_seeds(found[name]) for name in names}
     pairs = {
-        name: paired_difference(mine, values.get(bound, {})) for name, mine in values.items() if name != bound
+        name: paired_difference(_accuracy(mine), _accuracy(found[bound].get(dtype, {})))
+        for name, (dtype, mine) in chosen.items()
+        if name != bound and bound in found
     }
     known = {name: one for name, one in pairs.items() if one is not None}
     tested = {name: one for name, one in known.items() if one.low is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return Measured(bound, rows, known | corrected)
+    rows = {name: mine for name, (_, mine) in chosen.items()}
+    return Measured(bound, rows, {name: dtype for name, (dtype, _) in chosen.items()}, known | corrected)
+
+
+def _belongs(name: str, method: str) -> bool:
+    """Whether it is the method, a variant of it, or it with something attached."""
+    return name == method or name.startswith((f"{method} (", f"{method}+"))
+
+
+def most_seeds(by_dtype: dict[str, Seeds]) -> tuple[str, Seeds]:
+    """A method's rows of the precision in which it has most; fp32 where it has as many in two."""
+    return max(by_dtype.items(), key=lambda item: (len(item[1]), item[0]))
+
+
+def _accuracy(seeds: Seeds) -> dict[int, float]:
+    return {seed: row["mean_last"] for seed, row in seeds.items()}
 
 
 def methods(results: Path) -> str:
@@ -105,30 +127,38 @@ def methods(results: Path) -> str:
     )
 
 
-def measured(where: str, results: Path) -> str:
-    """Accuracy by method in a scenario, the best first, each beside the scenario's lower bound."""
-    found = compared(where, results)
+def measured(where: str, results: Path, of: str = "") -> str:
+    """Accuracy by method in a scenario, the best first, each beside the scenario's lower bound; or of one
+    method's variants, each beside the method as it is.
+    """
+    found = compared(where, results, of)
     if not found.rows:
         return "Not measured yet."
-    lines = [f"| method | accuracy | seeds | against `{found.bound}` | MB sent |", "|---|---:|---:|---|---:|"]
+    head = f"| method | accuracy | seeds | precision | against `{found.bound}` | MB sent |"
+    lines = [head, "|---|---:|---:|---|---|---:|"]
     for name, values in found.accuracy.items():
         sent = statistics.fmean(row["megabytes"] for row in found.rows[name].values())
-        against = "the bound" if name == found.bound else _against(found.against.get(name))
-        lines.append(f"| {_shown(name)} | {spread(values)} | {len(values)} | {against} | {sent:.0f} |")
+        against = f"the {'method' if of else 'bound'}"
+        if name != found.bound:
+            against = _against(found.against.get(name))
+        cells = [_shown(name), spread(values), str(len(values)), found.dtypes[name], against, f"{sent:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     note = warning(min((one.pairs for one in found.against.values() if one.low is not None), default=0))
     return "\n".join([*lines, *(["", f"{note[0].upper()}{note[1:]}."] if note else [])])
 
 
-def read_results(file: Path, where: str) -> By:
-    """Rows of a file of results by method and seed; a file without a column of scenarios is of one."""
-    found: By = defaultdict(dict)
+def read_results(file: Path, where: str) -> dict[str, dict[str, Seeds]]:
+    """Rows of a file of results by method, precision and seed; a file without a column of scenarios is of
+    one.
+    """
+    found: dict[str, dict[str, Seeds]] = defaultdict(lambda: defaultdict(dict))
     if file.exists():
         with file.open(newline="", encoding="utf-8") as opened:
             for row in csv.DictReader(opened):
                 if row.get("scenario", where) == where:
-                    numbers = {key: float(row[key]) for key in ("mean_last", "last", "best", "megabytes")}
-                    found[row["method"]][int(row["seed"])] = numbers
-    return dict(found)
+                    numbers = {key: float(row[key]) for key in NUMBERS if key in row}
+                    found[row["method"]][row.get("dtype", "")][int(row["seed"])] = numbers
+    return found
 
 
 def spread(values: list[float]) -> str:

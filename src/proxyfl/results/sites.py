@@ -1,4 +1,4 @@
-"""Models against sites: how good each model is on the images that each site keeps back.
+"""Models against sites: how good each model is on the images that each site holds out.
 
 So that one site's failure is not hidden in the sum: the global model of the last measured round and of the
 best one, and the models that sites let the others measure. What records hold may come from an untrusted run,
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Matrix:
-    """``sizes`` are the images that each site keeps back; the first row is the last global model."""
+    """``sizes`` are the images that each site holds out; the first row is the last global model."""
 
     sizes: dict[str, int]
     rows: list[Row]
@@ -123,7 +123,7 @@ def why_none(run: Run) -> str:
     if not run.at_sites:
         return (
             f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' measures its model at every "
-            "client that keeps images back (data.validation)"
+            "client that holds out images (data.validation)"
         )
     if run.config.privacy.clip:
         return f"{run.path} notes nothing of single sites: differential privacy forbids it"
@@ -131,4 +131,4 @@ def why_none(run: Run) -> str:
         return f"{run.path} notes nothing of single sites: start a run with keep.clients = 'auto'"
     if not run.metrics:
         return f"{run.path} has not finished a round yet"
-    return f"{run.path}: sites keep no images back; accuracy is measured on the server's test images"
+    return f"{run.path}: sites hold out no images; accuracy is measured on the server's test images"

@@ -54,7 +54,7 @@ class Simulation:
 
     @property
     def validation(self) -> Split | None:
-        """Labelled images that nobody trains on, each once: those kept back of the training images, or the
+        """Labelled images that nobody trains on, each once: those held out of the training images, or the
         data set's own.
         """
         held, at_server = self.partition.validation, self.partition.server_validation

@@ -129,7 +129,7 @@ class Search:
         base = make({})
         if not base.data.validation:
             raise ConfigError(
-                "a search is judged on validation images; keep some back: --set data.validation=0.1"
+                "a search is judged on validation images; hold some out: --set data.validation=0.1"
             )
         for space in spaces:  # what no trial could be trained with is refused before the first
             for value in space.ends:

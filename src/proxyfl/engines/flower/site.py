@@ -60,7 +60,7 @@ LATER = {"encoded": 0}
 
 @dataclass(frozen=True)
 class SiteImages:
-    """A site's own images: what it trains on, and what it keeps back to measure accuracy."""
+    """A site's own images: what it trains on, and what it holds out to measure accuracy."""
 
     client: ClientData
     heldout: Split
@@ -92,7 +92,7 @@ class SiteSide:
         return self._guarded(records, lambda header: self._train(records, header))
 
     def evaluate(self, records: RecordDict) -> RecordDict:
-        """Counts of (true class, predicted class) over the images kept back, and of scores where they may
+        """Counts of (true class, predicted class) over the images held out, and of scores where they may
         be.
         """
         return self._guarded(records, lambda header: self._evaluate(records))
@@ -124,7 +124,7 @@ class SiteSide:
         steps = self.limits.steps()
         data = self._seen(self._config(header)).client
         if not measures:
-            self.limits.require_disk(self.state, size_in_bytes(task.weights) * trainer.method.keeps_state)
+            self.limits.require_disk(self.state, size_in_bytes(task.weights) * trainer.keeps_state)
             self.limits.require_memory(trainer)
         with numerics(trainer.compute):
             answer = answer_records(trainer.train(task, data, steps=steps))

@@ -87,10 +87,10 @@ function federation({ federation: found }) {
   if (!found) return null;
   if (found.problem) return [nothing(found.problem)];
   const { run, sites, certificates } = found, clock = (time) => (time ? new Date(1000 * time).toLocaleTimeString("en-GB") : "–");
-  const heads = ["site", "state", "last heard", "now", "answered", "late", "away", "refused", "last update", "seconds", "sent", "accuracy"];
+  const heads = ["site", "state", "last heard", "now", "answered", "late", "offline", "refused", "last update", "seconds", "sent", "accuracy"];
   const rows = sites.map(({ name, state, seen, doing, rounds, last_answer: last, gate, accuracy: share }) => [
     name, el("span", { class: `state ${state === "connected" ? "finished" : "stopped"}` }, state), clock(seen), doing || "–",
-    ...["answered", "late", "away", "refused"].map((key) => String(rounds[key])),
+    ...["answered", "late", "offline", "refused"].map((key) => String(rounds[key])),
     last ? `round ${last.round}: ${bytes(last.bytes)}` : "–", last ? short(last.seconds) : "–", gate ? bytes(gate.received) : "–", percent(share),
   ]);
   const soon = Object.entries(certificates).filter(([, days]) => days < 30);
@@ -245,7 +245,7 @@ function bySite(data) {
       rows, columns: sites, values, low: 0, high: 1, numbered: true, text: (value) => percent(value, 0), x: "site whose images are measured", y: "model",
       tell: (r, c, value) => [`${models[r][0]}, round ${models[r][1]}`, `at ${sites[c]}: ${percent(value, 2)} on ${whole(images[c])} ${run.called}`], note: () => `Faint: 0 %. Strong: 100 %.${more}`,
     }));
-    const caption = `${several}accuracy; in brackets the ${run.called} that each site keeps back.${more}`;
+    const caption = `${several}accuracy; in brackets the ${run.called} that each site holds out.${more}`;
     return [table(["model", "round", ...heads], cells(measures.accuracy), { caption: capital(caption) }), columns(drawn)];
   });
   return maps.length ? maps : null;
