@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import proxyfl
+from calling import TINY
 from proxyfl.cli.new_method import can_be_parent
 from proxyfl.methods import registry
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = Path(proxyfl.__file__).parents[1]
 """Where the package under test was imported from: child processes must import the same one."""
 
-TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120", "--set", "train.epochs=1"]
+
 LONGEST = "a-name-of-just-40-letters-is-the-longest"
 PACKAGE_FILE = "src/proxyfl/methods/__init__.py"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from calling import TINY
 from proxyfl.runs.run import Run
-
-TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120", "--set", "train.epochs=1"]
 
 
 def test_run_shows_settings_by_section_and_marks_what_was_changed(tiny):
@@ -17,7 +16,7 @@ def test_run_shows_settings_by_section_and_marks_what_was_changed(tiny):
     assert told.startswith("tiny  seed=1 fidelity=clean preset=digits\n")
     assert "├── partition   scheme=paired alpha=0.1" in told
     assert "clients=4* seed=0" in told
-    assert "├── model       name=resnet8" in told
+    assert "├── model       name=mlp*" in told
     assert " width=1' " in told
     assert "epochs=1* batch=16' mu=2" in told
     assert "└── method      name=proxyfl tau=0.95" in told

@@ -9,13 +9,19 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from proxyfl import Run
+from proxyfl import Experiment, Run
 from proxyfl.cli import app
 from proxyfl.cli.board import Board
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.sweep import Grid, jobs_of
 
-TINY = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1", "model.width=1"]
+TINY = [
+    "partition.clients=4",
+    "federation.per_round=2",
+    "data.subset=150",
+    "train.epochs=1",
+    "model.name=mlp",
+]
 FLAGS = [word for assignment in TINY for word in ("--set", assignment)]
 
 
@@ -38,6 +44,9 @@ def test_compare_makes_what_is_missing_and_skips_what_is_done(tmp_path: Path) ->
     assert len(runs) == 2
     assert "0 of 2 runs to train" in compare(tmp_path, "--alpha", "0.1,1").stderr
     assert {path: (path / "metrics.jsonl").stat().st_mtime_ns for path in runs} == times
+    alone = Experiment(config=Run(runs[0]).config).run(tmp_path / "alone", workers=0)
+    for file in ("metrics.jsonl", "models/last.safetensors"):  # side by side or alone, the same bits
+        assert (alone.path / file).read_bytes() == (runs[0] / file).read_bytes()
     listed = compare(tmp_path, "--alpha", "0.1,1", "--seeds", "2,1", "--dry-run").stdout
     assert (listed.count("to do"), listed.count("done ")) == (2, 2)
 

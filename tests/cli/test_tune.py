@@ -16,7 +16,13 @@ from proxyfl.runs.settings import resolve
 
 pytest.importorskip("optuna")
 
-SETTINGS = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1"]
+SETTINGS = [
+    "partition.clients=4",
+    "federation.per_round=2",
+    "data.subset=150",
+    "train.epochs=1",
+    "model.name=mlp",
+]
 SEARCH = ["--search", "train.lr=0.001..0.3", "--search", "train.batch=8,16"]
 
 

@@ -52,7 +52,7 @@ def hashes(place, event, **about):
 
 def test_both_ends_note_the_same_and_more_rounds_wait_for_approval(tmp_path, quick):
     sizes = {"clients": 2, "per_round": 2, "subset": 80, "labels__per_class": 4}
-    config = experiment("fedavg", rounds=2, **sizes)
+    config = experiment("fedavg", model__name="little", rounds=2, **sizes)
     made = deployment(tmp_path / "f", config, patience=1.0)
     net = at_desks(made, config)
     with pytest.raises(RunError, match="0 of 2 sites have enrolled"):

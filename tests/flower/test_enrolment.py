@@ -105,7 +105,7 @@ def test_a_site_that_has_not_answered_may_still_take_part(tmp_path, small):
 
 
 def test_a_run_goes_on_without_a_site_that_claims_all_the_images_of_the_world(tmp_path):
-    config = experiment("fedavg", rounds=1, per_round=4, subset=80, labels__per_class=4)
+    config = experiment("fedavg", model__name="little", rounds=1, per_round=4, subset=80, labels__per_class=4)
     deployed = deployment(tmp_path / "f", config)
     net = connect(deployed, config)
     net.nodes[50].handler = bad_counts(unlabelled=2**53)
@@ -171,7 +171,9 @@ def test_gather_waits_for_quorum_and_gives_up_after_its_patience(tmp_path, small
 
 
 def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path):
-    everyone = experiment("fedavg", rounds=2, per_round=4, subset=80, labels__per_class=4)
+    everyone = experiment(
+        "fedavg", model__name="little", rounds=2, per_round=4, subset=80, labels__per_class=4
+    )
     deployed = deployment(tmp_path / "f", everyone, deadline=1.0)
     net = connect(deployed, everyone)
     late = net.nodes.pop(53)

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def tiny(method, where, **more):
     return experiment(
-        method, rounds=2, clients=3, per_round=2, keep__checkpoints=3, scenario=where, subset=120,
-        labels__per_class=3, method__tau=0.1, **more,
+        method, model__name="little", rounds=2, clients=3, per_round=2, keep__checkpoints=3, scenario=where,
+        subset=120, labels__per_class=3, method__tau=0.1, **more,
     )  # fmt: skip
 
 

@@ -61,7 +61,9 @@ def test_a_run_is_an_ordinary_run_and_bit_equal_to_the_simulation(tmp_path, smal
 
 
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(tmp_path):
-    config = experiment("fedloke", rounds=3, per_round=2, subset=80, labels__per_class=4)
+    config = experiment(
+        "fedloke", model__name="little", rounds=3, per_round=2, subset=80, labels__per_class=4
+    )
     straight, stopped = (deployment(tmp_path / name, config) for name in ("straight", "stopped"))
     server(straight, connect(straight, config)).run()
 
@@ -212,7 +214,13 @@ def test_accuracy_from_the_sites_is_weighted_by_what_they_keep_back(tmp_path, sm
 
 def test_sites_are_asked_for_accuracy_in_measured_rounds_only(tmp_path):
     config = experiment(
-        "fedavg", rounds=5, per_round=2, subset=80, labels__per_class=4, federation__evaluate_every=2
+        "fedavg",
+        model__name="little",
+        rounds=5,
+        per_round=2,
+        subset=80,
+        labels__per_class=4,
+        federation__evaluate_every=2,
     )
     deployed = deployment(tmp_path / "f", config, test="", holdout=0.5)
     net = connect(deployed, config, heldout=30)

@@ -12,21 +12,13 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+import toybox
 from proxyfl import Experiment
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.paper import figures
 from proxyfl.paper.figures import proxies
 
-TINY = {
-    "rounds": 2,
-    "clients": 4,
-    "per_round": 2,
-    "subset": 150,
-    "dtype": "fp32",
-    "width": 1,
-    "train__epochs": 1,
-    "train__batch": 8,
-}
+TINY = {**toybox.TINY, "subset": 150}
 GPT = {"method__tau": 0.2, "method__gpt__epochs": 2}
 
 

@@ -33,9 +33,15 @@ from proxyfl.runs.export import load_model
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.repair import is_whole
 from proxyfl.runs.run import Run
-from toybox import TINY, Stopped, Told
+from toybox import LITTLE, Stopped, Told
 
-SETTINGS: dict[str, Any] = {**TINY, "rounds": 4, "subset": 120, "method__tau": 0.2, "method__gpt__epochs": 3}
+SETTINGS: dict[str, Any] = {
+    **LITTLE,
+    "rounds": 4,
+    "subset": 120,
+    "method__tau": 0.2,
+    "method__gpt__epochs": 3,
+}
 
 
 def begin(where: Path, stop_after: int | None = None, **options: Any) -> None:
@@ -413,7 +419,7 @@ def write_npz(file: Path, seed: int = 0) -> None:
 
 
 def own_data(root: Path) -> proxyfl.Experiment:
-    options = {**TINY, "data__name": "npz:mine.npz", "labels__per_class": 5}
+    options = {**LITTLE, "data__name": "npz:mine.npz", "labels__per_class": 5}
     return proxyfl.Experiment("fedavg", "digits", data_root=root, **options)
 
 
@@ -491,7 +497,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     [pytest.param(1, 5, marks=pytest.mark.slow), (2, 5), pytest.param(3, 5, marks=pytest.mark.slow)],
 )
 def test_client_states_reach_back_as_far_as_the_checkpoints(tmp_path: Path, every: int, stop: int) -> None:
-    options = {**TINY, "rounds": 7, "per_round": 4, "subset": 64, "keep__checkpoint_every": every}
+    options = {**LITTLE, "rounds": 7, "per_round": 4, "subset": 64, "keep__checkpoint_every": every}
     straight = proxyfl.Experiment("counting", "digits", **options).run(tmp_path / "straight")
     for damaged in (False, True):
         where = tmp_path / f"run-{damaged}"
@@ -511,7 +517,7 @@ def test_client_states_reach_back_as_far_as_the_checkpoints(tmp_path: Path, ever
 def counted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``run``, of a method with client states, stopped after round 3 of 4; and ``straight``."""
     folder = tmp_path_factory.mktemp("counted")
-    options = {**TINY, "rounds": 4, "per_round": 4, "subset": 120}
+    options = {**LITTLE, "rounds": 4, "per_round": 4, "subset": 120}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_recipes", dict(registry._recipes))
         registry.register(Recipe("counting", "state that matters", Counting))
