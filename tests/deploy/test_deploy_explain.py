@@ -1,4 +1,4 @@
-"""What leaves a site is seen in a rehearsal; what cannot be right is refused from a method's hooks."""
+"""What leaves a site is observed in a dry run; what cannot be right is refused from a method's hooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy import validation
-from proxyfl.deploy.explain import Explanation, explain, rehearse
+from proxyfl.deploy.explain import Explanation, dry_run, explain
 from proxyfl.deploy.settings import Deployment
 from proxyfl.methods import registry
 from proxyfl.methods.fixmatch import FixMatch, FixMatchParameters
@@ -71,7 +71,7 @@ def test_sums_for_static_batch_norm_are_declared() -> None:
 
 
 def test_the_rehearsal_sends_what_the_guard_expects() -> None:
-    task, update = rehearse(deployment())
+    task, update = dry_run(deployment())
     assert {name: value.shape for name, value in update.weights.items()} == {
         name: value.shape for name, value in task.weights.items()
     }
@@ -168,7 +168,7 @@ def test_secure_aggregation_is_refused_whatever_the_method_and_place() -> None:
         deployment("sage", secure_aggregation=True),
         deployment("sage", experiment={"federation": {"per_round": 2, "secure_aggregation": True}}),
     ):
-        with pytest.raises(ConfigError, match="Flower has it for its legacy strategies alone") as error:
+        with pytest.raises(ConfigError, match="Flower") as error:
             _ = asked.config
         assert "could not use it either" not in str(error.value)
     assert dataclasses.replace(deployment("sage"), secure_aggregation=False).config.method.name == "sage"

@@ -171,7 +171,7 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeyp
 
     made.run.mkdir()
     done = invoke("deploy", "remove-site", own_trial, "site-03")
-    assert "the run keeps its list of sites and goes on without site-03" in done.stdout
+    assert "the run keeps its list of sites and continues without site-03" in done.stdout
     assert "no round can count" in " ".join(done.stdout.split())
     made = Deployment.read(own_trial)
     assert made.sites == ("site-01", "site-03")

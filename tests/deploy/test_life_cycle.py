@@ -202,7 +202,7 @@ def test_a_crash_while_an_authority_is_made_is_made_good(
 def test_what_to_replace_must_be_said(own_trial: Path) -> None:
     for words in ((), ("--site", "site-01", "--ca"), ("--finish",), ("--ca", "--force")):
         assert "say what to replace" in invoke("deploy", "rotate", own_trial, *words).stderr
-    with pytest.raises(RunError, match="no new authority is being introduced"):
+    with pytest.raises(RunError, match="no new authority"):
         rotation.finish_authority(own_trial)
 
 
@@ -323,11 +323,11 @@ def test_versions_without_a_common_one_are_named_with_who_has_to_upgrade() -> No
     newer = {"protocol": [7, 9], "proxyfl": "3.0"}
     with pytest.raises(
         ConfigError,
-        match=r"the server \(proxyfl 3.0\) speaks version 7 to 9 .* upgrade lyon to the proxyfl of the",
+        match=r"proxyfl 3.0\) .*7 to 9 .*upgrade lyon",
     ):
         protocol.negotiated(newer, "the server", "lyon")
     for older in ({}, {"protocol": [0, 0]}, {"protocol": "1"}, {"protocol": [True, 1.5]}):
-        with pytest.raises(ConfigError, match="upgrade the server to the proxyfl of lyon"):
+        with pytest.raises(ConfigError, match="upgrade the server"):
             protocol.negotiated(older, "the server", "lyon")
 
 

@@ -12,7 +12,7 @@ from serving import newest, pem, server, texts
 from wireless import Node, WirelessGrid, handled_by, sides
 
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import approval, longer, sealing
+from proxyfl.deploy import approval, longer, model_signing
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.desk import Desk
 from proxyfl.runs.run import Run
@@ -67,7 +67,7 @@ def test_both_ends_note_the_same_and_more_rounds_wait_for_approval(tmp_path, qui
             assert here == hashes(made.path / name, "received", **about) != []
             assert there == hashes(made.path / name, "sent", **about) != []
     model = made.run / "models" / "last.safetensors"
-    assert sealing.check(model, made.ca_certificate).about == {"federation": "federation", "round": 2}
+    assert model_signing.check(model, made.ca_certificate).about == {"federation": "federation", "round": 2}
     signed = [line for line in events(made.path) if line["event"] == "signed" and line["model"] == "last"]
     assert [line["round"] for line in signed] == [1, 2]
 

@@ -53,9 +53,9 @@ def test_a_run_waits_for_a_server_that_is_starting(made, tmp_path, monkeypatch):
         assert said == [f"waiting for the server of {tmp_path}, which is starting"]
         monkeypatch.setattr(operate, "answers", lambda deployment: False)
         monkeypatch.setattr(operate, "START", 0.0)
-        with pytest.raises(RunError, match=r"was started, but does not answer at .*server\.log says why"):
+        with pytest.raises(RunError, match=r"does not answer at .*server\.log"):
             operate.require_server(starting, said.append)
-    with pytest.raises(RunError, match="the server is not running; start it with"):
+    with pytest.raises(RunError, match="server is not running"):
         operate.require_server(starting, said.append)
     assert len(said) == 2
 
@@ -103,7 +103,7 @@ def test_without_flower_the_extra_is_named(made, monkeypatch):
 def test_missing_keys_are_named(made, tmp_path):
     site = dataclasses.replace(made.site("site-01"), path=tmp_path)
     with (
-        pytest.raises(ConfigError, match=r"ca\.crt is missing; ask the federation's operator"),
+        pytest.raises(ConfigError, match=r"ca\.crt is missing; .*operator"),
         operate.site(site, made.path / "data-0.npz", print),
     ):
         pass
@@ -163,7 +163,7 @@ def test_a_program_ends_with_all_that_it_started(tmp_path, monkeypatch, stubborn
         assert not gone(child)
     assert program.ended is not None
     wait_for(lambda: gone(child), "the child's end")
-    assert program.trouble() == "ERROR: no luck"
+    assert program.failure() == "ERROR: no luck"
 
 
 def test_trouble_is_that_of_this_start_and_a_closed_terminal_does_not_stop_the_log(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_trouble_is_that_of_this_start_and_a_closed_terminal_does_not_stop_the_l
         code = f"print('proxyfl: hello'); print('{words}')"
         with Program(["any", "-c", code], os.environ, tmp_path / "a.log", closed) as program:
             assert program.wait(60) == 0
-            assert program.trouble() == expected
+            assert program.failure() == expected
     assert "all is well" in program.log.read_text()
 
 
@@ -459,7 +459,7 @@ def test_a_replaced_key_takes_the_old_node_away(asked):
     operate.register(here, {})
     assert words[2:] == [["supernode", "unregister", node], ["supernode", "register", "3"]]
     here.site("site-02").public_key.write_text("nothing")
-    with pytest.raises(ConfigError, match=r"site\.pub is not a public key .* it must stay at the server"):
+    with pytest.raises(ConfigError, match=r"site\.pub is not a public key"):
         operate.register(here, {})
 
 

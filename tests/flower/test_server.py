@@ -135,7 +135,7 @@ def test_without_quorum_it_stops_with_the_checkpoint_kept(tmp_path, small):
             node.online = False
 
     one.live.round_finished = leave
-    with pytest.raises(RunError, match="0 sites are connected, 2 are needed"):
+    with pytest.raises(RunError, match=r"0 sites .*2"):
         one.run()
     assert newest(deployed.run).round == 1
     *_, waiting, stopped = texts(deployed)
@@ -155,7 +155,7 @@ def test_too_few_answers_for_too_long_stop_it_with_the_checkpoint_kept(tmp_path,
         node.handler = lambda kind, records, usual=usual: (
             silent if kind == MessageType.TRAIN else usual(kind, records)
         )
-    with pytest.raises(RunError, match="0 of 2 sites gave a usable update") as stopped:
+    with pytest.raises(RunError, match="0 of 2 sites") as stopped:
         server(deployed, net).run()
     again = f"the checkpoint is kept; continue with: proxyfl deploy run {deployed.path}"
     assert str(stopped.value).endswith(f"(site-01, site-04: busy); {again}")
@@ -281,10 +281,10 @@ def test_settings_that_were_changed_are_refused(tmp_path, small):
     server(deployed, connect(deployed, small)).run()
     tree = {**deployed.experiment, "seed": 5}
     other = dataclasses.replace(deployed, experiment=tree)
-    with pytest.raises(RunError, match=r"\[experiment\] of .* was changed since the run began"):
+    with pytest.raises(RunError, match=r"\[experiment\] of .* was changed"):
         server(other, connect(deployed, small)).run()
     other = dataclasses.replace(deployed, quorum=1)
-    with pytest.raises(RunError, match="quorum = 1, but the run began with 2; put it back"):
+    with pytest.raises(RunError, match=r"quorum = 1, .*2; put it back"):
         server(other, connect(deployed, small)).run()
     with pytest.raises(RunError, match="proxyfl deploy run"):
         resume(deployed.run)

@@ -119,7 +119,7 @@ def test_recall(made, tmp_path):
 
 
 def test_recall_needs_category_sets(made, tmp_path):
-    with pytest.raises(RunError, match=r"recorded no category sets .* \+icpl"):
+    with pytest.raises(RunError, match=r"no category sets .*\+icpl"):
         figures.recall_curves(made["gpl"], tmp_path / "recall")
 
 
@@ -171,9 +171,9 @@ def test_without_a_round_the_first_is_drawn_the_same_each_time(made, tmp_path):
 
 
 def test_what_a_run_does_not_have_is_said(made, tmp_path):
-    with pytest.raises(RunError, match=r"no tuned proxies; draw a run of proxyfl or \+gpt"):
+    with pytest.raises(RunError, match=r"no tuned proxies; .*\+gpt"):
         figures.proxy_map(made["gpl"][0], tmp_path / "a", tuned=True)
-    with pytest.raises(RunError, match="no snapshot of round 7; it has 1, 2"):
+    with pytest.raises(RunError, match=r"no snapshot of round 7; .*1, 2"):
         figures.proxy_map(made["gpl"][0], tmp_path / "a", round=7)
     assert not list(tmp_path.iterdir())
 

@@ -39,9 +39,9 @@ def test_nobody_is_unusual_among_equals() -> None:
     ("odd", "words"),
     [
         ({"cosine": 0.1}, "its update is far from the mean direction (0.10, the median is 0.61)"),
-        ({"norm": 9.0}, "its update is long (9, the median is 2.02)"),
-        ({"norm": 0.5}, "its update is short (0.5, the median is 2.01)"),
-        ({"trusted": 0.1}, "few of its images are trusted (10.0 %, the median is 50.0 %)"),
+        ({"norm": 9.0}, "its update has a large norm (9, the median is 2.02)"),
+        ({"norm": 0.5}, "its update has a small norm (0.5, the median is 2.01)"),
+        ({"trusted": 0.1}, "few of its images are confident (10.0 %, the median is 50.0 %)"),
         ({"labelled": 0.02}, "it has few labels (2, the median is 20)"),
         ({"losses": {"a": 9.0}}, "its loss is high (9, the median is 2)"),
         ({"seconds": 7.0}, "it is slow (7 s, the median is 1 s)"),
@@ -66,7 +66,7 @@ def test_a_client_of_early_rounds_is_compared_with_early_rounds() -> None:
 def test_failures_and_rejections_are_counted() -> None:
     lines = [{"failed": {"2": "asleep", "no number": "?"}}, {"failed": {"2": "asleep"}, "rejected": [3, 0]}]
     found = {client.client: client for client in rank(rows(), lines)}
-    assert found[2].words == ["2 of 5 updates failed or were refused"]
+    assert found[2].words == ["2 of 5 updates failed or were rejected"]
     assert found[3].words == ["left out by the aggregation rule in 1 of 3 rounds"]
     assert rank(rows(), lines)[0].client == 2
 

@@ -22,7 +22,7 @@ def test_the_name_of_a_tool_is_no_observer(tmp_path):
     for wrong in (["tensorboard"], "tensorboard"):
         with pytest.raises(ConfigError, match="name a tool with log='tensorboard'"):
             experiment.run(tmp_path / "run", observers=wrong)
-    with pytest.raises(ConfigError, match="int is no observer"):
+    with pytest.raises(ConfigError, match="int is not an observer"):
         experiment.run(tmp_path / "run", observers=[3])
     with pytest.raises(ConfigError, match="unknown logger"):
         experiment.run(tmp_path / "run", log="tensorbord")
@@ -46,3 +46,4 @@ def test_objects_say_what_they_are(tmp_path):
     assert repr(run) == f"<Run {tmp_path / 'run'}: fedavg on 'digits', 1 of 1 rounds>"
     assert repr(run.model()) == "<TrainedModel: resnet8 of fedavg, 1 × 8 × 8 to 10 classes>"
     assert {"Experiment", "Federation", "load_model"} <= set(dir(proxyfl))
+    assert {name for name in dir(proxyfl) if not name.startswith("_")} <= set(proxyfl.__all__)

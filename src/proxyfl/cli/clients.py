@@ -44,7 +44,9 @@ def print_clients(run: Run, console: Console) -> None:
         console.print(f"and {len(clients) - MOST:,} more clients, less unusual; --json lists all")
     console.print()
     if len(clients) < FEWEST:
-        console.print(f"with {len(clients)} clients nobody can be called unusual; it takes {FEWEST}")
+        console.print(
+            f"with {len(clients)} clients no client can be called unusual; at least {FEWEST} are needed"
+        )
         return
     odd = [client for client in clients if client.words]
     for client in odd[:MOST]:
@@ -53,7 +55,7 @@ def print_clients(run: Run, console: Console) -> None:
     if len(odd) > MOST:
         console.print(f"and {len(odd) - MOST:,} more")
     if not odd:
-        console.print(f"nobody is unusual: no robust score beyond {UNUSUAL:g}")
+        console.print(f"no client is unusual: no robust score beyond {UNUSUAL:g}")
 
 
 def _table(clients: list[Client]) -> Table:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def attach(folder: Folder, quiet: Quiet = False) -> None:
-    """Follow the current run. Ctrl-C stops following; the run goes on."""
+    """Follow the current run. Ctrl-C stops following; the run continues."""
     require_flower()
     from proxyfl.deploy import operate
     from proxyfl.deploy.settings import Deployment
@@ -31,13 +31,15 @@ def attach(folder: Folder, quiet: Quiet = False) -> None:
     try:
         show(deployment, operate.follow(deployment, number, past=False), quiet)
     except KeyboardInterrupt:
-        typer.echo(f"the run goes on; follow it again with: {command('deploy', 'attach', folder)}", err=True)
+        typer.echo(
+            f"the run continues; follow it again with: {command('deploy', 'attach', folder)}", err=True
+        )
 
 
 def stop(
     folder: Folder,
     now: Annotated[
-        bool, typer.Option("--now", help="At once: the round that is being played is given up.")
+        bool, typer.Option("--now", help="Stop immediately and abandon the current round.")
     ] = False,
 ) -> None:
     """Stop the run after its round, with the checkpoint kept. 'proxyfl deploy run' continues it."""

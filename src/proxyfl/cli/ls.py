@@ -12,7 +12,7 @@ import typer
 from proxyfl.cli.common import RunName, command, examples, find_run, is_run, out, plain_table, runs_folder
 from proxyfl.cli.present import curve, measures_line, settings_tree, summary_table
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.text import percent, printable
+from proxyfl.core.text import name_alone, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,7 @@ def ls(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs in a folder: how far each is, how good, and whether a process is working on it."""
+    """List the runs in a folder: progress, accuracy, and whether a process is running it."""
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import list_runs
 
@@ -69,14 +69,18 @@ def ls(
         return
     right = ("seed", "rounds", "accuracy")
     table = plain_table("name", "data", "method", "seed", "rounds", "accuracy", "state", right=right)
-    for run in runs:
-        table.add_row(*_row(run))
+    records = [_record(run) for run in runs]
+    for record in records:
+        table.add_row(*_row(record))
     console.print(table)
+    for record in records:
+        if reason := record.get("reason"):
+            console.print(f"{record['name']}: {reason}", style="red", markup=False, soft_wrap=True)
     if runs:
         console.print("[dim]accuracy: mean of the last rounds, as keep.last_rounds of each run says[/]")
     for path in cut_short:
         name = path.name.removeprefix(".").removesuffix(".creating")
-        line = f"not begun: {name}; begin with: {command('resume', place / name)}"
+        line = f"not started: {name}; start with: {command('resume', place / name)}"
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -114,15 +118,13 @@ def _record(run: Run | Damaged) -> dict[str, Any]:
     }
 
 
-def _row(run: Run | Damaged) -> list[str]:
+def _row(record: dict[str, Any]) -> list[str]:
     from rich.markup import escape
 
-    record = _record(run)
-    if "reason" in record:
-        problem = f"[red]{record['state']}: {escape(record['reason'])}[/]"
-        return [escape(record["name"]), *[""] * 5, problem]
+    if "reason" in record:  # which stands below the table
+        return [escape(record["name"]), *[""] * 5, f"[red]{record['state']}[/]"]
     return [
-        *(escape(record[key]) for key in ("name", "data", "method")),
+        *(escape(text) for text in (record["name"], name_alone(record["data"]), record["method"])),
         str(record["seed"]),
         f"{record['played']}/{record['rounds']}",
         _share(record["accuracy"]),
@@ -134,7 +136,7 @@ def show(
     run: RunName,
     rounds: Annotated[int, typer.Option(min=1, help="How many of the last rounds to list.")] = 5,
     clients: Annotated[
-        bool, typer.Option("--clients", help="Rank the clients and say what is unusual about each.")
+        bool, typer.Option("--clients", help="Rank the clients and show what is unusual about each.")
     ] = False,
     sites: Annotated[
         bool, typer.Option("--sites", help="Each model at each site of a real federation, worst site first.")
@@ -149,7 +151,7 @@ def show(
 
     found = Run(find_run(run))
     if clients and sites:
-        raise RunError("--clients and --sites are two tables; ask for one after the other")
+        raise RunError("--clients and --sites print different tables; use one at a time")
     if clients:
         by_client.print_json(found) if as_json else by_client.print_clients(found, out())
         return
@@ -174,7 +176,7 @@ def show(
             _print_curve(scored, console)
         else:
             every = found.config.federation.evaluate_every
-            console.print(f"accuracy has not been measured yet: federation.evaluate_every = {every}\n")
+            console.print(f"no round has been evaluated yet: federation.evaluate_every = {every}\n")
         console.print(_last_rounds(lines[-rounds:]))
         console.print()
         console.print(_last_traffic(lines[-1]))

@@ -34,7 +34,7 @@ def print_sites(run: Run, console: Console) -> None:
 
     found = matrix(run)
     last = found.rows[0]
-    console.print(f"global model of round {last.round} on the images that each site holds out")
+    console.print(f"global model of round {last.round} on each site's held-out images")
     console.print(_each(found))
     name, accuracy = found.worst
     total = sum(cell["images"] for cell in last.at.values())
@@ -57,7 +57,7 @@ def _each(found: Matrix) -> Table:
 
     at = found.rows[0].at
     shown = [name for name in NAMES if any(name in cell for cell in at.values())]
-    heads = ["site", "images", *(NAMES[name] for name in shown)]
+    heads = ["site", "images", *(NAMES[name].replace(" ", "\n") for name in shown)]  # fits into 80 columns
     table = plain_table(*heads, right=heads[1:], keep=heads)
     for site in sorted(at, key=lambda one: at[one][ACCURACY]):
         cells = [percent(at[site][name]) if name in at[site] else "–" for name in shown]

@@ -50,7 +50,7 @@ class BelowQuorum(RunError):
         super().__init__(f"{lack}; the last checkpoint is kept, resume when this is fixed")
 
     def lack(self, called: str, name: Callable[[int], str]) -> str:
-        """What was lacking and why; a reason that several gave is told once."""
+        """What was lacking and why; a reason that several gave is named once."""
         reasons: dict[str, list[str]] = {}
         for client, reason in sorted(self.failed.items()):
             who = name(client)

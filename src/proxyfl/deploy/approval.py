@@ -26,19 +26,19 @@ from proxyfl.core.state import STATISTICS, TRAIN, Update, detached, within
 from proxyfl.core.text import shortened
 from proxyfl.deploy import pki, signers, signing
 from proxyfl.deploy.audit import AuditLog, user
-from proxyfl.deploy.explain import Explanation, explain, rehearse
+from proxyfl.deploy.explain import Explanation, dry_run, explain
 from proxyfl.deploy.form import ImageForm
 from proxyfl.deploy.post import private
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.widening import widened
 from proxyfl.engines.flower.codec import forms_of, packed, whole
-from proxyfl.federation.histograms import BINS, counts_scores
+from proxyfl.federation.score_counts import blank, counts_scores
 
 OFFER_FILE, APPROVAL_FILE, ASKED_FILE = "offer.json", "approval.json", "asked.json"
 FORMAT = 1
 ENROL, EVALUATE = "enrol", "evaluate"
-COUNTS, SCORES = "confusion", "histograms"
-"""The tensors that leave a site which measures accuracy: counts, and those of scores where it sends them."""
+COUNTS = "confusion"
+"""The table that leaves a site which measures accuracy, beside counts of scores where it sends them."""
 OWN_SETTINGS = ("seed", "scenario", "send_scores", "share_model")
 """What of ``site.toml``, beside the form of its samples, decides about what leaves."""
 
@@ -114,21 +114,21 @@ def newest_offer(site: Site) -> tuple[Offer, bool]:
 
 
 def described(site: Site, offer: Offer) -> Explanation:
-    """What leaves this site if it agrees, as ``deploy explain`` tells it, seen in a rehearsal here."""
+    """What leaves this site if it agrees, as ``deploy explain`` shows it, observed in a dry run here."""
     return explain(_as_deployment(site, offer.config))
 
 
 def leaving(site: Site, config: Config) -> tuple[dict[str, Leaves], list[str]]:
-    """The tensors of every kind of answer, and the names of its numbers: seen in a rehearsal."""
+    """The tensors of every kind of answer, and the names of its numbers: observed in a dry run."""
     deployment = _as_deployment(site, config)
-    _, update = rehearse(deployment)
+    _, update = dry_run(deployment)
     leaves = {TRAIN: _shapes(update)}
     if config.model.norm == "static":
-        leaves[STATISTICS] = _shapes(rehearse(deployment, STATISTICS)[1])
+        leaves[STATISTICS] = _shapes(dry_run(deployment, STATISTICS)[1])
     if site.holdout:
         leaves[EVALUATE] = {COUNTS: ["I64", [len(site.classes)] * 2]}
         if site.send_scores and counts_scores(config):
-            leaves[EVALUATE][SCORES] = ["I32", [len(site.classes), 2, BINS]]
+            leaves[EVALUATE] |= forms_of(packed(blank(len(site.classes))))
     return leaves, sorted(update.metrics)
 
 
@@ -170,8 +170,8 @@ def read(site: Site) -> Approval:
         if not signers.is_of_site(site.public_key, _message(record), record["signature"]):
             raise ValueError
         offer = Offer.from_tree(record)
-        told = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
-        return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *told)
+        facts = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
+        return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *facts)
     except (ValueError, KeyError, TypeError, ConfigError, RunError):
         raise Refused(
             f"the approval of {site.name} is damaged, or was signed with another key than it has now"
@@ -255,7 +255,7 @@ def form_of(site: Site) -> dict[str, Any]:
 
 
 def _as_deployment(site: Site, config: Config) -> Deployment:
-    """The federation as far as this site knows it, for a rehearsal."""
+    """The federation as far as this site knows it, for a dry run."""
     shared = {spec.name: getattr(site, spec.name) for spec in dataclasses.fields(ImageForm)}
     return Deployment(
         **shared,

@@ -1,4 +1,4 @@
-"""What leaves a site, what comes to it and what stays: seen in a rehearsal, not recited.
+"""What leaves a site, what comes to it and what stays: observed in a dry run, not recited.
 
 One made-up client plays a round with the federation's own settings. What its task and its update hold is
 what real ones hold, but for values.
@@ -29,16 +29,16 @@ from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
-from proxyfl.federation.histograms import BINS, counts_scores
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.sampling import Population
+from proxyfl.federation.score_counts import BINS, blank, counts_scores
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.models import Network, frozen_tensors
 
 BATCH, IMAGES = 4, 8
-"""Of the rehearsal: what is sent does not depend on them."""
+"""Of the dry run: what is sent does not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Explanation:
 def explain(deployment: Deployment) -> Explanation:
     """What the deployment's method sends. Combinations that cannot be right raise with the reason."""
     method = registry.method_of(deployment.config)
-    task, update = rehearse(deployment)
+    task, update = dry_run(deployment)
     classes = len(deployment.classes)
     up = (*_parts(update.weights), *_extras(update.extras))
     static_up, static_down = _statistics(deployment)
@@ -109,7 +109,7 @@ def explain(deployment: Deployment) -> Explanation:
     )
 
 
-def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]:
+def dry_run(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]:
     """The task and the update of a made-up client in the first round."""
     full = deployment.config
     train = dataclasses.replace(full.train, batch=BATCH, epochs=1)
@@ -136,7 +136,7 @@ def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update
             task = Task(1, 0, state.weights, purpose=purpose)
         answer = next(iter(engine.run([task])))
     if not isinstance(answer, Update):
-        raise RunError(f"the rehearsal of {config.method.name} failed: {answer.reason}")
+        raise RunError(f"the dry run of {config.method.name} failed: {answer.reason}")
     return task, answer
 
 
@@ -152,7 +152,7 @@ def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
     """What goes up and down after the mean for the statistics of static batch norm."""
     if deployment.config.model.norm != "static":
         return [], []
-    task, update = rehearse(deployment, STATISTICS)
+    task, update = dry_run(deployment, STATISTICS)
     count = sum(value.numel() for value in update.extras.values())
     what = "sums for static batch norm: of activations and their squares"
     sums = Item(what, count, size_in_bytes(update.extras))
@@ -161,12 +161,12 @@ def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
 
 
 def _no_evaluation(state: ServerState) -> Evaluation:
-    raise NotImplementedError("a rehearsal measures no accuracy")
+    raise NotImplementedError("a dry run measures no accuracy")
 
 
 def _made_up(deployment: Deployment) -> tuple[ClientData | None, ClientData]:
     """The samples of the server, where it has some, and of a client."""
-    (channels, size), generator = deployment.taken, rng(0, 0, 0, "rehearsal")
+    (channels, size), generator = deployment.taken, rng(0, 0, 0, "dry run")
     if size:
         shape = (2 * IMAGES, channels, size, size)
         images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
@@ -203,14 +203,15 @@ def _measured(deployment: Deployment, classes: int) -> str:
 
 
 def _scores(deployment: Deployment, classes: int) -> list[str]:
-    """What is sent for AUROC."""
+    """What is sent for AUROC, calibration error and top-5 accuracy."""
     config = deployment.config
     if not counts_scores(config):
         return []
-    size = classes * 2 * BINS * 4 / 1000
+    size = size_in_bytes(blank(classes)) / 1000
     return [
-        f"and for AUROC histograms of scores, {classes} × 2 × {BINS} counts ({size:.0f} kB), which tell "
-        f"of few {deployment.called} how sure the model is of each; send_scores = false in site.toml "
+        f"and counts of scores ({size:.0f} kB): for AUROC histograms, {classes} × 2 × {BINS} counts, for the "
+        f"calibration error counts and mean confidences in bins, from 20 classes on a count for top-5; of "
+        f"few {deployment.called} they tell how sure the model is of each; send_scores = false in site.toml "
         'keeps them there, metrics = "accuracy" in [experiment.keep] asks nobody'
     ]
 

@@ -67,7 +67,7 @@ class LiveLog:
         if isinstance(answer, Failure):
             reason = answer.reason.removeprefix(name).lstrip(": ")
             kind = _kind(reason)
-            text = f"round {answer.round}: {name} {reason}; the round goes on without it"
+            text = f"round {answer.round}: {name} {reason}; the round continues without it"
             if kind == "refused":
                 text = f"round {answer.round}: {name} left out: {reason}"
                 self.left_out[answer.client] = f"round {answer.round}: {reason}"

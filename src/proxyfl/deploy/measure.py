@@ -97,7 +97,7 @@ class SiteTest:
             if time.monotonic() >= until:
                 raise RunError(
                     f"round {state.round}: no site measured accuracy; is any connected that holds out "
-                    "images? The last checkpoint is kept, go on with 'proxyfl deploy run'"
+                    "images? The last checkpoint is kept, continue with 'proxyfl deploy run'"
                 )
             time.sleep(min(PAUSE, self.patience))
 

@@ -24,7 +24,7 @@ from proxyfl.deploy import approval, entrance, expiry, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.client_app import SITE, SITE_DATA
-from proxyfl.deploy.connector import Trouble
+from proxyfl.deploy.connector import Problem
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader
 from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
@@ -120,7 +120,7 @@ def server(deployment: Deployment, say: Say) -> Iterator[tuple[Program, ...]]:
     with Program([*words, "--host", "127.0.0.1", "--port", str(port)], env, log) as program:
         ready = wait_until(lambda: program.ended is not None or answers(deployment), START)
         if not ready or program.ended is not None:
-            raise RunError(f"the SuperLink did not start: {program.trouble()}; see {log}")
+            raise RunError(f"the SuperLink did not start: {program.failure()}; see {log}")
         _require_guard(program, port)
         if deployment.insecure:
             yield (program,)
@@ -192,8 +192,8 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     split_address(address)
     private(settings.state)
 
-    def changed(trouble: Trouble | None) -> None:
-        say(f"{settings.name} waits: {trouble.text}" if trouble else f"{settings.name} is connected")
+    def changed(problem: Problem | None) -> None:
+        say(f"{settings.name} waits: {problem.text}" if problem else f"{settings.name} is connected")
 
     extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
     env = environment(settings.state / "flower", extra)
@@ -245,7 +245,7 @@ def look(settings: Site, data: Path, say: Say) -> None:
     for note in (*found.notes, *settings.limits_in_words, *expiry.of_site(settings)):
         say(f"note: {note}")
     if not settings.insecure and settings.trusted.is_file():
-        say(f"{settings.name} {signing.told_of(settings)}")
+        say(f"{settings.name} {signing.trusted_by(settings)}")
 
 
 def require_approval(settings: Site) -> None:

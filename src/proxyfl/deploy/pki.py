@@ -182,7 +182,7 @@ def check_server(certificate: Path, authority: Path, folder: Path | str = "DIR")
     if days_left(authority) < 0:
         raise ConfigError(
             f"{authority} has ended, and nothing it signed is trusted any more; make another with "
-            f"'proxyfl deploy rotate {folder} --ca' and hand out the sites' folders again"
+            f"'proxyfl deploy rotate {folder} --ca' and distribute the sites' folders again"
         )
     if days_left(certificate) < 0:
         raise ConfigError(f"{certificate} has ended; {renew}")

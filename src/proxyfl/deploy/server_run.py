@@ -37,7 +37,7 @@ from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.server_audit import ServerAudit
-from proxyfl.deploy.server_data import open_server_data, own_images, require_same, seal
+from proxyfl.deploy.server_data import checksum, open_server_data, own_images, require_same
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
 from proxyfl.deploy.stopping import StopAsked, stop_asked
@@ -95,7 +95,7 @@ class DeployedServer:
         return open_server_data(self.deployment) if self.deployment.server_data else None
 
     def _enrolling(self) -> dict[str, Any]:
-        """What a site is told when it enrols: what it has to agree with, and what its owner approved."""
+        """What a site receives when it enrols: what it has to agree with, and what its owner approved."""
         config = json.loads(json.dumps(self.deployment.config.to_tree()))
         return {**self.form, **spoken(), "config": config}
 
@@ -148,7 +148,7 @@ class DeployedServer:
             federation, trainer, _ = self._federation(aside, config, method, enrolment)
             state = federation.start(trainer.initial_weights())
             files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
-            files |= {"data": AT_SITES, **trainer.seal, **(seal(own) if own is not None else {})}
+            files |= {"data": AT_SITES, **trainer.checksums, **(checksum(own) if own is not None else {})}
             checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
             aside.event("created")
 
@@ -166,7 +166,7 @@ class DeployedServer:
         card = self._card(config, method)
         run.tidy()
         trainer = self._trainer(run, config, method)
-        require_same_frozen(run, saved, trainer.seal)
+        require_same_frozen(run, saved, trainer.checksums)
         if self.own is not None:
             require_same(saved, self.own, self.deployment)
         whole = trainer.whole
@@ -239,7 +239,7 @@ class DeployedServer:
                 self.live.tell("waiting", text=f"{text}; waiting")
             if time.monotonic() > until:
                 raise RunError(
-                    f"{text}; the last checkpoint is kept, go on with '{self.again}' when they are back"
+                    f"{text}; the last checkpoint is kept, continue with '{self.again}' when they are back"
                 )
             time.sleep(LOOK)
 

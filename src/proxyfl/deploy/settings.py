@@ -311,7 +311,7 @@ class Site(SiteSettings):
     def read(cls, folder: str | Path) -> Self:
         path = Path(folder).expanduser().resolve()
         settings = _read(
-            SiteSettings, path / SITE_FILE, "give the folder that the federation's operator handed out"
+            SiteSettings, path / SITE_FILE, "give the folder that the federation's operator distributed"
         )
         return cls(**_table_of(settings, type(settings)), path=path)
 

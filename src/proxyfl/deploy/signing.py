@@ -114,13 +114,13 @@ def verifications(record: dict[str, Any]) -> dict[str, str]:
     return {"valid_license": "true", str(record["key"]): json.dumps(signed)}
 
 
-def told_by(deployment: Deployment) -> str:
+def signed_by(deployment: Deployment) -> str:
     """What the operator can compare with what sites show, which is the same."""
     app = str(signature_of(deployment)["app"])[:MARK]
     return f"sites run the app {app}, signed by the operator's key {fingerprint(deployment.trusted)}"
 
 
-def told_of(site: Site) -> str:
+def trusted_by(site: Site) -> str:
     return f"runs only apps signed by the operator's key {fingerprint(site.trusted)}"
 
 

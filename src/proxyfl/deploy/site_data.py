@@ -87,7 +87,7 @@ class SiteData:
         """What the site's people should know before they take part."""
         notes, what = list(self.remarks), Split(self.images, self.labels).called
         if self.ignored:
-            notes.append(f"files ignored because they are no images: {self.ignored:,}")
+            notes.append(f"files ignored because they are not images: {self.ignored:,}")
         if self.scenario == SERVER:
             ignored = f"; the labels of {self.unused:,} {what} here are not used" if self.unused else ""
             return [*notes, f"labels are at the server alone: this site needs none{ignored}"]

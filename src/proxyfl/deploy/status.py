@@ -59,10 +59,10 @@ def look(deployment: Deployment) -> Status:
 
 def as_table(deployment: Deployment, found: Status) -> dict[str, Any]:
     """The same for other programs, with all that the deployment's files say."""
-    told = Overview(deployment.path).look()
+    seen = Overview(deployment.path).look()
     nodes = {row[0]: row[1] for row in found.sites}
-    sites = [{**site, "node": nodes.get(site["name"], "–")} for site in told["sites"]]
-    return {"server": found.server, **told, "sites": sites, "notes": found.notes}
+    sites = [{**site, "node": nodes.get(site["name"], "–")} for site in seen["sites"]]
+    return {"server": found.server, **seen, "sites": sites, "notes": found.notes}
 
 
 def _nodes(deployment: Deployment) -> dict[str, str]:
@@ -88,8 +88,8 @@ def run_line(deployment: Deployment) -> str:
     lines, going = newest(LiveReader(deployment.state / LIVE_FILE).new()), operate.is_running(deployment)
     if going and any(line["event"] in ENDS for line in lines):
         lines = []  # of the run before
-    told = next((line for line in reversed(lines) if "text" in line), {"event": "", "text": ""})
-    last = str(told["text"])
+    latest = next((line for line in reversed(lines) if "text" in line), {"event": "", "text": ""})
+    last = str(latest["text"])
     if not deployment.run.is_dir():
         if going:
             return f"the run is being prepared{f'; {last}' if last else ''}"
@@ -104,9 +104,9 @@ def run_line(deployment: Deployment) -> str:
     accuracy = f", accuracy {scored[-1]['accuracy']:.1%}" if scored else ""
     done = f"round {len(metrics)} of {total}{accuracy}"
     begun = max((line["round"] for line in lines if line["event"] == "round"), default=0)
-    if told["event"] == "finished round":
+    if latest["event"] == "finished round":
         done, said = last.replace(":", f" of {total}:", 1), ""
-    elif told["event"] in ENDS:
+    elif latest["event"] in ENDS:
         why = STOPPED.sub("", last)
         said = f" ({why})" if why and not run.finished else ""
     if going and begun > len(metrics):

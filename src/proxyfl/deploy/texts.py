@@ -135,8 +135,8 @@ def _warning(insecure: bool) -> str:
     if not insecure:
         return ""
     return (
-        "> **Insecure.** No encryption, no authentication: whoever reaches the port reads and joins. For "
-        "trying out on one machine only.\n\n"
+        "> **Insecure.** No encryption, no authentication: anyone who reaches the port can read and join. "
+        "For trials on one machine only.\n\n"
     )
 
 

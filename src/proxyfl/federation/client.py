@@ -113,7 +113,7 @@ class ClientTrainer:
         return self.method.shared(detached(self.plain_network().state_dict()))
 
     @property
-    def seal(self) -> dict[str, str]:
+    def checksums(self) -> dict[str, str]:
         """A hash of the network that frozen tensors are part of, for who must find it again; empty where
         nothing is frozen.
         """
@@ -273,7 +273,7 @@ def fitting(start: Tensors, own: Tensors) -> Tensors:
     for names, what in ((other, "other shapes"), (missing, "no"), (strange, "unknown tensors:")):
         if names:
             raise ConfigError(
-                f"the weights to start from do not fit this network: {what} {shortened(names)}; choose the "
+                f"the initial weights do not fit this network: {what} {shortened(names)}; choose the "
                 "model.name, model.width, classes and channels that they were trained with"
             )
     return {name: value for name, value in start.items() if name in own}
@@ -304,8 +304,8 @@ def _require_terms(ctx: ClientContext) -> None:
     adding = [addon.name for addon in ctx.method.addons if overrides(addon, "term")]
     if adding and ctx.stream.steps and not ctx.terms_taken:
         raise MethodError(
-            f"{ctx.method.name} has a step of its own that leaves out +{', +'.join(adding)}; "
-            "add ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"
+            f"{ctx.method.name} has its own step, which ignores +{', +'.join(adding)}; add "
+            "ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"
         )
 
 

@@ -16,7 +16,7 @@ from proxyfl.core.records import MEASURES, choosing
 from proxyfl.runs.run import Run
 
 ACCURACY = "accuracy"
-SHOWN = (ACCURACY, "macro_f1", "balanced_accuracy", "auroc")
+SHOWN = (ACCURACY, *MEASURES)
 """What is known of a model at a site, by the keys of records."""
 
 NAMES = {ACCURACY: ACCURACY, **{name: MEASURES[name].name for name in SHOWN[1:]}}
@@ -72,10 +72,10 @@ def matrix(run: Run) -> Matrix:
 
 def matrix_of(lines: Sequence[Mapping[str, Any]]) -> Matrix | None:
     """From the lines of ``metrics.jsonl``; None where no round says what single sites measured."""
-    told = [line for line in lines if _cells(_part(line, "evaluation").get("at"))]
-    if not told:
+    evaluated = [line for line in lines if _cells(_part(line, "evaluation").get("at"))]
+    if not evaluated:
         return None
-    last, best = told[-1], max(told, key=choosing)
+    last, best = evaluated[-1], max(evaluated, key=choosing)
     rows = [Row("global", last["round"], _cells(last["evaluation"]["at"]))]
     if best["round"] != last["round"]:
         rows.append(Row("global best", best["round"], _cells(best["evaluation"]["at"])))
@@ -119,16 +119,16 @@ def _is_share(value: Any) -> bool:
 
 
 def why_none(run: Run) -> str:
-    """Why single sites are not told apart, and what to do."""
+    """Why there are no records of individual sites, and what to do."""
     if not run.at_sites:
         return (
-            f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' measures its model at every "
-            "client that holds out images (data.validation)"
+            f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' evaluates its "
+            "model at every client with held-out images (data.validation)"
         )
     if run.config.privacy.clip:
-        return f"{run.path} notes nothing of single sites: differential privacy forbids it"
+        return f"{run.path} has no records of individual sites: differential privacy forbids them"
     if run.config.keep.clients == "none":
-        return f"{run.path} notes nothing of single sites: start a run with keep.clients = 'auto'"
+        return f"{run.path} has no records of individual sites: start a run with keep.clients = 'auto'"
     if not run.metrics:
         return f"{run.path} has not finished a round yet"
     return f"{run.path}: sites hold out no images; accuracy is measured on the server's test images"

@@ -46,8 +46,8 @@ def at_clients(
     config = run.config
     if run.at_sites:
         raise DataError(
-            "the images of a real federation stay at its sites; what they measured in the rounds is in "
-            f"'proxyfl show {run.path} --clients'"
+            "the images of a real federation stay at its sites; the results of their "
+            f"evaluations are in 'proxyfl show {run.path} --clients'"
         )
     simulation = prepare(config, data_root or run.directory.data_root(), run.partition)
     held = simulation.partition.validation
