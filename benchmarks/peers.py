@@ -5,11 +5,11 @@
 Makes an environment below ``--place`` for each peer, with this project's torch; proxyfl and the plain loop
 run in the Python that runs this script. All train proxyfl's ResNet-8 at width 1 on images of 16 × 16 (drawn
 ones, or CIFAR-10 below ``--data-root``) with every label, the same views and the same schedule, in two sizes:
-real work, and framework only, where a client takes one step. "Tuned" is channels-last and bf16, written by
-hand where a framework does not do it. Each measurement is a process of its own; they take turns, and ratios
-are taken within a turn, because machines are noisy. The first round does not count: what it takes beyond the
-others is start-up. Memory is that of all processes together. Prints the table and writes
-``results/peers.csv``.
+real work, and framework only, where a client takes one step. "Tuned" is channels-last, and bf16 where the
+processor has it, written by hand where a framework does not do it. Each measurement is a process of its own;
+they take turns, and ratios are taken within a turn, because machines are noisy. The first round does not
+count: what it takes beyond the others is start-up. Memory is that of all processes together. Prints the table
+and writes ``results/peers.csv``.
 
 ``--quick`` is a smoke test with tiny sizes; ``--here`` makes no environment and measures what is installed.
 """

@@ -95,8 +95,9 @@ def new_network(tuned: bool) -> nn.Module:
 
 
 def casting(tuned: bool) -> Any:
-    """Convolutions in bf16 where that was asked for."""
-    return torch.autocast("cpu", dtype=torch.bfloat16) if tuned else nullcontext()
+    """Convolutions in bf16 where the loop is tuned and the processor has instructions for it."""
+    fast = tuned and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.autocast("cpu", dtype=torch.bfloat16) if fast else nullcontext()
 
 
 def seen(images: Tensor, generator: torch.Generator, tuned: bool) -> Tensor:

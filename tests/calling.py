@@ -10,6 +10,10 @@ from typer.testing import CliRunner
 
 from proxyfl.cli import app
 
+TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120"]
+TINY += ["--set", "train.epochs=1", "--set", "model.name=mlp"]
+"""Options of a run that takes a fraction of a second."""
+
 
 def invoke(*words: object) -> Result:
     # Errors that are no ProxyFLError are bugs: they must reach the test.

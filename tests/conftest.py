@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
+import typer.testing
 
 from proxyfl.core import plugins
 
 FIRST = ("test_loopback.py", "test_cluster.py", "test_demo.py")
 """Tests that wait for other programs: begun first, they wait while the others compute."""
+
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
+"""Typer puts the whole command line together anew for every call of a test: five times the call itself."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

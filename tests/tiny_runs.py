@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import toybox
 from proxyfl import Experiment, Run
 from written_runs import without_seals
 
-TINY = {"rounds": 2, "clients": 4, "per_round": 2, "subset": 150, "train__epochs": 1}
+TINY = {**toybox.LITTLE, "subset": 150}
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxyfl.core.config import Config
 from proxyfl.core.state import ServerState
@@ -16,6 +17,8 @@ from proxyfl.data.stream import ViewSettings
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.loop import Engine, Observer, RoundReport, Server, play_round
 from proxyfl.methods import recipes
+from proxyfl.models import ConvNorm, register
+from proxyfl.models.base import TrunkClassifier
 from proxyfl.runs import build
 from proxyfl.runs.settings import from_short, resolve
 from proxyfl.runs.simulation import Simulation
@@ -31,6 +34,23 @@ TINY: dict[str, Any] = {
     "train__batch": 8,
 }
 """A federation that takes a fraction of a second: 4 clients, 2 of them in each of 2 rounds."""
+
+LITTLE = {**TINY, "model__name": "little"}
+"""The same with a network that takes a third of the time, for promises that hold of any network. Programs of
+their own do not know it.
+"""
+
+
+@register
+class Little(TrunkClassifier):
+    """One of each of ResNet-8's layers."""
+
+    def __init__(self, classes: int, channels: int = 3, width: int = 1) -> None:
+        super().__init__()
+        stem = ConvNorm(channels, 8 * width, 3, stride=2)
+        layers = OrderedDict(stem=stem, relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(2), flatten=nn.Flatten())
+        self.trunk = nn.Sequential(layers)
+        self.classifier = nn.Linear(32 * width, classes)
 
 
 def every_method(where: str = "clients") -> list[Any]:
@@ -89,6 +109,10 @@ def make_simulation(
 
 def tiny_config(method: str = "proxyfl", preset: str = "digits", **settings: Any) -> Config:
     return resolve(preset, from_short({**TINY, **settings}), {"method": {"name": method}})
+
+
+def little_config(method: str = "proxyfl", **settings: Any) -> Config:
+    return tiny_config(method, **{**LITTLE, **settings})
 
 
 def assemble(

@@ -4,9 +4,10 @@ python tools/hashes.py record FILE.json     train those that the file lacks and 
 python tools/hashes.py check FILE.json      train them again and say which differ; exit with 1 where any does
 
 Each case is two rounds, trained in this process, by two worker processes, and stopped after round 1 and
-resumed; all must agree. Weights depend on the machine and on torch, so the file says what torch alone
-computes where it was recorded. Where it computes otherwise, ``check`` compares identities and trains nothing:
-record a file on the commit before, on this machine, and check against that.
+resumed; all must agree (``--inline``: in this process only, which is quick). Weights depend on the machine
+and on torch, so the file says what torch alone computes where it was recorded. Where it computes otherwise,
+``check`` compares identities and trains nothing: record a file on the commit before, on this machine, and
+check against that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,22 +108,19 @@ def ended(run: Path) -> dict[str, str]:
     }
 
 
-def trained(case: Case) -> tuple[str, dict[str, str]]:
+def trained(case: Case, inline: bool = False) -> tuple[str, dict[str, str]]:
     """The hashes of a case, the same whichever way it is trained."""
     name, method, settings = case
     with tempfile.TemporaryDirectory() as folder:
         experiment = Experiment(method, "digits", **settings)
-        ways = {
-            "inline": Path(folder, "inline"),
-            "workers": Path(folder, "workers"),
-            "resume": Path(folder, "resume"),
-        }
+        ways = {way: Path(folder, way) for way in ("inline", *(() if inline else ("workers", "resume")))}
         experiment.run(ways["inline"], workers=0)
-        experiment.run(ways["workers"], workers=2)
-        try:
-            experiment.run(ways["resume"], [StopAfterOne()], workers=0)
-        except StopAfterOne.Stopped:
-            resume(ways["resume"], workers=0)
+        if not inline:
+            experiment.run(ways["workers"], workers=2)
+            try:
+                experiment.run(ways["resume"], [StopAfterOne()], workers=0)
+            except StopAfterOne.Stopped:
+                resume(ways["resume"], workers=0)
         found = {way: ended(path) for way, path in ways.items()}
     if len({json.dumps(each) for each in found.values()}) > 1:
         return name, {"differ": ", ".join(f"{way} {each['weights'][:8]}" for way, each in found.items())}
@@ -149,12 +148,12 @@ def arithmetic() -> str:
     return content_hash({"scores": scores, "kernels": kernels.grad, "matrix": matrix.grad})
 
 
-def record(wanted: list[Case], known: Table, file: Path | None, processes: int) -> Table:
+def record(wanted: list[Case], known: Table, file: Path | None, processes: int, inline: bool) -> Table:
     """Train the cases that are not known; ``file`` takes each as soon as it is there."""
     found, missing = dict(known), [case for case in wanted if case[0] not in known]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-        for count, (name, hashes) in enumerate(pool.map(trained, missing), 1):
+        for count, (name, hashes) in enumerate(pool.map(partial(trained, inline=inline), missing), 1):
             found[name] = hashes
             print(f"{count}/{len(missing)}  {name}", file=sys.stderr)
             if file is not None:
@@ -181,6 +180,7 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--inline", action="store_true", help="neither by worker processes nor resumed")
     given = parser.parse_args()
     recording, file = given.verb == "record", given.file
     table = json.loads(file.read_text(encoding="utf-8")) if file.exists() or not recording else {}
@@ -195,9 +195,9 @@ def main() -> int:
             found = {case[0]: named(case) for case in wanted}
             known = {name: {k: v for k, v in each.items() if k == "identity"} for name, each in known.items()}
         elif recording:
-            found = record(wanted, known, file, given.processes)
+            found = record(wanted, known, file, given.processes, given.inline)
         else:
-            found = record(wanted, {}, None, given.processes)
+            found = record(wanted, {}, None, given.processes, given.inline)
     wrong = [f"{name}: {each['differ']}" for name, each in found.items() if "differ" in each]
     if not recording:
         wrong += differences({name: each for name, each in known.items() if given.only in name}, found)

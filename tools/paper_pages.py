@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from paper_pictures import draw_results, picture_name, same_seeds
 from proxyfl.core.config import Config
 from proxyfl.paper import catalogue
 from proxyfl.paper.captions import name_of
 from proxyfl.paper.differences import differences
 from proxyfl.paper.items import Column, Item
-from proxyfl.paper.pictures import draw_results, picture_name, same_seeds
 from proxyfl.paper.plan import Case, cases, columns
 from proxyfl.paper.questions import PROXYFL
 from proxyfl.paper.results import Results, from_csv

@@ -220,9 +220,7 @@ def test_the_honest_answer_is_taken(answered: Any) -> None:
 def test_each_kind_is_refused(answered: Any, kind: int) -> None:
     federation, start, update = answered
     spoilt = dataclasses.replace(update, **KINDS[kind](update))
-    with pytest.raises(
-        RunError, match=r"0 of 1 clients gave a usable update, 1 are needed \(client 1: refused: "
-    ):
+    with pytest.raises(RunError, match=r"0 of 1 clients .*client 1: refused: "):
         play_round(dataclasses.replace(federation, engine=Answering(spoilt)), start, ())
 
 

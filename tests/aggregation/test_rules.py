@@ -163,7 +163,7 @@ def test_extras_without_a_form_do_not_end_a_round(rule: str) -> None:
         return
     assert folded.clients == [3]
     assert folded.failed[0] == (
-        f"refused: sends 'formless/a', but aggregation.rule = '{rule}' takes only what the method's "
+        f"refused: sends 'formless/a', but aggregation.rule = '{rule}' accepts only what the method's "
         "extras_form names"
     )
 
@@ -211,7 +211,7 @@ def test_weights_of_the_method_hold_for_clipped_updates(tmp_path: Path) -> None:
         (
             "fedavg",
             {"aggregation": {"rule": "median"}, "train": {"leak_momentum": True}},
-            "cannot see the momentum that clients hand on",
+            "the momentum that clients pass on",
         ),
         (
             "fedavg",

@@ -99,7 +99,7 @@ def test_the_report_draws_everything_and_loads_nothing(browser, report):
     titles = browser.ask("[...document.querySelectorAll('h2')].map((title) => title.textContent)")
     assert titles == [
         "Result", "Settings", "Accuracy", "By class", "Confusion", "Pseudo-labels", "Losses", "Class prior",
-        "Proxies", "Partition", "Clients", "Communication", "Time", "Clients that failed",
+        "Proxies", "Partition", "Clients", "Communication", "Time", "Failed clients",
     ]  # fmt: skip
     assert browser.ask("document.hurt === undefined && document.images.length === 0")
     assert browser.ask("document.querySelector('h1').textContent").startswith("</script><script>")
@@ -148,7 +148,7 @@ def test_the_table_of_seeds_waits_for_runs_that_are_not_finished(browser, tmp_pa
     assert told == ["fedavg", "2", "50.00 ± 0.00 %", "50.00 ± 0.00 %", "50.00 ± 0.00 %"]
     text = browser.ask("document.querySelector('#overview').textContent")
     assert "over seeds. Unfinished runs are left out." in text
-    assert "Counted once: again is two again." in text
+    assert "Counted once: again is a copy of two." in text
     assert browser.errors == []
 
 
@@ -343,7 +343,7 @@ def test_the_browser_comes_by_a_file_and_without_the_token_sees_nothing(browser,
     browser.look()
     browser.call("Network.clearBrowserCookies")
     browser.open(server.url)
-    assert "is for whoever started it" in browser.ask("document.body.innerText")
+    assert "only the user who started this page" in browser.ask("document.body.innerText")
     monkeypatch.setattr("webbrowser.open", browser.open)
     with dashboard._opened(server.link()):
         browser.until("document.querySelectorAll('tbody tr').length === 3")

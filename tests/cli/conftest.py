@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from calling import invoke, known_place
-
-TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120", "--set", "train.epochs=1"]
+from calling import TINY, invoke, known_place
 
 Call = Callable[..., Result]
 

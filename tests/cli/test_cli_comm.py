@@ -129,7 +129,7 @@ def test_a_scenario_lists_every_method_that_is_defined_there(call):
     assert cells(told, "fixmatch-gpl") == "fixmatch-gpl 78,435 78,435 2.51 1.57".split()
     assert cells(told, "server-only")[:5] == "server-only 0 0 0.00 0.00".split()
     assert "fedprox  " not in told
-    assert "the server's labelled images and its own training send nothing" in told
+    assert "the server's labelled images and its own training cause no traffic" in told
     wrong = call("comm", "--scenario", "sever")
     assert (wrong.exit_code, "did you mean 'server'" in wrong.stderr) == (2, True)
     markdown = call("comm", *DIGITS, "--scenario", "partial", "--markdown").stdout

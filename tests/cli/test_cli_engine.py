@@ -38,5 +38,5 @@ def test_what_cannot_be_is_told_in_a_line_before_anything_is_written(call, tmp_p
 
 
 def test_a_sweep_names_what_a_run_takes() -> None:
-    with pytest.raises(ConfigError, match="--per-run is for a Ray cluster"):
+    with pytest.raises(ConfigError, match=r"--per-run .*Ray cluster"):
         chosen_engine("workers", None, "cpus=1", None, "--per-run")

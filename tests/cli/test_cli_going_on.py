@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TINY
+from calling import TINY
 from proxyfl import Experiment, Run, resume
 from proxyfl.core.errors import RunError
 
-SMALL = {"clients": 4, "per_round": 2, "subset": 120, "train__epochs": 1, "dtype": "fp32", "width": 1}
+SMALL = {
+    "clients": 4,
+    "per_round": 2,
+    "subset": 120,
+    "train__epochs": 1,
+    "dtype": "fp32",
+    "model__name": "mlp",
+}
 
 
 def content(run: Path) -> dict[str, bytes]:

@@ -35,7 +35,7 @@ def test_ctrl_c_says_how_to_continue_and_resume_finishes(call):
         "--rounds",
         str(ROUNDS),
     ]
-    line += ["--clients", "4", "--per-round", "4", "--subset", "400", "--set", "train.epochs=2"]
+    line += ["--clients", "4", "--per-round", "4", "--subset", "240", "--set", "train.epochs=1"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = [process.stderr.readline(), process.stderr.readline()]

@@ -142,7 +142,7 @@ def test_models_show_lists_layers(call):
     assert cells(told, "trunk.stage2.0.skip")[1:] == "Conv2d 32 × 16 × 16 512 512 0.26".split()
     assert "GroupNorm" in told
     assert cells(told, "all") == ["all", "77,850", "77,850", "25.00"]
-    assert "0.31 MB travel each way for a client: 77,850 parameters and 0 numbers in buffers" in told
+    assert "0.31 MB are sent each way per client: 77,850 parameters and 0 numbers in buffers" in told
 
 
 def test_models_show_of_an_unknown_name(call):

@@ -137,7 +137,7 @@ def test_validate_without_the_data_says_how_to_get_it(call):
     result = call("validate", "cifar10", "--data-root", "nowhere")
     assert (result.exit_code, result.stdout) == (
         0,
-        "OK: proxyfl on cifar10, 300 rounds with 8 of 20 clients; the data is not here; "
+        "OK: proxyfl on cifar10, 300 rounds with 8 of 20 clients; the data is not available; "
         "get it with: proxyfl data fetch cifar10 --data-root nowhere\n",
     )
 
@@ -200,7 +200,7 @@ def test_validate_finds_an_unreadable_model_and_a_changed_config(call, own_tiny)
     set_rounds(own_tiny, 2)
     message = (
         f"error: {own_tiny} is damaged: config.toml, models/best; resuming it starts from round-00000001 "
-        "and writes metrics, partition and models again, with their copies; snapshots stay as they are\n"
+        "and rewrites metrics, partition and models, with their copies; snapshots are left unchanged\n"
     )
     assert call("validate", own_tiny).stderr == message
 

@@ -178,7 +178,7 @@ def test_plugins_that_cannot_be_found(call):
     result = call("--plugin", "none.py", "ls")
     assert (result.exit_code, result.stderr) == (2, "error: plug-in none.py does not exist\n")
     result = call("--plugin", "no_such_module.sub", "ls")
-    message = "error: plug-in 'no_such_module.sub' is not installed; a file is named with its .py\n"
+    message = "error: plug-in 'no_such_module.sub' is not installed; to name a file, include its .py\n"
     assert (result.exit_code, result.stderr) == (2, message)
     assert call("--plugin", "..", "ls").exit_code == 2
 

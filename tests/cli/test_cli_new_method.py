@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import proxyfl
+from calling import TINY
 from proxyfl.cli.new_method import can_be_parent
 from proxyfl.methods import registry
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = Path(proxyfl.__file__).parents[1]
 """Where the package under test was imported from: child processes must import the same one."""
 
-TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120", "--set", "train.epochs=1"]
+
 LONGEST = "a-name-of-just-40-letters-is-the-longest"
 PACKAGE_FILE = "src/proxyfl/methods/__init__.py"
 
@@ -162,7 +163,7 @@ def test_a_checkout_elsewhere_is_named_with_into(call, checkout, monkeypatch):
     assert "wrote two.py\n" in call("new-method", "two").stdout
 
 
-WRONG = "cannot name a method; use small letters, digits and single - or _, as in my-method"
+WRONG = "cannot name a method; use lower-case letters, digits and single - or _, as in my-method"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ WRONG = "cannot name a method; use small letters, digits and single - or _, as i
         ("mine\n", f"'mine ' {WRONG}"),
         ("", f"'' {WRONG}"),
         (f"{LONGEST}s", f"'{LONGEST}s' is longer than 40 letters; choose a shorter name"),
-        ("lambda", "'lambda' is a word of Python; choose another name"),
+        ("lambda", "'lambda' is a Python keyword; choose another name"),
         ("fedavg", "'fedavg' is taken: there is the method 'fedavg'; choose another name"),
         ("fixmatch", "'fixmatch' is taken: there is the method 'fixmatch'; choose another name"),
         ("gpl_all", "'gpl_all' is taken: there is the method 'gpl-all'; choose another name"),

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import toybox
 from proxyfl import Experiment, Run
 from written_runs import write_run
 
-TINY = {
-    "rounds": 2, "clients": 4, "per_round": 2, "subset": 60, "width": 1, "dtype": "fp32",
-    "train__epochs": 1, "train__batch": 8,
-}  # fmt: skip
+TINY = {**toybox.LITTLE, "subset": 60}
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_predict_refuses_an_image_that_claims_to_be_huge(call, tiny):
     result = call("predict", tiny, "bomb.png")
     assert (result.exit_code, result.stderr) == (
         2,
-        "error: bomb.png claims to have too many pixels; shrink it or take it away\n",
+        "error: bomb.png claims to have too many pixels; shrink it or remove it\n",
     )
 
 
@@ -197,7 +197,7 @@ def test_a_model_takes_numpy_and_other_sizes(tiny):
     assert torch.equal(model(images), expected)
     assert torch.equal(model(images[..., None]), expected)
     assert torch.equal(model(images / 255.0), expected)
-    with pytest.warns(UserWarning, match="16 × 12 pixels are resized to the model's 8 × 8"):
+    with pytest.warns(UserWarning, match="16 × 12 .* 8 × 8"):
         assert model(np.zeros((2, 16, 12), np.uint8)).shape == (2, 10)
-    with pytest.raises(DataError, match=r"3 channel\(s\), those of the model 1"):
+    with pytest.raises(DataError, match=r"3 channel.* 1"):
         model(np.zeros((2, 8, 8, 3), np.uint8))

@@ -51,7 +51,7 @@ def test_ls(run, tmp_path, cifar):
     assert "1,300 + 497" in lines["digits"]
     assert lines["svhn"].split()[1] == "no"
     assert lines["folder"].split()[1] == "own"
-    assert "CINIC-10.tar.gz is there but not unpacked" in output
+    assert "CINIC-10.tar.gz exists but is not unpacked" in output
     assert "Krizhevsky 2009" in lines["cifar10"]
 
 
@@ -109,7 +109,7 @@ def test_unknown_names(run):
 
 
 def test_fetch_of_what_is_there_and_what_cannot_be(run, cifar):
-    with pytest.raises(DataError, match="holds only 50 of 50,000 training images"):
+    with pytest.raises(DataError, match="50 of 50,000 training images"):
         run("fetch", "cifar10")
     with pytest.raises(DataError, match="nothing to fetch for digits"):
         run("fetch", "digits")
@@ -149,7 +149,7 @@ def test_choose_takes_every_class_before_any_twice():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["-o", "a.jpg"], "must end in .png"), (["-o", "a.png", "--count", "0"], "at least one sample")],
+    [(["-o", "a.jpg"], "must end in .png"), (["-o", "a.png", "--count", "0"], "use 1 or more")],
 )
 def test_preview_settings(run, arguments, message):
     with pytest.raises(ConfigError, match=message):
@@ -170,7 +170,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--scenario", "server"), "server: the server holds 130 labelled images, which no client has"),
+        (("--scenario", "server"), "server: the server has 130 labelled images"),
         (
             ("--scenario", "partial", "--set", "labels.clients=4"),
             "partial: 4 of 20 clients have labels (1, 2, 5, 17), for 260 images",

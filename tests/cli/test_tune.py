@@ -16,7 +16,13 @@ from proxyfl.runs.settings import resolve
 
 pytest.importorskip("optuna")
 
-SETTINGS = ["partition.clients=4", "federation.per_round=2", "data.subset=150", "train.epochs=1"]
+SETTINGS = [
+    "partition.clients=4",
+    "federation.per_round=2",
+    "data.subset=150",
+    "train.epochs=1",
+    "model.name=mlp",
+]
 SEARCH = ["--search", "train.lr=0.001..0.3", "--search", "train.batch=8,16"]
 
 
@@ -124,10 +130,10 @@ def test_trials_that_fall_behind_are_stopped_early(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("train.lx=1..2", "unknown setting 'train.lx'"),
-        ("train.lr=2..1", "has to begin below its end"),
-        ("train.lr=a..b", "is no range"),
+        ("train.lr=2..1", "must begin below its end"),
+        ("train.lr=a..b", "is not a range"),
         ("train.lr", "has no bounds of its own"),
-        ("data.name=a..b", "is no number"),
+        ("data.name=a..b", "is not a number"),
         ("train.epochs=0.5..3", "is a whole number"),
     ],
 )

@@ -49,7 +49,7 @@ def test_check_tells_of_features_and_draws_bars(
     assert "166 training vectors: 48 labelled in 3 classes, 118 unlabelled (71 %)" in done.stdout
     assert "13 features: alcohol, malic_acid" in done.stdout
     assert caplog.messages == ["table: no test vectors: 12 of 178 held out as the test split"], "told once"
-    assert "vectors have no picture of their own" in done.stdout
+    assert "vectors cannot be drawn" in done.stdout
     assert f"go on with: proxyfl run table:{cellar / 'wine.csv'} --set {KEYS}" in done.stdout
     with Image.open(tmp_path / "sheet.png") as drawn:
         assert (46, 96, 160) in {colour for _, colour in drawn.getcolors(1 << 16) or ()}
@@ -60,7 +60,7 @@ def test_a_model_is_tested_and_asked_on_tables_and_arrays(cellar: Path, tmp_path
     assert (done.exit_code, "12 test vectors" in done.stdout) == (0, True), done.stdout
     done = invoke("eval", cellar / "run", "--data", f"table:{cellar / 'new.csv'}")
     assert (done.exit_code, "178 test vectors" in done.stdout) == (0, True), done.stdout + done.stderr
-    assert "this is no test" not in done.stderr
+    assert "this is not a test" not in done.stderr
     done = invoke("eval", cellar / "run", "--data", f"table:{cellar / 'wine.csv'}")
     assert "warning: the run was trained on vectors in" in done.stderr
     wine = load_wine().data

@@ -58,7 +58,7 @@ def test_every_flip_and_every_cut_is_noticed(file: Path) -> None:
 
 def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(RunError, match=r"x\.safetensors is damaged: it does not match its own checksum"):
+    with pytest.raises(RunError, match=r"x\.safetensors is damaged: .*checksum"):
         read_verified(file)
     nested = b"[" * 100_000
     for content in (b"", b"text", struct.pack("<Q", len(nested)) + nested, struct.pack("<Q", 2) + b"[]"):
@@ -75,5 +75,5 @@ def test_files_of_other_programs_are_read_where_that_is_asked_for(tmp_path: Path
     assert torch.equal(read_foreign(tmp_path / "plain")["weight"], TENSORS["weight"])
     assert not is_intact(tmp_path / "plain")
     (tmp_path / "text").write_text("no tensors")
-    with pytest.raises(RunError, match="no safetensors"):
+    with pytest.raises(RunError, match="not a safetensors"):
         read_foreign(tmp_path / "text")

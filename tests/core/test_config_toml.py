@@ -133,7 +133,7 @@ def test_short_names() -> None:
         "method": {"gpt": {"epochs": 2}},
         "train": {"lr": 0.2},
     }
-    with pytest.raises(ConfigError, match=r"unknown setting 'round'; did you mean 'rounds'\?"):
+    with pytest.raises(ConfigError, match=r"'round'; .*'rounds'"):
         from_short({"round": 3})
     config = resolve("digits", from_short({"seed": 4}))
     assert config.seed == 4
@@ -159,7 +159,7 @@ def test_toml_files(tmp_path: Path) -> None:
         "labelled",
     )
     assert load_config(file, {}, "proxyfl").method.name == "proxyfl"
-    with pytest.raises(ConfigError, match=r"nothing\.toml does not exist; known presets: cifar10"):
+    with pytest.raises(ConfigError, match=r"nothing\.toml .*cifar10"):
         load_toml(tmp_path / "nothing.toml")
     file.write_text("a = ")
     with pytest.raises(ConfigError, match="is not TOML"):
@@ -182,5 +182,5 @@ def test_marks_at_the_beginning_of_a_file(tmp_path):
     assert load_toml(file) == {"seed": 3}
     for coding in ("utf-16", "utf-16-le", "utf-16-be"):
         file.write_bytes("seed = 3\n".encode(coding))
-        with pytest.raises(ConfigError, match="looks like UTF-16; save it as UTF-8"):
+        with pytest.raises(ConfigError, match=r"UTF-16.*UTF-8"):
             load_toml(file)

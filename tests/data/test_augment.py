@@ -391,7 +391,7 @@ def test_normalise_takes_one_channel_and_one_image() -> None:
 
 
 def test_normalise_refuses_what_does_not_fit() -> None:
-    with pytest.raises(DataError, match="images of 3 channels need as many means and stds, not 1 and 3"):
+    with pytest.raises(DataError, match=r"3 channels .*1 and 3"):
         normalise(noise(2, 3, 8, 8), [0.5], [0.5, 0.5, 0.5])
     with pytest.raises(DataError, match="uint8"):
         normalise(torch.zeros(2, 3, 8, 8), [0.5] * 3, [0.5] * 3)

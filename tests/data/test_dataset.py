@@ -53,7 +53,7 @@ def test_the_whole_is_no_copy() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 31])
 def test_a_subset_that_cannot_be(count: int) -> None:
-    with pytest.raises(ConfigError, match=rf"data\.subset asks for {count} of 30 training images"):
+    with pytest.raises(ConfigError, match=rf"data\.subset .*{count} of 30"):
         dataset(30).subset(count, torch.Generator())
 
 
@@ -74,7 +74,7 @@ def test_resizing_is_what_pillow_does_up_to_rounding(size: int, target: int) -> 
 def test_the_same_size_is_no_copy_and_tiny_images_are_refused() -> None:
     some = dataset()
     assert some.resized(8) is some
-    with pytest.raises(ConfigError, match=r"data\.image_size = 7 is too small; the networks need 8 or more"):
+    with pytest.raises(ConfigError, match=r"data\.image_size = 7 .* 8"):
         some.resized(7)
 
 

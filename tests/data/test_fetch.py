@@ -123,7 +123,7 @@ def test_a_file_already_there_is_checked_not_fetched(site, tmp_path):
     download(remote(site), tmp_path)
     assert len(site.log) == 1
     (tmp_path / "sub" / "data.bin").write_bytes(b"other")
-    with pytest.raises(DataError, match=r"data\.bin has the wrong checksum .* move it away and fetch again"):
+    with pytest.raises(DataError, match=r"data\.bin .*checksum .*fetch again"):
         download(remote(site), tmp_path)
     assert (tmp_path / "sub" / "data.bin").read_bytes() == b"other"
 
@@ -136,7 +136,7 @@ def test_a_broken_line_is_resumed_where_it_broke(site, tmp_path):
 
 def test_a_later_call_goes_on_from_what_was_kept(site, tmp_path):
     site.cut = [1000, 1000, 1000, 1000]
-    with pytest.raises(DataError, match=r"after 4\.0 kB of 300\.0 kB.*4\.0 kB are kept, fetch again"):
+    with pytest.raises(DataError, match=r"4\.0 kB of 300\.0 kB.*4\.0 kB are kept"):
         download(remote(site), tmp_path)
     assert names(tmp_path / "sub") == ["data.bin.part", "data.bin.part.tag"]
     site.log.clear()
@@ -229,7 +229,7 @@ def test_without_a_known_checksum_its_own_is_recorded(site, tmp_path):
 
 
 def test_not_found(site, tmp_path):
-    with pytest.raises(DataError, match=r"http://.*/gone answers 404 Not Found; is the address still right"):
+    with pytest.raises(DataError, match=r"http://.*/gone .*404 Not Found"):
         download(remote(site, url=f"{site.base}/gone"), tmp_path)
     assert len(site.log) == 1
 
@@ -273,7 +273,7 @@ def test_too_long_and_no_room(site, tmp_path, monkeypatch):
     monkeypatch.setattr(download_module, "MAX_BYTES", 10**9)
     usage = type("Usage", (), {"free": 5})
     monkeypatch.setattr(download_module.shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(DataError, match=r"needs 300\.0 kB, .* has 5 bytes free"):
+    with pytest.raises(DataError, match=r"300\.0 kB, .*5 bytes free"):
         download(remote(site), tmp_path)
 
 
@@ -305,7 +305,7 @@ def test_redirects_are_followed_but_not_for_ever(site, tmp_path):
 
 def test_a_place_that_cannot_be_written(site, tmp_path):
     (tmp_path / "sub").write_text("a file where a folder should be")
-    with pytest.raises(DataError, match=r"cannot be written .* choose another --data-root"):
+    with pytest.raises(DataError, match=r"cannot be written .*--data-root"):
         download(remote(site), tmp_path)
 
 
@@ -360,7 +360,7 @@ def test_a_partial_copy_is_left_alone_unless_forced(site, tmp_path):
     site.files["cifar-10-binary.tar.gz"] = content
     root = tmp_path / "root"
     write_cifar10_binary(root, per_file=1)
-    with pytest.raises(DataError, match=r"holds only 5 of 15 training images .*--force"):
+    with pytest.raises(DataError, match=r"5 of 15 training images .*--force"):
         fetch(source, root, mirror=site.base)
     assert site.log == []
     fetch(source, root, mirror=site.base, force=True)

@@ -109,7 +109,7 @@ def test_colour_is_colour(tmp_path):
     data = pydicom.dcmread(odd)
     data.PhotometricInterpretation = "PALETTE COLOR"
     data.save_as(odd)
-    with pytest.raises(DataError, match="photometric interpretation other than MONOCHROME1"):
+    with pytest.raises(DataError, match=r"photometric .*MONOCHROME1"):
         decode(odd, 3)
 
 
@@ -117,7 +117,7 @@ def test_of_several_frames_the_middle_one_or_the_one_that_is_named(tmp_path):
     file = dicom(tmp_path / "loop.dcm", np.stack([np.full((3, 4), 10 * k, np.uint8) for k in range(5)]))
     assert (grey(file) == 20).all()
     assert (grey(file.with_name("loop.dcm#4")) == 40).all()
-    with pytest.raises(DataError, match="has 5 frames, from 0 to 4; there is no 9"):
+    with pytest.raises(DataError, match=r"5 frames, .*9"):
         grey(file.with_name("loop.dcm#9"))
 
 

@@ -88,7 +88,7 @@ def test_clients_are_a_level_of_folders(tmp_path):
     assert len(kept.holders) == 7
     fill(tmp_path / "cow", 4)
     mixed = load(f"folder:{tmp_path}", image_size=9)
-    assert "3 of 23 training images belong to no client: they are dealt evenly to the 2" in mixed.notes[-1]
+    assert "3 of 23 training images belong to no client" in mixed.notes[-1]
     assert mixed.holders is not None
     assert mixed.holders[mixed.train.labels == mixed.classes.index("cow")].tolist() == [0, 1, 0]
 
@@ -132,9 +132,9 @@ def test_a_table_of_paths_names_its_images_and_no_others(tabled):
     (tabled / "t.csv").write_text("path,diagnosis\n3.png,well\n1.png,ill\n2.png,ill\n4.png,well\n5.png,\n")
     dataset = load(f"table:{tabled / 't.csv'}", image_size=9, keys="file=path,label=diagnosis")
     assert (dataset.classes, len(dataset.train), len(dataset.test)) == (("ill", "well"), 3, 2)
-    with pytest.raises(DataError, match=r"column 'path' names image files; say so with data\.keys=file=path"):
+    with pytest.raises(DataError, match=r"'path' .*data\.keys=file=path"):
         load(f"table:{tabled / 't.csv'}")
-    with pytest.raises(DataError, match=r"no column 'way'.*its columns are path, diagnosis"):
+    with pytest.raises(DataError, match=r"'way'.*path, diagnosis"):
         load(f"table:{tabled / 't.csv'}", keys="file=way")
 
 
@@ -148,7 +148,7 @@ def test_a_parquet_table_is_the_same(tabled):
     assert torch.equal(by_csv.train.images, by_parquet.train.images)
     assert torch.equal(by_csv.train.labels, by_parquet.train.labels)
     (tabled / "t.parquet").write_bytes(b"PAR1 no parquet")
-    with pytest.raises(DataError, match="cannot be read as parquet"):
+    with pytest.raises(DataError, match="parquet"):
         load(f"table:{tabled / 't.parquet'}")
 
 

@@ -92,22 +92,22 @@ def test_the_server_keeps_a_share_of_every_class_back() -> None:
     kept = simulate(DATA, after).validation
     assert kept is not None
     assert kept.labels.tolist() == LABELS[after.server_validation].tolist()
-    with pytest.raises(ConfigError, match="no class has two labelled images"):
+    with pytest.raises(ConfigError, match="two labelled images"):
         hold_out(proxyfl.partition(DATA, clients=8, per_class=1, scheme="iid", where="server"), DATA, 0.1)
-    with pytest.raises(ConfigError, match="only where labels are there"):
+    with pytest.raises(ConfigError, match="labels are at the server"):
         dataclasses.replace(split("partial"), server_validation=np.arange(2))
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown scenario 'sever'; did you mean 'server'"):
+    with pytest.raises(ConfigError, match=r"'sever'; .*'server'"):
         split("sever")
     for count in (0, 8):
-        with pytest.raises(ConfigError, match=rf"labels.clients = {count} is out of range.*use 1 to 7"):
+        with pytest.raises(ConfigError, match=rf"labels.clients = {count} .*1 to 7"):
             split("partial", labelled_clients=count)
-    with pytest.raises(ConfigError, match="no image keeps its label for the server"):
+    with pytest.raises(ConfigError, match="for the server"):
         proxyfl.partition(DATA, clients=8, per_class=0, scheme="iid", where="server")
     damaged = split("server").to_tensors()
-    with pytest.raises(RunError, match="the server holds all labelled images"):
+    with pytest.raises(RunError, match="all labelled images"):
         Partition.from_tensors(damaged | {"where": damaged["where"] * 0})
-    with pytest.raises(RunError, match="does not say who has labels"):
+    with pytest.raises(RunError, match="who has labels"):
         Partition.from_tensors(damaged | {"where": damaged["where"] + 7})

@@ -114,9 +114,7 @@ def test_a_complete_version_is_preferred_to_an_incomplete_one(tmp_path):
 def test_a_missing_test_batch_is_an_error_that_names_the_file(tmp_path):
     write_cifar10_binary(tmp_path)
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").unlink()
-    with pytest.raises(
-        DataError, match=r"test_batch\.bin.*not found; looked in .*proxyfl data fetch cifar10"
-    ):
+    with pytest.raises(DataError, match=r"test_batch\.bin.*not found.*proxyfl data fetch cifar10"):
         load("cifar10", tmp_path)
 
 
@@ -133,7 +131,7 @@ def test_nothing_there(tmp_path):
 @pytest.mark.parametrize("archive", ["cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"])
 def test_an_archive_that_was_not_unpacked_is_noticed(tmp_path, archive):
     (tmp_path / archive).write_bytes(b"x")
-    with pytest.raises(DataError, match=f"{archive} is there but not unpacked.*proxyfl data fetch cifar10"):
+    with pytest.raises(DataError, match=f"{archive} .*not unpacked.*proxyfl data fetch cifar10"):
         load("cifar10", tmp_path)
 
 
@@ -150,7 +148,7 @@ def test_an_empty_file_and_a_label_out_of_range(tmp_path):
     file = tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin"
     content = file.read_bytes()
     file.write_bytes(b"\x0a" + content[1:])
-    with pytest.raises(DataError, match=r"data_batch_2\.bin is damaged: a label is 10, expected 0 to 9"):
+    with pytest.raises(DataError, match=r"data_batch_2\.bin .*label is 10, .*0 to 9"):
         load("cifar10", tmp_path)
     file.write_bytes(b"")
     with pytest.raises(DataError, match=r"data_batch_2\.bin is damaged: 0 bytes"):
@@ -160,17 +158,17 @@ def test_an_empty_file_and_a_label_out_of_range(tmp_path):
 def test_a_file_longer_than_the_full_set_is_not_read(tmp_path, monkeypatch):
     write_cifar10_binary(tmp_path)
     monkeypatch.setattr("proxyfl.data.sources.cifar.MAX_IMAGES", 2)
-    with pytest.raises(DataError, match="3 images, the full set has 2"):
+    with pytest.raises(DataError, match=r"3 images, .*2"):
         load("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("batch", "fault"),
     [
-        ({b"labels": [1]}, "'data' is no array"),
-        ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [1]}, "'data' is no array"),
-        ({b"data": np.zeros((1, 3072), np.uint8)}, "'labels' is no list"),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]}, "'labels' is no list"),
+        ({b"labels": [1]}, "'data' is not an array"),
+        ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [1]}, "'data' is not an array"),
+        ({b"data": np.zeros((1, 3072), np.uint8)}, "'labels' is not a list"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]}, "'labels' is not a list"),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1, 2]}, "1 images but 2 labels"),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}, "a label is 10"),
         ({b"data": np.zeros((1, 3072), np.float64), b"labels": [1]}, "an array that is not uint8"),

@@ -94,7 +94,7 @@ def test_where_nothing_can_be_written_the_error_says_where(tmp_path):
     write(tmp_path / "cinic-10")
     (tmp_path / "cinic-10" / cinic.CACHE).write_text("in the way")
     (tmp_path / "user-cache").write_text("in the way")
-    with pytest.raises(DataError, match=r"no cache can be written in .*cinic-10.* or .*user-cache"):
+    with pytest.raises(DataError, match=r"cinic-10.* or .*user-cache"):
         load("cinic10", tmp_path)
 
 
@@ -133,17 +133,17 @@ def test_other_sizes_and_corrupt_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"dog/img-1\.png is 32×31, expected 32×32"):
         load("cinic10", tmp_path)
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"dog/img-1\.png cannot be read as an image"):
+    with pytest.raises(DataError, match=r"dog/img-1\.png cannot be read"):
         load("cinic10", tmp_path)
 
 
 def test_missing_and_empty(tmp_path):
     with pytest.raises(
-        DataError, match=r"train/CLASS and test/CLASS was not found; looked in .*proxyfl data fetch cinic10"
+        DataError, match=r"train/CLASS and test/CLASS .*not found.*proxyfl data fetch cinic10"
     ):
         load("cinic10", tmp_path)
     (tmp_path / "CINIC-10.tar.gz").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"CINIC-10\.tar\.gz is there but not unpacked"):
+    with pytest.raises(DataError, match=r"CINIC-10\.tar\.gz .*not unpacked"):
         load("cinic10", tmp_path)
     for split in ("train", "test"):
         (tmp_path / split / "airplane").mkdir(parents=True)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +62,7 @@ def test_shares_follow_the_largest_remainders():
 
 
 def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ProxyFLError, match=r"scikit-learn.*proxyfl\[data\]"):
         load("digits", "nowhere")
 

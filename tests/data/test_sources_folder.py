@@ -109,7 +109,7 @@ def test_a_corrupt_image_is_named_and_left_out(tmp_path, content, caplog):
 def test_decompression_bombs_are_errors(tmp_path, monkeypatch, limit):
     write(tmp_path, shape=(40, 30, 3))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    with pytest.raises(DataError, match=r"20 of 20 images are damaged.*claims to have too many pixels"):
+    with pytest.raises(DataError, match=r"20 of 20 images are damaged.*too many pixels"):
         load(f"folder:{tmp_path}")
 
 
@@ -118,12 +118,12 @@ def test_links_that_leave_the_folder_are_refused(tmp_path):
     save_image(tmp_path / "secret.png", pixels(1, 8, 8, 3)[0])
     link = tmp_path / "mine" / "ant" / "link.png"
     link.symlink_to(tmp_path / "secret.png")
-    with pytest.raises(DataError, match=r"link\.png is a link that leads out of"):
+    with pytest.raises(DataError, match=r"link\.png is a link"):
         load("folder:mine", tmp_path)
     link.unlink()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "mine" / "cat").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="cat is a link that leads out of"):
+    with pytest.raises(DataError, match="cat is a link"):
         load("folder:mine", tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_folders_below_a_class_belong_to_it_and_other_files_are_ignored_with_a_r
     with caplog.at_level(logging.WARNING):
         dataset = load(f"folder:{tmp_path}")
     assert len(dataset.train) + len(dataset.test) == 21
-    assert "files ignored because they are no images: 3" in caplog.text
+    assert "files ignored because they are not images: 3" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -167,15 +167,13 @@ def test_an_empty_folder_is_no_class_and_named(tmp_path, caplog):
     write(tmp_path)
     (tmp_path / "cat").mkdir()
     assert "cat" not in load(f"folder:{tmp_path}").classes
-    assert "folders without images are no classes: cat" in caplog.text
+    assert "not classes: cat" in caplog.text
 
 
 def test_a_level_above_the_classes_is_not_taken_for_them(tmp_path):
     for folder in ("north/ill", "north/well", "south/ill", "south/well"):
         save_image(tmp_path / folder / "0.png", pixels(1, 8, 8, 3)[0])
-    with pytest.raises(
-        DataError, match=r"north, south in .* hold the same folders \(ill, well\): .*client=NAME"
-    ):
+    with pytest.raises(DataError, match=r"north, south in .*\(ill, well\): .*client=NAME"):
         load(f"folder:{tmp_path}")
 
 
@@ -202,9 +200,7 @@ def test_data_of_another_kind_is_called_by_its_name(tmp_path, monkeypatch, given
 
 
 def test_no_folder_there(tmp_path):
-    with pytest.raises(
-        DataError, match=r"the folder was not found; looked in .*gone; give the path as folder:PATH"
-    ):
+    with pytest.raises(DataError, match=r"not found.*gone; .*folder:PATH"):
         load("folder:gone", tmp_path)
 
 
@@ -213,7 +209,7 @@ def test_sizes_are_checked(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="image_size = 4 is too small"):
         load(f"folder:{tmp_path}", image_size=4)
     monkeypatch.setattr("proxyfl.data.sources.listed.memory_limit", lambda: 100)
-    with pytest.raises(DataError, match=r"61\.4 kB; set a smaller data\.image_size"):
+    with pytest.raises(DataError, match=r"61\.4 kB; .*data\.image_size"):
         load(f"folder:{tmp_path}")
 
 

@@ -55,8 +55,8 @@ def test_medmnists_names_and_colour_and_column_labels(tmp_path):
     ("changes", "fault"),
     [
         ({"x_train": pixels(5, 8, 8).astype(str)}, "x_train is <U3, expected numbers"),
-        ({"x_train": pixels(5, 8, 8) - 100.0}, "images go from -.* before they are normalised"),
-        ({"x_train": np.full((5, 8, 8), np.nan)}, "images go from nan"),
+        ({"x_train": pixels(5, 8, 8) - 100.0}, "from -.* before they are normalised"),
+        ({"x_train": np.full((5, 8, 8), np.nan)}, "from nan"),
         ({"x_train": pixels(5, 8, 8, 4)}, "x_train has shape"),
         ({"x_train": pixels(5, 0)}, "x_train has shape"),
         ({"x_train": pixels(0, 8, 8)}, "x_train has shape"),
@@ -91,12 +91,12 @@ def test_arrays_that_do_not_fit_each_other(tmp_path, changes, fault):
 
 def test_missing_arrays_and_files(tmp_path):
     np.savez(tmp_path / "a.npz", pixels=pixels(2, 8, 8), diagnosis=np.zeros(2, int))
-    with pytest.raises(DataError, match=r"it holds diagnosis, pixels, expected images and labels.*data.keys"):
+    with pytest.raises(DataError, match=r"diagnosis, pixels, .*images and labels.*data.keys"):
         load("npz:a.npz", tmp_path)
     np.savez(tmp_path / "a.npz", x_train=pixels(2, 8, 8))
     with pytest.raises(DataError, match="too few images with a label"):
         load("npz:a.npz", tmp_path)
-    with pytest.raises(DataError, match=r"npz file was not found; looked in .*b\.npz"):
+    with pytest.raises(DataError, match=r"not found.*b\.npz"):
         load("npz:b.npz", tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_a_header_that_promises_more_than_there_is(tmp_path, shape):
     np.savez(tmp_path / "a.npz", **{name: value for name, value in arrays().items() if name != "x_train"})
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("x_train.npy", header(shape) + b"abc")
-    with pytest.raises(DataError, match=r"x_train\.npy does not hold what its header promises"):
+    with pytest.raises(DataError, match=r"x_train\.npy .*header"):
         load("npz:a.npz", tmp_path)
 
 
@@ -155,7 +155,7 @@ def test_labels_as_people_have_them(tmp_path):
     assert dataset.train.labels.tolist() == [0, 1, -1, 0, 1]
     assert dataset.test.labels.tolist() == [1, 0]
     np.savez(tmp_path / "c.npz", **named, classes=np.array(["well", "sick"]))
-    with pytest.raises(DataError, match="y_train: 'ill' is none of the names in the array of classes"):
+    with pytest.raises(DataError, match=r"y_train: 'ill' .*classes"):
         load("npz:c.npz", tmp_path)
 
 
@@ -209,12 +209,10 @@ def test_black_and_white(tmp_path):
 
 def test_one_array_alone_and_objects_are_not_called_damaged(tmp_path):
     np.save(tmp_path / "a.npy", pixels(5, 8, 8))
-    with pytest.raises(
-        DataError, match=r"a.npy holds one array; save it and the labels in one file: np.savez"
-    ):
+    with pytest.raises(DataError, match=r"a.npy .*np.savez"):
         load("npz:a.npy", tmp_path)
     np.savez(tmp_path / "b.npz", **arrays(y_train=np.array(["a"] * 5, object)))
-    with pytest.raises(DataError, match=r"b.npz: y_train.npy is pickled.* save names as text, with .astype"):
+    with pytest.raises(DataError, match=r"b.npz: y_train.npy is pickled.*\.astype"):
         load("npz:b.npz", tmp_path)
 
 

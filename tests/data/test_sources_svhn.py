@@ -53,7 +53,7 @@ def test_label_ten_is_the_digit_zero(tmp_path, folder):
 )
 def test_other_shapes_and_types(tmp_path, changes, fault):
     write(tmp_path / "svhn", **changes)
-    with pytest.raises(DataError, match=rf"train_32x32\.mat is damaged: .*{fault}.*proxyfl data fetch svhn"):
+    with pytest.raises(DataError, match=rf"train_32x32\.mat .*{fault}.*proxyfl data fetch svhn"):
         load("svhn", tmp_path)
 
 
@@ -67,7 +67,7 @@ def test_more_images_than_any_split_has_are_not_read(tmp_path, monkeypatch):
 def test_one_file_alone(tmp_path):
     write(tmp_path / "svhn")
     (tmp_path / "svhn" / "test_32x32.mat").unlink()
-    with pytest.raises(DataError, match=r"train_32x32\.mat is there, its fellow is not; get it with"):
+    with pytest.raises(DataError, match=r"train_32x32\.mat .*get it with"):
         load("svhn", tmp_path)
 
 

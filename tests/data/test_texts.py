@@ -55,7 +55,7 @@ def test_a_table_with_a_column_of_texts_is_read(tmp_path):
     assert int((data.train.labels < 0).sum()) == 1
     seen = look(f"table:{tmp_path / 't.csv'}")
     assert (seen.called, seen.labelled, seen.unlabelled) == ("texts", 4, 1)
-    with pytest.raises(ConfigError, match=r"data.image_size = 16 is for images, and 'table' holds texts"):
+    with pytest.raises(ConfigError, match=r"data.image_size = 16 .*'table' holds texts"):
         data.resized(16)
 
 
@@ -63,9 +63,7 @@ def test_numbers_come_first_unless_the_column_of_texts_is_named(tmp_path):
     name = written(tmp_path, "text,age,label\nold,1,x\nnew,2,y\nold,3,x\nnew,4,y\n")
     assert proxyfl.load_dataset(name).features == ("age",)
     assert proxyfl.load_dataset(name, keys="text=text").features == ("text",)
-    with pytest.raises(
-        DataError, match=r"line 3: there is no text in column 'note'; fill it in or leave out"
-    ):
+    with pytest.raises(DataError, match=r"line 3: .*'note'"):
         proxyfl.load_dataset(written(tmp_path, "note,label\na,x\n,y\n"), keys="text=note")
 
 
@@ -74,9 +72,7 @@ def test_lists_of_strings_are_texts_and_need_an_encoder(tmp_path):
     data = proxyfl.Dataset.of(told, [0, 1] * 6, test=(told[:2], [0, 1]))
     assert data.train.images.shape[1] == data.test.images.shape[1] == 16
     split = proxyfl.partition(data, clients=2, per_class=2, scheme="iid")
-    with pytest.raises(
-        ConfigError, match="holds texts, which a frozen encoder has to read first; choose one"
-    ):
+    with pytest.raises(ConfigError, match=r"holds texts, .*frozen encoder"):
         proxyfl.Federation(data, split)
     with pytest.raises(DataError, match="training text 1 is empty"):
         proxyfl.Dataset.of(["a", " "], [0, 1], test=(["a"], [0]))
@@ -93,5 +89,5 @@ def test_lists_of_strings_are_texts_and_need_an_encoder(tmp_path):
     assert all(bool((view[:, 1] <= whole[:, 1]).all()) and not torch.equal(view, whole) for view in strong)
     other = proxyfl.encode(data, encoder, weak=1, strong=2, cache=tmp_path)
     assert not torch.equal(other.train.images, found.train.images)
-    with pytest.raises(DataError, match="takes images, and these are texts; choose another encoder"):
+    with pytest.raises(DataError, match=r"takes images, .*texts"):
         proxyfl.encode(data, proxyfl.Encoder(torch.nn.Flatten()), cache=tmp_path)

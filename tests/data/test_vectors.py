@@ -42,7 +42,7 @@ def test_features_are_standardised_and_a_constant_one_becomes_zero():
     assert standardise(torch.from_numpy(vectors), mean, std).tolist() == [[-1.0, -1.0, 0.0], [1.0, 1.0, 0.0]]
     shaky = np.full((7, 1), 0.1, np.float32)
     assert statistics(shaky)[1] == (1.0,)
-    with pytest.raises(DataError, match="vectors of 3 features need as many means and stds, not 1 and 3"):
+    with pytest.raises(DataError, match=r"3 features .*1 and 3"):
         standardise(torch.from_numpy(vectors), mean[:1], std)
 
 
@@ -52,7 +52,7 @@ def test_features_are_standardised_and_a_constant_one_becomes_zero():
 def test_what_is_no_finite_number_is_named_with_row_and_column(value, told):
     array = np.zeros((4, 3))
     array[2, 1] = value
-    with pytest.raises(DataError, match=f"scans: row 2, column 1 is {told}, which is no finite number; fill"):
+    with pytest.raises(DataError, match=f"scans: row 2, column 1 is {told}, .*fill"):
         numbers(array, "scans")
     with pytest.raises(DataError, match="line 30, column 'dose'"):
         numbers(array, "scans", ["age", "dose", "lab"], [10, 20, 30, 40])
@@ -122,9 +122,9 @@ def test_vectors_in_memory_become_a_data_set():
     assert (data.train.images.dtype, tuple(data.train.images.shape)) == (torch.float32, (12, 3))
     assert data.train.labels.tolist() == [0, 1, -1] * 4
     assert (data.mean, data.std[2]) == ((5.5, 11.0, 1.0), 1.0)
-    with pytest.raises(ConfigError, match=r"data\.image_size = 16 is for images, and 'mine' holds vectors"):
+    with pytest.raises(ConfigError, match=r"data\.image_size = 16 .*'mine' holds vectors"):
         data.resized(16)
-    with pytest.raises(DataError, match=r"training and test vectors differ in shape: \(3,\) and \(2,\)"):
+    with pytest.raises(DataError, match=r"shape: \(3,\) and \(2,\)"):
         Dataset.of(Rows(), test=(np.zeros((2, 2)), [0, 1]))
 
 
@@ -138,7 +138,7 @@ def test_vectors_in_an_npz_file(tmp_path, names):
     assert bool((data.test.labels >= 0).all())
     assert data.mean == pytest.approx(data.train.images.double().mean(0).tolist())
     np.savez(tmp_path / "b.npz", **{names[0]: np.full((40, 3), np.nan), names[1]: labels})
-    with pytest.raises(DataError, match=f"{names[0]}: row 0, column 0 is nan.*120 such values in all"):
+    with pytest.raises(DataError, match=f"{names[0]}: row 0, column 0 is nan.*120"):
         load(f"npz:{tmp_path / 'b.npz'}")
 
 
@@ -148,7 +148,7 @@ def test_numeric_columns_of_a_table_are_vectors(table, caplog):
     assert data.classes == ("ill", "well")
     assert int((data.train.labels < 0).sum()) == 10
     assert (len(data.train), len(data.test)) == (26, 4)
-    assert "columns that are no numbers are left out: name" in caplog.text
+    assert "are left out: name" in caplog.text
     found = look(f"table:{table}", keys=KEYS)
     assert (found.features, found.constant, found.called) == (4, ("lab_b",), "vectors")
     chosen = load(f"table:{table}", keys="label=diagnosis,features=lab_*+age")
@@ -185,7 +185,7 @@ LABEL = "label=diagnosis"
         ("", "", "", r"no row has a label: there is no column 'label'; name its column with data\.keys"),
         ("", "", f"{LABEL},features=weight", r"no column 'weight' \(features in data\.keys\); its columns"),
         ("", "", f"{LABEL},without=weight", r"no column 'weight' \(without in data\.keys\)"),
-        (".txt", ".png", KEYS, r"column 'name' names image files; say so with data\.keys=file=name"),
+        (".txt", ".png", KEYS, r"'name' .*data\.keys=file=name"),
     ],
 )
 def test_faults_of_a_table_are_named(table, old, new, keys, told):
@@ -196,7 +196,7 @@ def test_faults_of_a_table_are_named(table, old, new, keys, told):
 
 def test_a_table_without_numbers_or_paths_says_what_it_has(tmp_path):
     (tmp_path / "a.csv").write_text("who,label\nanna,ill\nbert,well\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"no column 'file' .*, and no column of numbers, but who, label"):
+    with pytest.raises(DataError, match=r"'file' .*who, label"):
         load(f"table:{tmp_path / 'a.csv'}")
 
 
@@ -212,12 +212,12 @@ def test_a_site_reads_vectors_as_a_simulation_does(table, tmp_path):
     assert torch.equal(site.images, known.data.images)
     assert (len(site.labelled), len(site.unlabelled), len(site.held)) == (16, 10, 4)
     for channels, size, told in (
-        (5, 0, "vectors have 4 features, 5 are wanted"),
-        (1, 8, "holds vectors, but"),
+        (5, 0, "4 features, but 5 are required"),
+        (1, 8, "vectors, but images"),
     ):
         with pytest.raises(DataError, match=told):
             open_site(tmp_path / "site.npz", form.classes, channels, size)
-    with pytest.raises(DataError, match="is a folder, and vectors of 4 features are wanted"):
+    with pytest.raises(DataError, match=r"folder, .*4 features"):
         open_site(tmp_path, form.classes, 4, 0)
     with pytest.raises(DataError, match="class 'ill' is not in the class list"):
         read_known(table, Form(("sick", "well"), 4, 0, keys=KEYS))
@@ -231,10 +231,10 @@ def test_columns_are_found_by_name_where_the_names_are_known(table, tmp_path):
     assert given.names == (f"{turned}, line 2",)
     with pytest.raises(DataError, match="has no column 'weight'"):
         read_given([str(turned)], 2, 0, ("age", "weight"))
-    with pytest.raises(DataError, match="its vectors have 5 features, those of the model 4"):
+    with pytest.raises(DataError, match=r"5 features, .*4"):
         read_given([str(turned)], 4, 0)
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 8, 8), np.uint8))
-    with pytest.raises(DataError, match="holds images, but the model takes vectors"):
+    with pytest.raises(DataError, match=r"images, .*takes vectors"):
         read_given([str(tmp_path / "a.npz")], 4, 0)
 
 
@@ -242,7 +242,7 @@ def test_a_column_that_counts_the_rows_is_doubted(tmp_path, caplog):
     rows = "".join(f"{place + 7},{place % 3},{'ab'[place % 2]}\n" for place in range(20))
     (tmp_path / "a.csv").write_text(f"id,dose,label\n{rows}", encoding="utf-8")
     load("table:a.csv", tmp_path)
-    assert "id: numbers that count the rows? leave them out with data.keys=without=id" in caplog.text
+    assert "leave them out with data.keys=without=id" in caplog.text
     caplog.clear()
     for keys in ("without=id", "features=id+dose"):  # whoever names it means it
         load("table:a.csv", tmp_path, keys=keys)

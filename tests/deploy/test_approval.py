@@ -261,7 +261,7 @@ def test_what_was_refused_can_be_looked_at_and_approved_with_one_command(site: S
     assert "federation.rounds = 7000" in refused(site, records)
     shown = invoke("deploy", "approve", site.path)
     assert shown.exit_code == 2
-    assert "nobody is here to ask; give --yes" in shown.stderr
+    assert "use --yes" in shown.stderr
     assert "asked for by the server, and refused" in shown.stdout
     assert "federation.rounds = 7000, approved: " in shown.stdout
     done = invoke("deploy", "approve", site.path, "--yes")
@@ -283,6 +283,10 @@ def test_an_offer_is_shown_by_check_and_a_site_does_not_start_without_approval(
     done = invoke("deploy", "site", place, "--data", data)
     assert done.exit_code == 2
     assert f"approve it if you agree, with: proxyfl deploy approve {place}" in done.stderr
+    first = invoke("deploy", "approve", place, "--yes")
+    assert first.exit_code == 0, first.stderr
+    assert "site-02 approved what its folder offers" in first.stdout
+    assert "not approved" not in first.stdout
     (place / approval.OFFER_FILE).unlink()
     told = invoke("deploy", "approve", place, "--yes")
     assert told.exit_code == 2
@@ -312,5 +316,5 @@ def test_sharing_a_model_needs_approval_and_limits_do_not(site: Site) -> None:
     dataclasses.replace(site, max_memory_mb=900, threads=2).write()
     approval.require(Site.read(site.path))  # limits take back
     dataclasses.replace(site, share_model=True).write()
-    with pytest.raises(Refused, match=r"site.toml of site-01 was changed since its owner approved"):
+    with pytest.raises(Refused, match=r"site.toml of site-01 was changed"):
         approval.require(Site.read(site.path))

@@ -176,7 +176,7 @@ def test_no_bytes_break_the_reading(log: AuditLog, raw: bytes) -> None:
 def test_a_log_that_cannot_be_written_is_an_error_in_words(log: AuditLog) -> None:
     log.file.unlink()
     log.file.mkdir()
-    with pytest.raises(RunError, match=r"audit\.jsonl cannot be written .* nothing is done unnoted"):
+    with pytest.raises(RunError, match=r"audit\.jsonl cannot be written"):
         log.add("sent")
 
 
@@ -198,5 +198,5 @@ def test_the_command_verifies_shows_and_names_what_is_broken(log: AuditLog, tmp_
 
 
 def test_a_mark_that_is_none_is_an_error_in_words(log: AuditLog) -> None:
-    with pytest.raises(audit.ConfigError, match="is no mark of a log"):
+    with pytest.raises(audit.ConfigError, match="mark of a log"):
         Mark.read("5")

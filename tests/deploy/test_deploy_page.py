@@ -76,3 +76,28 @@ def test_every_promise_names_tests_that_exist() -> None:
         text = "".join(file.read_text(encoding="utf-8") for file in files)
         begun = [name.rstrip("…") for name in named if not name.endswith(".py")]
         assert all(f"def {name}" in text for name in begun), row
+
+
+TESTS = Path(__file__).parents[1]
+PAGES = [
+    *(DOCS / name for name in (*NAMES, "security-guarantees.md", "monitor.md")),
+    TESTS.parent / "SECURITY.md",
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py|test_\w+\.py)`", page.read_text(encoding="utf-8"))
+    places = [TESTS.parent / name if "/" in name else TESTS / "flower" / name for name in named]
+    assert not [place for place in places if not place.is_file()]
+
+
+def test_every_party_of_the_threat_model_and_every_guarantee_names_its_tests() -> None:
+    model = (DOCS / "deploy-security.md").read_text(encoding="utf-8").partition("## Threat model")[2]
+    rows = [line for line in model.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 9
+    assert not [row for row in rows if not re.search(r"`[\w/]*test_\w+\.py` \|$", row)]
+    guarantees = (DOCS / "security-guarantees.md").read_text(encoding="utf-8")
+    promises = [part for part in re.split(r"\n(?=\*\*)", guarantees) if part.startswith("**")]
+    assert len(promises) > 15
+    assert not [promise for promise in promises if not re.search(r"`[\w/]*test_\w+\.py`", promise)]

@@ -136,7 +136,7 @@ def test_a_federation_of_vectors(tmp_path: Path) -> None:
     told = open_site(turned, *form, features=site.features)
     assert told.images.tolist() == [[0.5, 2.0], [0.25, 1.0]]
     assert told.counts.unlabelled == 1
-    _, update = explain.rehearse(made)
+    _, update = explain.dry_run(made)
     assert update.weights["trunk.hidden1.weight"].shape == (64, 2)
 
 
@@ -150,11 +150,11 @@ def test_vectors_are_like_those_in_a_file(tmp_path: Path) -> None:
     assert (made.features, made.mean) == (("age", "dose"), (20.0, 1.0))
     assert made.std == (pytest.approx(200**0.5 / 3**0.5), 1.0)
     assert (made.config.model.name, made.config.data.keys) == ("mlp", "")
-    _, update = explain.rehearse(made)
+    _, update = explain.dry_run(made)
     assert update.weights["trunk.hidden1.weight"].shape == (64, 2)
     told = explain.explain(made)
     assert not [line for line in (*told.enrols, *told.remarks, told.measured, told.noted) if "image" in line]
-    with pytest.raises(ConfigError, match=r"--channels 5, but the vectors in .* have 2 features"):
+    with pytest.raises(ConfigError, match=r"--channels 5, .*2 features"):
         scaffold.create(tmp_path / "no", dataclasses.replace(asked, form={"channels": 5}))
     np.savez(tmp_path / "test.npz", X=np.array([[1.0], [3.0]]), y=np.array([0, 1]))
     form = {"classes": ("ill", "well"), "image_size": 0}
@@ -186,7 +186,7 @@ def test_nothing_is_overwritten_and_a_failure_leaves_nothing(
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
-    with pytest.raises(RunError, match="is not empty; choose a new folder"):
+    with pytest.raises(RunError, match="is not empty"):
         scaffold.create(tmp_path / "full", plan())
     (tmp_path / "empty").mkdir()
     assert scaffold.create(tmp_path / "empty", plan()).path == tmp_path / "empty"
@@ -314,7 +314,7 @@ def test_a_lost_operator_key_stops_a_renewal_before_anything_changes(own_trial: 
     deployment = Deployment.read(own_trial)
     deployment.operator_key.unlink()
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"operator\.key is missing.* move .*trusted\.yaml away and repeat"):
+    with pytest.raises(ConfigError, match=r"operator\.key is missing.*trusted\.yaml"):
         rotation.renew(own_trial)
     assert before == {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     deployment.trusted.unlink()
@@ -400,7 +400,7 @@ def test_behind_a_forwarded_port_the_gate_binds_another(tmp_path: Path) -> None:
 
 def test_an_insecure_federation_stays_on_its_machine(tmp_path: Path) -> None:
     for other in ({"hosts": ("fl.example.org",)}, {"listen": "0.0.0.0:8000"}):
-        with pytest.raises(ConfigError, match="insecure = true is for one machine"):
+        with pytest.raises(ConfigError, match="insecure = true"):
             scaffold.create(tmp_path / "d", plan(insecure=True, **other))
 
 
@@ -414,7 +414,7 @@ def test_a_deployment_of_an_earlier_version_is_told_what_is_missing(own_trial: P
             file.unlink()
     with pytest.raises(ConfigError, match=r"trusted\.yaml is missing.*proxyfl deploy init .* --renew"):
         entrance.check_server_files(deployment)
-    with pytest.raises(ConfigError, match=r"site\.crt is missing; ask the federation's operator"):
+    with pytest.raises(ConfigError, match=r"site\.crt is missing; .*operator"):
         entrance.check_site_files(deployment.site("site-01"))
     rotation.renew(own_trial)
     entrance.check_server_files(deployment)
@@ -430,14 +430,12 @@ def test_an_app_that_the_operator_did_not_sign_is_found(own_trial: Path) -> None
     assert signing.signature_of(deployment)["app"]
     text = deployment.app_signature.read_text()
     deployment.app_signature.write_text(text.replace('"app": "', '"app": "00'))
-    with pytest.raises(ConfigError, match=r"app\.sig is no signature by the operator's key"):
+    with pytest.raises(ConfigError, match=r"app\.sig .*operator's key"):
         signing.signature_of(deployment)
     deployment.app_signature.write_text(text)
     part = deployment.app / "proxyfl_federation" / "client_app.py"
     part.write_text(part.read_text() + "print('more')\n")
-    with pytest.raises(
-        ConfigError, match=r"app is not what the operator signed; make it again with: .*--renew"
-    ):
+    with pytest.raises(ConfigError, match=r"app .*signed; .*--renew"):
         signing.signature_of(deployment)
     rotation.renew(own_trial)
     assert signing.signature_of(deployment)

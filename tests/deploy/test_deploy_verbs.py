@@ -18,6 +18,8 @@ def test_init_writes_a_deployment_and_says_what_is_next(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "server at fl.example.org:8443, 2 site(s)" in done.stdout
     assert "accuracy comes from the 30% of labelled images" in done.stdout
+    for site in ("lyon", "paris"):
+        assert f"proxyfl deploy site {tmp_path / 'hospital' / site} --data DATA --approve" in done.stdout
     assert f"proxyfl deploy run {tmp_path / 'hospital'}" in done.stdout
     found = Deployment.read(tmp_path / "hospital")
     assert (found.sites, found.classes, found.flip) == (("lyon", "paris"), ("healthy", "ill"), True)
@@ -169,7 +171,7 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeyp
 
     made.run.mkdir()
     done = invoke("deploy", "remove-site", own_trial, "site-03")
-    assert "the run keeps its list of sites and goes on without site-03" in done.stdout
+    assert "the run keeps its list of sites and continues without site-03" in done.stdout
     assert "no round can count" in " ".join(done.stdout.split())
     made = Deployment.read(own_trial)
     assert made.sites == ("site-01", "site-03")
@@ -217,7 +219,7 @@ def test_labels_at_the_server_are_named_checked_and_told(trial: Path, tmp_path: 
     assert done.exit_code == 0, done.stderr
     told = " ".join(done.stdout.split())
     assert f"All labels are at the server ({labelled})" in told
-    assert "accuracy comes from the 20% of its labelled images that the server keeps back" in told
+    assert "accuracy comes from the 20% of its labelled images that the server holds out" in told
     found = Deployment.read(tmp_path / "clinic")
     assert (found.scenario, found.server_data, found.site("site-01").holdout) == ("server", str(labelled), 0)
     assert "All labels are at the server" in (found.path / "README.md").read_text()
@@ -225,7 +227,7 @@ def test_labels_at_the_server_are_named_checked_and_told(trial: Path, tmp_path: 
     at_site = invoke("deploy", "check", labelled, "--site", found.path / "site-01")
     assert "this site needs none; the labels of 497 images here are not used" in at_site.stdout
     at_server = invoke("deploy", "check", labelled, "--server", found.path)
-    assert "all classes       398         99" in at_server.stdout
+    assert "all classes       398        99" in at_server.stdout
     without = invoke("deploy", "check", trial / "sample" / "site-01.npz", "--server", found.path)
     assert "note: 390 images without a label are not used" in without.stdout
     neither = invoke("deploy", "check", labelled)

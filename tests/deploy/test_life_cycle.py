@@ -14,7 +14,19 @@ import pytest
 
 from calling import invoke
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.deploy import backup, connector, expiry, gate, longer, operate, pki, roster, rotation, seen
+from proxyfl.deploy import (
+    backup,
+    connector,
+    expiry,
+    gate,
+    longer,
+    operate,
+    pki,
+    roster,
+    rotation,
+    seen,
+    stopping,
+)
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.post import Post
 from proxyfl.deploy.programs import FlowerError
@@ -70,6 +82,7 @@ def test_both_keys_are_registered_and_what_is_over_is_not(
         return {"node-id": str(len(asked))}
 
     monkeypatch.setattr(operate, "ask_flwr", flwr)
+    monkeypatch.setattr(stopping, "ask_flwr", flwr)
     made = Deployment.read(own_trial)
     operate.register(made, {})
     assert len(asked) == 3
@@ -94,15 +107,16 @@ def test_a_run_that_finishes_while_it_is_stopped_is_no_error(
         return {"runs": [{"run-id": "7", "status": next(states)}]}
 
     monkeypatch.setattr(operate, "ask_flwr", flwr)
+    monkeypatch.setattr(stopping, "ask_flwr", flwr)
     monkeypatch.setattr(operate, "require_server", lambda deployment: None)
     made = Deployment.read(own_trial)
-    assert operate.stop(made) is False
+    assert stopping.stop_now(made) is False
     states = iter(["running", "running"])
     with pytest.raises(FlowerError, match="already finished"):
-        operate.stop(made)
+        stopping.stop_now(made)
     states = iter(["finished:completed"])
     with pytest.raises(RunError, match="no run is under way"):
-        operate.stop(made)
+        stopping.stop_now(made)
 
 
 def trusts(authority: Path, certificate: Path) -> bool:
@@ -188,7 +202,7 @@ def test_a_crash_while_an_authority_is_made_is_made_good(
 def test_what_to_replace_must_be_said(own_trial: Path) -> None:
     for words in ((), ("--site", "site-01", "--ca"), ("--finish",), ("--ca", "--force")):
         assert "say what to replace" in invoke("deploy", "rotate", own_trial, *words).stderr
-    with pytest.raises(RunError, match="no new authority is being introduced"):
+    with pytest.raises(RunError, match="no new authority"):
         rotation.finish_authority(own_trial)
 
 
@@ -309,11 +323,11 @@ def test_versions_without_a_common_one_are_named_with_who_has_to_upgrade() -> No
     newer = {"protocol": [7, 9], "proxyfl": "3.0"}
     with pytest.raises(
         ConfigError,
-        match=r"the server \(proxyfl 3.0\) speaks version 7 to 9 .* upgrade lyon to the proxyfl of the",
+        match=r"proxyfl 3.0\) .*7 to 9 .*upgrade lyon",
     ):
         protocol.negotiated(newer, "the server", "lyon")
     for older in ({}, {"protocol": [0, 0]}, {"protocol": "1"}, {"protocol": [True, 1.5]}):
-        with pytest.raises(ConfigError, match="upgrade the server to the proxyfl of lyon"):
+        with pytest.raises(ConfigError, match="upgrade the server"):
             protocol.negotiated(older, "the server", "lyon")
 
 

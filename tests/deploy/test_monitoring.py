@@ -102,7 +102,7 @@ def test_the_gate_counts_what_sites_send(deployed):
     tally.counts["site-01"].seen = time.time() - 1000
     tally.changed = True
     tally.save()
-    assert Overview(deployed.path).look()["sites"][0]["state"] == "away"
+    assert Overview(deployed.path).look()["sites"][0]["state"] == "offline"
     tally.file.write_text("{")
     assert read_tally(deployed.state) == {}
 

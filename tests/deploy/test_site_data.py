@@ -125,7 +125,7 @@ def test_what_is_passed_over_is_counted(folders: Path) -> None:
     picture(folders / "dog" / "deeper" / "z.png")
     found = opened(folders)
     assert found.ignored == 1
-    assert found.notes[0] == "files ignored because they are no images: 1"
+    assert found.notes[0] == "files ignored because they are not images: 1"
     assert found.counts.labelled[CLASSES.index("dog")] == opened_before + 1
 
 
@@ -279,12 +279,12 @@ GREY = np.zeros((3, 8, 8), np.uint8)
             {"images": GREY, "labels": np.array([2**64 - 1, 0, 0], np.uint64)},
             "a label is 1844674407",
         ),
-        ({"images": GREY - 1.5}, "the numbers of images go from -1.5 to -1.5, expected 0 to 255"),
-        ({"images": np.zeros((3, 8), np.uint8)}, "holds vectors, but images are wanted"),
+        ({"images": GREY - 1.5}, "from -1.5 to -1.5, expected 0 to 255"),
+        ({"images": np.zeros((3, 8), np.uint8)}, "vectors, but images are required"),
         ({"x": GREY}, "it holds x, expected images and labels"),
         ({"images": GREY, "classes": np.array(["dog", "cat", "eel"])}, "are not the federation's"),
         ({"images": GREY, "classes": np.array([1, 2, 3])}, "expected names"),
-        ({"images": np.array([{}, {}], object)}, "is pickled, which is not read"),
+        ({"images": np.array([{}, {}], object)}, "is pickled"),
     ],
 )
 def test_a_bad_npz_file_is_refused(tmp_path: Path, content: dict[str, Any], words: str) -> None:
@@ -300,7 +300,7 @@ def test_an_npz_file_that_lies_about_its_size_is_refused(
     )
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("images.npy", head.getvalue())
-    assert "does not hold what its header promises" in refusal(tmp_path / "d.npz")
+    assert "its header" in refusal(tmp_path / "d.npz")
     monkeypatch.setattr(npz_files, "memory_limit", lambda: 100)
     assert "too much for this machine" in refusal(arrays(tmp_path / "e.npz", images=GREY))
     (tmp_path / "f.npz").write_bytes(b"no archive")
@@ -362,7 +362,7 @@ def test_every_class_keeps_an_image_and_none_is_in_both_parts(labels: torch.Tens
     assert int(held.sum()) <= max(1, wanted + 0.5)
 
 
-def test_a_test_folder_of_its_own_is_kept_back_instead_of_a_share(folders: Path, tmp_path: Path) -> None:
+def test_a_test_folder_of_its_own_is_held_out_instead_of_a_share(folders: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         for number in range(4):
             picture(tmp_path / "split" / split / "cat" / f"{number}.png", 10 if split == "train" else 20)
@@ -416,7 +416,7 @@ def test_held_out_images_are_not_trained_on(folders: Path) -> None:
     assert sorted(index for part in parts for index in part) == list(range(13))
     assert found.counts.held_out == (2, 0, 1)
     assert (len(found.held_out), found.held_out.labels.tolist()) == (3, [0, 0, 2])
-    with pytest.raises(ConfigError, match="must be a share from 0 to below 1"):
+    with pytest.raises(ConfigError, match="from 0 to below 1"):
         opened(folders, holdout=1.0)
 
 
@@ -440,7 +440,7 @@ def test_decoded_images_are_kept_until_a_file_changes(
 
 
 def test_test_images_need_their_labels(folders: Path) -> None:
-    with pytest.raises(DataError, match="2 of 5 test images have no label"):
+    with pytest.raises(DataError, match="2 of 5 test images"):
         open_test(folders, CLASSES, 1, 8)
     (folders / "loose.png").unlink()
     (folders / "unlabelled" / "u.png").unlink()
@@ -451,9 +451,7 @@ def test_every_damaged_image_is_named(folders: Path) -> None:
     damaged = sorted(folders.glob("*/*.png"))[:3]
     for file in damaged:
         file.write_bytes(b"no image")
-    with pytest.raises(
-        DataError, match=r"3 of .* images are damaged; replace them or take them away: "
-    ) as told:
+    with pytest.raises(DataError, match=r"3 of .* images are damaged; ") as told:
         opened(folders)
     assert all(f"{file.parent.name}/{file.name}" in str(told.value) for file in damaged)
 

@@ -81,7 +81,7 @@ def test_every_command_works(place: Path) -> None:
     listed = told[3].splitlines()
     assert [line.split()[2] for line in listed[1:4]] == ["graded", "graded", "fixmatch-lpl"]
     assert all("2/2" in line for line in listed[1:4])
-    assert "share of mean and variance that stays each step" in told[5]
+    assert "share of mean and variance kept each step" in told[5]
     assert (place / "my_method.py").is_file()
     refused = CliRunner().invoke(app, ["run", "--method", "graded", "--set", "method.keep=1.5"])
     assert refused.stderr == "error: method.keep = 1.5 is above 1\n"

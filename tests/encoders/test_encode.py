@@ -103,16 +103,14 @@ def test_encoding_goes_on_after_a_kill_and_repairs_damage(images, tmp_path, monk
 
 def test_too_many_features_and_unfit_encoders_are_refused(images, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, "0.000001")
-    with pytest.raises(
-        ConfigError, match=r"take 3.1 kB, and 1.0 kB are allowed; use fewer views .*FEATURES_GB"
-    ):
+    with pytest.raises(ConfigError, match=r"3.1 kB, .*1.0 kB .*FEATURES_GB"):
         proxyfl.encode(images, Pooled(), cache=tmp_path)
     assert not list(tmp_path.iterdir())
     monkeypatch.delenv(cache.VARIABLE)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 100}))
-    with pytest.raises(ConfigError, match="has room for 100 bytes; use fewer views"):
+    with pytest.raises(ConfigError, match="100 bytes"):
         proxyfl.encode(images, Pooled(), cache=tmp_path)
-    with pytest.raises(DataError, match=r"gave \(1, 1, 8, 8\) for 1 images; an encoder gives one vector"):
+    with pytest.raises(DataError, match=r"\(1, 1, 8, 8\) for 1 images"):
         proxyfl.encode(images, nn.Identity(), cache=tmp_path)
     with pytest.raises(DataError, match=r"Conv2d cannot take images of shape \(1, 8, 8\)"):
         proxyfl.encode(images, nn.Conv2d(3, 4, 3), cache=tmp_path)

@@ -102,7 +102,7 @@ def test_the_hash_is_that_of_weights_and_preparation_wherever_they_lie(folders, 
     (moved / "preprocessor_config.json").write_text(json.dumps(told))
     _read.cache_clear()
     assert load_encoder(f"hf:{moved}").hash != first
-    with pytest.raises(ConfigError, match="is not the one that was used before; put that one back"):
+    with pytest.raises(ConfigError, match="put that one back"):
         load_encoder(f"hf:{moved}", first)
 
 
@@ -110,25 +110,23 @@ def test_what_could_hold_code_or_is_not_here_is_refused(folders, tmp_path, monke
     pickled = copied(folders / "vit", tmp_path / "pickled")
     (pickled / "model.safetensors").rename(tmp_path / "kept")
     torch.save({}, pickled / "pytorch_model.bin")
-    with pytest.raises(
-        ConfigError, match="has no weights in safetensors files, and other files can hold code"
-    ):
+    with pytest.raises(ConfigError, match="no weights in safetensors files"):
         load_encoder(f"hf:{pickled}")
     foreign = copied(folders / "vit", tmp_path / "foreign")
     told = json.loads((foreign / "config.json").read_text())
     told |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
     (foreign / "config.json").write_text(json.dumps(told))
     (foreign / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(ConfigError, match="needs code that comes with it, which is never run"):
+    with pytest.raises(ConfigError, match=r"code .*never run"):
         load_encoder(f"hf:{foreign}")
     assert not (tmp_path / "ran").exists()
     bare = copied(folders / "vit", tmp_path / "bare")
     (bare / "preprocessor_config.json").unlink()
-    with pytest.raises(ConfigError, match=r"preprocessor_config.json is missing: it says how images"):
+    with pytest.raises(ConfigError, match=r"preprocessor_config.json is missing"):
         load_encoder(f"hf:{bare}")
-    with pytest.raises(ConfigError, match=r"neither a folder nor in the cache.*--allow-download"):
+    with pytest.raises(ConfigError, match=r"folder .*cache.*--allow-download"):
         load_encoder("hf:nobody/has-this")
-    with pytest.raises(ConfigError, match=r"names no encoder; write frozen:hf:FOLDER"):
+    with pytest.raises(ConfigError, match=r"frozen:hf:FOLDER"):
         resolve("digits", {"model": {"name": "frozen:vit"}})
     with pytest.raises(ConfigError, match=r"model\.head = mlp is for frozen encoders"):
         resolve("digits", {"model": {"head": "mlp"}})
@@ -154,7 +152,7 @@ def test_an_onnx_file_is_read(tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=r"broken.onnx cannot be read by onnxruntime"):
         load_encoder(f"onnx:{tmp_path / 'broken.onnx'}")
-    with pytest.raises(ConfigError, match="is no file; name an ONNX file"):
+    with pytest.raises(ConfigError, match="name an ONNX file"):
         load_encoder("onnx:nowhere.onnx")
 
 

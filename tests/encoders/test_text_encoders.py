@@ -65,9 +65,7 @@ def test_a_text_encoder_is_read_from_its_folder(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"tokenizer.json cannot be read by tokenizers"):
         load_encoder(f"hf:{tmp_path}")
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(
-        ConfigError, match=r"tokenizer.json is missing: it says how texts are cut into tokens"
-    ):
+    with pytest.raises(ConfigError, match=r"tokenizer.json is missing"):
         load_encoder(f"hf:{tmp_path}")
 
 
@@ -116,7 +114,7 @@ def test_the_text_tower_of_clip_is_read(folder, tmp_path):
     encoder = load_encoder(f"hf-text:{tmp_path}")
     found = encoder(pack(["red rose", "blue"]))
     torch.testing.assert_close(found.float(), torch.cat(seen), rtol=2e-3, atol=2e-3)
-    with pytest.raises(ConfigError, match=r"is a BertModel, not a CLIP with two towers; write hf:"):
+    with pytest.raises(ConfigError, match=r"BertModel, not a CLIP .*hf:"):
         load_encoder(f"hf-text:{folder}")
 
 

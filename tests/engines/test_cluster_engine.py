@@ -202,9 +202,7 @@ def test_a_node_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) 
     theirs = {**actor_module.versions(), "torch": "1.0"}
     monkeypatch.setattr(actor_module, "versions", lambda: theirs)
     engine._given = given
-    with pytest.raises(
-        RunError, match=r"has torch 1\.0 instead of .*; install the same versions on every node"
-    ):
+    with pytest.raises(RunError, match=r"torch 1\.0 instead of .*same versions"):
         answers(engine, federation)
 
 
@@ -214,7 +212,7 @@ def test_actors_that_never_come_up_end_the_run_with_a_sentence(cluster: type[Pre
 
     cluster.about_to = staticmethod(stillborn)  # type: ignore[assignment]
     engine, federation = engine_of()
-    with pytest.raises(RunError, match="actors on the Ray cluster end before they are ready"):
+    with pytest.raises(RunError, match="before they are ready"):
         answers(engine, federation)
 
 

@@ -51,7 +51,7 @@ def test_nothing_is_learned_from_test_images() -> None:
 
 
 def test_no_images() -> None:
-    with pytest.raises(DataError, match="there are no test images to measure accuracy on"):
+    with pytest.raises(DataError, match="no test images"):
         evaluate(Bright(), Split(SPLIT.images[:0], LABELS[:0]), (0.0,), (1.0,), batch=3)
 
 

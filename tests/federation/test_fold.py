@@ -219,7 +219,7 @@ def test_extras_that_do_not_fit_are_refused(counts: torch.Tensor | None, reason:
 def test_feddb_takes_distributions_only(average: list[float], taken: bool) -> None:
     """From any other vector its solver gives one client all the weight, or none at all."""
     told = fold(create("feddb")).take(answer(0, 1.0, extras={"feddb/average": torch.tensor(average)}))
-    refused = Failure(4, 0, "refused: its average prediction is no distribution")
+    refused = Failure(4, 0, "refused: its average prediction is not a distribution")
     assert isinstance(told, Update) if taken else told == refused
 
 

@@ -135,8 +135,8 @@ def test_a_run_goes_on_beside_the_frozen_tensors_it_began_with_or_not_at_all(tmp
     other = build.assemble(config, simulation, workers=0).resume(tmp_path / "run")
     other.state = first.state
     monkeypatch.setattr(other.trainer, "seed", 7)  # as another version of torch would draw
-    with pytest.raises(RunError, match="the seed gives other initial weights here"):
-        repair.require_same_frozen(other.recording.run, other.recording.saved, other.trainer.seal)
+    with pytest.raises(RunError, match="other initial weights"):
+        repair.require_same_frozen(other.recording.run, other.recording.saved, other.trainer.checksums)
 
 
 def test_a_start_is_frozen_as_it_came(tmp_path):
@@ -155,7 +155,7 @@ def test_a_start_is_frozen_as_it_came(tmp_path):
 
 def test_add_ons_that_read_the_classifier_need_it_trained(tmp_path):
     config = tiny_config("proxyfl", model__trainable="trunk.*")
-    with pytest.raises(Exception, match="last layer called classifier that is trained"):
+    with pytest.raises(Exception, match="classifier"):
         play(config, make_simulation(), tmp_path)
     with pytest.raises(ConfigError, match="names no parameter of 'resnet8'"):
         play(tiny_config("fedavg", model__trainable="nothing"), make_simulation(), tmp_path)

@@ -147,5 +147,5 @@ def test_who_fails_is_left_out_and_without_any_the_old_ones_stay(tmp_path):
 
 @pytest.mark.parametrize("other", [{"aggregation__rule": "median"}, {"aggregation__clip": 1.0}])
 def test_rules_that_do_not_cover_the_sums_are_refused(other):
-    with pytest.raises(ConfigError, match="neither privacy nor a robust rule covers"):
+    with pytest.raises(ConfigError, match="neither privacy nor"):
         tiny_config("fedavg", **STATIC, **other)

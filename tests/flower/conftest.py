@@ -18,4 +18,5 @@ def small():
     """A federation of three rounds that takes seconds."""
     from loopback import experiment
 
-    return experiment("proxyfl", rounds=3, per_round=2, subset=80, labels__per_class=4, keep__checkpoints=9)
+    sizes = {"rounds": 3, "per_round": 2, "subset": 80, "labels__per_class": 4, "keep__checkpoints": 9}
+    return experiment("proxyfl", model__name="little", **sizes)

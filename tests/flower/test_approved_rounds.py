@@ -12,7 +12,7 @@ from serving import newest, pem, server, texts
 from wireless import Node, WirelessGrid, handled_by, sides
 
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import approval, longer, sealing
+from proxyfl.deploy import approval, longer, model_signing
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.desk import Desk
 from proxyfl.runs.run import Run
@@ -52,7 +52,7 @@ def hashes(place, event, **about):
 
 def test_both_ends_note_the_same_and_more_rounds_wait_for_approval(tmp_path, quick):
     sizes = {"clients": 2, "per_round": 2, "subset": 80, "labels__per_class": 4}
-    config = experiment("fedavg", rounds=2, **sizes)
+    config = experiment("fedavg", model__name="little", rounds=2, **sizes)
     made = deployment(tmp_path / "f", config, patience=1.0)
     net = at_desks(made, config)
     with pytest.raises(RunError, match="0 of 2 sites have enrolled"):
@@ -67,13 +67,16 @@ def test_both_ends_note_the_same_and_more_rounds_wait_for_approval(tmp_path, qui
             assert here == hashes(made.path / name, "received", **about) != []
             assert there == hashes(made.path / name, "sent", **about) != []
     model = made.run / "models" / "last.safetensors"
-    assert sealing.check(model, made.ca_certificate).about == {"federation": "federation", "round": 2}
+    assert model_signing.check(model, made.ca_certificate).about == {"federation": "federation", "round": 2}
     signed = [line for line in events(made.path) if line["event"] == "signed" and line["model"] == "last"]
     assert [line["round"] for line in signed] == [1, 2]
 
     more = longer.lengthen(made, 3)
-    with pytest.raises(RunError, match="round 3"):
+    with pytest.raises(RunError, match="round 3") as stopped:
         server(more, net).run()
+    told = str(stopped.value)
+    assert "(site-01, site-02: the site's owner did not approve" in told
+    assert "; a site's owner approves with: proxyfl deploy approve SITE; the checkpoint is kept" in told
     refusal = "the site's owner did not approve federation.rounds = 3, approved: 2"
     assert any(refusal in text for text in texts(made))
     assert [line for line in events(made.path) if refusal in str(line.get("reason"))]

@@ -122,7 +122,7 @@ LYING = len(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}').to_bytes(
         (update_records(samples=1.5), "'samples' is not a whole number"),
         (update_records(samples=10**300), "'samples' is not a whole number"),
         (update_records(round="3"), "'round' is not a whole number"),
-        (update_records(client=2), "speaks for client 2"),
+        (update_records(client=2), "for client 2"),
         (blob(b""), "cannot be read"),
         (blob(b"\xff" * 40), "cannot be read"),
         (blob(LYING), "cannot be read"),

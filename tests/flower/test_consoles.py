@@ -148,7 +148,7 @@ def test_grown_data_replaced_keys_a_removed_site_and_certificates_that_end_are_t
 
         removed = federation.started["site-02"]
         done = federation.finish(federation.start("remove", "deploy", "remove-site", made.path, "site-02"))
-        assert "the run keeps its list of sites and goes on without site-02" in done
+        assert "the run keeps its list of sites and continues without site-02" in done
         unknown = "{0} waits: the server does not know the key of {0}: the site was removed, or its key was"
         federation.wait_text(removed, unknown.format("site-02"))
         at = federation.checkpoint()

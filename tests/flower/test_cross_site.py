@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def small(**more):
     settings = {"rounds": 2, "per_round": 4, "subset": 80, "labels__per_class": 4, "keep__metrics": "all"}
-    return experiment("fedavg", **{**settings, **more})
+    return experiment("fedavg", model__name="little", **{**settings, **more})
 
 
 def places(deployed, config, sharing=(), silent=()):

@@ -88,5 +88,5 @@ def test_an_engine_waits_as_long_as_its_sites_need(tmp_path, monkeypatch):
 def test_a_factor_that_shuts_sites_out_is_refused(tmp_path):
     deployed = deployment(tmp_path / "f", experiment("fedavg", rounds=1, subset=40, labels__per_class=2))
     dataclasses.replace(deployed, adapt=2.0).write()
-    with pytest.raises(ConfigError, match=r"adapt = 1.1 would shut out .* from 1.5 on, or 0"):
+    with pytest.raises(ConfigError, match=r"adapt = 1.1 .*1.5"):
         dataclasses.replace(deployed, adapt=1.1).write()

@@ -175,7 +175,7 @@ def test_settings_about_an_encoder_must_agree(deployed):
     with pytest.raises(ConfigError, match="mean must be 1 number"):
         dataclasses.replace(deployed, encoded=0).check()
     bare = dataclasses.replace(deployed, encoded=0, mean=(0.5,), std=(0.25,))
-    with pytest.raises(ConfigError, match=r"encoded = 0, but the network is frozen:toy:here; set encoded"):
+    with pytest.raises(ConfigError, match=r"encoded = 0, .*frozen:toy:here"):
         _ = bare.config
-    with pytest.raises(ConfigError, match="mean texts, which need a frozen encoder"):
+    with pytest.raises(ConfigError, match=r"texts, .*frozen encoder"):
         dataclasses.replace(bare, channels=0, image_size=0).check()

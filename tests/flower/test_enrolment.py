@@ -105,7 +105,7 @@ def test_a_site_that_has_not_answered_may_still_take_part(tmp_path, small):
 
 
 def test_a_run_goes_on_without_a_site_that_claims_all_the_images_of_the_world(tmp_path):
-    config = experiment("fedavg", rounds=1, per_round=4, subset=80, labels__per_class=4)
+    config = experiment("fedavg", model__name="little", rounds=1, per_round=4, subset=80, labels__per_class=4)
     deployed = deployment(tmp_path / "f", config)
     net = connect(deployed, config)
     net.nodes[50].handler = bad_counts(unlabelled=2**53)
@@ -161,7 +161,7 @@ def test_gather_waits_for_quorum_and_gives_up_after_its_patience(tmp_path, small
     for node in (51, 52, 53):
         net.nodes[node].online = False
     found, enrolment = registrar(deployed, net)
-    with pytest.raises(RunError, match="1 of 4 sites have enrolled, 2 are needed"):
+    with pytest.raises(RunError, match=r"1 of 4 sites .*2"):
         gather(found, enrolment, quorum=2, deadline=0.1, patience=0.2)
     assert "waiting for site-02, site-03, site-04" in texts(deployed)
     net.nodes[51].online = True
@@ -171,7 +171,9 @@ def test_gather_waits_for_quorum_and_gives_up_after_its_patience(tmp_path, small
 
 
 def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path):
-    everyone = experiment("fedavg", rounds=2, per_round=4, subset=80, labels__per_class=4)
+    everyone = experiment(
+        "fedavg", model__name="little", rounds=2, per_round=4, subset=80, labels__per_class=4
+    )
     deployed = deployment(tmp_path / "f", everyone, deadline=1.0)
     net = connect(deployed, everyone)
     late = net.nodes.pop(53)
@@ -201,7 +203,7 @@ def test_after_counts_were_forgotten_the_quorum_still_holds(tmp_path, small):
     forget_counts(deployed.run)
     for node in (51, 52, 53):
         net.nodes[node].online = False
-    with pytest.raises(RunError, match="1 of 4 sites have enrolled, 2 are needed"):
+    with pytest.raises(RunError, match=r"1 of 4 sites .*2"):
         server(deployed, net).run()
     assert newest(deployed.run).round == 1
     for node in (51, 52, 53):
@@ -232,7 +234,7 @@ def test_only_sites_that_take_part_make_a_quorum(tmp_path, small):
         net.nodes[50].online = False
 
     one.live.round_finished = leave
-    with pytest.raises(RunError, match="round 2: 1 sites are connected, 2 are needed"):
+    with pytest.raises(RunError, match=r"round 2: 1 sites .*2"):
         one.run()
 
 
@@ -250,9 +252,9 @@ def test_enrolments_survive_the_disk_and_damage_is_named(tmp_path):
     kept = Enrolment("ab" * 8, ("a", "b"), {1: Enrolled(3, 4, 2)})
     kept.save(tmp_path)
     assert Enrolment.load(tmp_path, ("a", "b")) == kept
-    with pytest.raises(RunError, match=r"b took part in this run but is not in federation.toml"):
+    with pytest.raises(RunError, match=r"b took part .*federation.toml"):
         Enrolment.load(tmp_path, ("a",))
-    with pytest.raises(RunError, match=r"not those this run began with, in their order; put them back: a, b"):
+    with pytest.raises(RunError, match=r"put them back: a, b"):
         Enrolment.load(tmp_path, ("b", "a"))
     (tmp_path / "sites.json").write_text('{"run": 1, "sites": {"a": {"labelled": 1}}}')
     with pytest.raises(RunError, match=r"sites.json is damaged"):

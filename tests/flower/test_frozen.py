@@ -90,7 +90,7 @@ def test_a_site_that_lost_them_gets_them_again(sent, tmp_path):
 def test_others_than_those_the_header_names_are_refused(tmp_path):
     built, engine = federation(tmp_path, model__trainable="head")
     engine.setup = {**engine.setup, FROZEN: "0" * 64}
-    with pytest.raises(Exception, match="the frozen tensors are not here yet"):
+    with pytest.raises(Exception, match="not here yet"):
         played(built, engine)
 
 

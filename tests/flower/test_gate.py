@@ -30,7 +30,7 @@ from serving import pem
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy import entrance, forward, pki, rotation, signing
 from proxyfl.deploy import gate as gates
-from proxyfl.deploy.connector import Connector, Trouble, client_tls, why
+from proxyfl.deploy.connector import Connector, Problem, client_tls, why
 from proxyfl.deploy.programs import environment
 from proxyfl.deploy.roster import NOTES, site_keys
 
@@ -374,7 +374,7 @@ def test_a_replaced_key_is_locked_out_without_a_restart(made, gate, behind):
 
 
 def test_a_connector_says_what_is_wrong(made, gate, behind):
-    told: list[Trouble | None] = []
+    told: list[Problem | None] = []
     site = made.site("site-01")
 
     def asked(kind, address="", connector=None):

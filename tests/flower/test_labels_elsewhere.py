@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def tiny(method, where, **more):
     return experiment(
-        method, rounds=2, clients=3, per_round=2, keep__checkpoints=3, scenario=where, subset=120,
-        labels__per_class=3, method__tau=0.1, **more,
+        method, model__name="little", rounds=2, clients=3, per_round=2, keep__checkpoints=3, scenario=where,
+        subset=120, labels__per_class=3, method__tau=0.1, **more,
     )  # fmt: skip
 
 
@@ -75,9 +75,7 @@ def test_other_images_at_the_server_stop_a_run_that_goes_on(tmp_path):
     assert "the server has 30 labelled images of its own" in texts(deployed)
     before = newest(deployed.run)
     shutil.rmtree(deployed.server_data_path / "3")
-    with pytest.raises(
-        RunError, match=r"labelled is not what the run began with; put it back, or move .*run"
-    ):
+    with pytest.raises(RunError, match=r"labelled .*put it back, .*run"):
         server(deployed, connect(deployed, config)).run()
     assert same_state(newest(deployed.run), before)
 
@@ -118,7 +116,7 @@ def test_a_site_that_was_set_up_for_another_scenario_is_told_so(tmp_path):
     net, others = connect(deployed, config), connect(deployed, tiny("fixmatch-gpl", "clients"))
     net.nodes[50].handler = others.nodes[50].handler
     server(deployed, net).run()
-    words = "site-01 cannot take part: server and site disagree on 'scenario'; hand the site its folder again"
+    words = "site-01 cannot take part: server and site disagree on 'scenario'"
     assert any(text.startswith(words) for text in texts(deployed))
 
 

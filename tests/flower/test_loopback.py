@@ -221,7 +221,7 @@ def test_a_site_that_is_killed_is_named_and_comes_back(tmp_path):
         lost = federation.wait_event(lambda line: line["event"] == "failed")
         assert lost["site"] == "site-03"
         assert lost["text"].startswith(f"round {lost['round']}: site-03 ")
-        assert lost["text"].endswith("; the round goes on without it")
+        assert lost["text"].endswith("; the round continues without it")
         federation.wait_event(
             lambda line: line["event"] == "finished round" and line["round"] == lost["round"]
         )
@@ -303,7 +303,7 @@ def test_hostile_sites_are_left_out_by_name_and_accuracy_comes_from_the_others(t
     assert "WARNING: this federation is insecure" in federation.started["server"].text()
     first, second = Run(made.run).metrics
     assert "'classifier.weight' holds values that are not finite" in first["failed"]["0"]
-    assert "its metrics are absurd: loss/supervised is 1e+19" in second["failed"]["0"]
+    assert "its metrics are implausible: loss/supervised is 1e+19" in second["failed"]["0"]
     assert "has shape" in first["failed"]["1"]
     assert "its class counts add up to 9e+15; with " in second["failed"]["1"]
     for line in (first, second):
@@ -312,7 +312,7 @@ def test_hostile_sites_are_left_out_by_name_and_accuracy_comes_from_the_others(t
         assert line["evaluation"]["where"] == "sites"
         assert line["evaluation"]["sites"] == list(made.sites)
     assert "site-02 left out: refused: its class counts add up to 9e+15" in text
-    assert "images kept back at site-01" in text
+    assert "images held out at site-01" in text
 
 
 def namespaces_allowed():

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 from loopback import PROXYFL, deployment, experiment, loopback, wait_for
 
 from proxyfl.core.trees import merge
-from proxyfl.deploy import operate, rotation, sealing, signing
+from proxyfl.deploy import model_signing, operate, rotation, signing
 from proxyfl.deploy.app_template import PACKAGE
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.settings import Deployment
@@ -98,7 +98,7 @@ def test_what_is_approved_is_done_noted_at_both_ends_and_signed_and_more_rounds_
         dataclasses.replace(config, federation=dataclasses.replace(config.federation, rounds=3)),
         tmp_path,
     )
-    assert sealing.check(model, made.ca_certificate).about["round"] == 3
+    assert model_signing.check(model, made.ca_certificate).about["round"] == 3
     assert "refused" in {line["event"] for line in events(tmp_path / "outside" / "site-01")}
 
 

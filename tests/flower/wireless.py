@@ -41,7 +41,7 @@ def handled_by(side: SiteSide) -> Handler:
 
 
 def sides(simulation: Simulation, folder: Any, heldout: int = 0) -> list[SiteSide]:
-    """One site per simulated client; its first test images may be kept back there."""
+    """One site per simulated client; its first test images may be held out there."""
     dataset, views = simulation.dataset, simulation.train_views
     form = {
         "classes": list(dataset.classes),

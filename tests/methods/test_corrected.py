@@ -108,9 +108,9 @@ def test_who_is_no_oracle_cannot_ask() -> None:
         truth = None
 
     ctx = context(create("gpl-all"), pool=Unknown(batch().u_weak))
-    with pytest.raises(MethodError, match="fixmatch asks for true labels, which need oracle = True"):
+    with pytest.raises(MethodError, match=r"fixmatch .*oracle = True"):
         _ = ctx.truth
-    with pytest.raises(MethodError, match="declared oracles alone"):
+    with pytest.raises(MethodError, match="declared oracles"):
         make_simulation().holdings.client(0).all_labelled()
 
 

@@ -36,7 +36,7 @@ from proxyfl.methods.addons import icpl, proximal, soft_weight
 from proxyfl.methods.context import ClientContext
 from proxyfl.models import build
 from proxyfl.runs.simulation import Simulation
-from toybox import make_simulation, play, tiny_config
+from toybox import little_config, make_simulation, play
 
 NAMES = [recipe.name for recipe in recipes("clients")]
 PARENTS = list({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values())
@@ -168,7 +168,7 @@ def steps_on_device(
 ) -> int:
     """Two rounds on the device: how many steps were taken there."""
     clients = settings.get("clients", 1)
-    config = tiny_config(name, device="meta", **{**settings, "clients": clients, "per_round": clients})
+    config = little_config(name, device="meta", **{**settings, "clients": clients, "per_round": clients})
     method = registry.create(config.method.name, config.method.parameters, config.fidelity)
     device = Accelerator(part.name for part in method.parts)
     monkeypatch.setattr(stream, "strong", weak)  # fourteen operations take their time; they come below

@@ -142,11 +142,11 @@ def test_two_rounds_of_every_method_that_is_defined_there(name: str, where: str,
         ("semifl", "partial", "the server holds no labelled images"),
         ("flfl", "clients", "the server holds no labelled images"),
         ("cbafed", "clients", "for all their images or for none"),
-        ("rscfed", "server", "it warms up on labelled images of clients"),
+        ("rscfed", "server", "it warms up on labelled images"),
     ],
 )
 def test_elsewhere_a_method_is_refused_before_round_1(name: str, where: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"is not defined with labels.where = '{where}': .*{reason}"):
+    with pytest.raises(ConfigError, match=f"labels.where = '{where}': .*{reason}"):
         tiny_config(name, scenario=where)
     assert name not in {recipe.name for recipe in recipes(where)}
     labels = [0, 1] * 40

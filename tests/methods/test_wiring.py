@@ -329,9 +329,7 @@ def test_gpt_replaces_the_averaged_rows_and_nothing_else() -> None:
 
 def test_gpt_says_which_layer_it_needs() -> None:
     method = create("fedavg+gpt")
-    with pytest.raises(
-        MethodError, match="proxy tuning needs a network whose last layer is called classifier"
-    ):
+    with pytest.raises(MethodError, match=r"proxy tuning .*classifier"):
         method.start_all(ServerContext(1, 1, 2, CPU, {"head.weight": torch.ones(2, 2)}, {}))
 
 

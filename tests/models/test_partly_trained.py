@@ -76,7 +76,7 @@ class TestFreezing:
             "trunk.stage3.second.norm.bias, trunk.stage3.skip.conv.weight, trunk.stage3.skip.norm.weight, "
             "trunk.stage3.skip.norm.bias, classifier.weight, classifier.bias"
         )
-        with pytest.raises(ConfigError, match=r"'head' stands for 'classifier\.\*', which names no"):
+        with pytest.raises(ConfigError, match=r"'head' .*'classifier\.\*'"):
             Network.of(nn.Linear(2, 2), 2, 1, trainable="head").adapt(nn.Linear(2, 2))
 
     def test_tied_weights_are_frozen_in_both_places(self):
@@ -143,9 +143,7 @@ class TestAdapters:
         assert adapted[1].lora_b.grad.abs().sum() > 0
 
     def test_targets_that_do_not_exist(self):
-        with pytest.raises(
-            ConfigError, match=r"'x' names no layer of 'cnn' .* it has trunk.0, trunk.3, trunk.8"
-        ):
+        with pytest.raises(ConfigError, match=r"'x' .*'cnn' .*trunk.0, trunk.3, trunk.8"):
             built("cnn", lora=LoRA(1, "x"))
         with pytest.raises(ConfigError, match="'classifier' names no layer"):
             built(lora=LoRA(1, "classifier"))

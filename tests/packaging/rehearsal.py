@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 SITES = ("site-01", "site-02", "site-03")
 NETWORK = "10.78.0"
 PATIENCE = 1500
+STOPPED = 130
+"""How a service ends that was asked to."""
 
 ENTER = """
 set -eu
@@ -62,12 +65,12 @@ def main(folder: Path) -> None:
         finish(enter(services["setup"], folder, networks["server"], folder / "setup.log"))
         for name in ("server", *SITES):
             started.append(enter(services[name], folder, networks[name], folder / f"{name}.log"))
-        finish(enter(services["train"], folder, networks["server"], folder / "train.log"))
+        finish(enter(services["train"], folder, networks["server"], folder / "train.log"), beside=started)
         for each in reversed(started):
             each.send_signal(signal.SIGTERM)
         ends = [each.wait(60) for each in started]
         print("ended with", *ends)
-        assert set(ends) == {0}, ends
+        assert set(ends) == {STOPPED}, ends
     finally:
         for each in [*started, *holders]:
             each.kill()
@@ -106,9 +109,16 @@ def enter(service: dict[str, Any], folder: Path, network: int, log: Path) -> sub
         return subprocess.Popen(line, env=given, stdout=file, stderr=subprocess.STDOUT)
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
-    code = process.wait(PATIENCE)
-    assert code == 0, code
+def finish(process: subprocess.Popen[bytes], beside: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+    """Wait for a service to succeed. A service ``beside`` it that ends meanwhile is a failure."""
+    until = time.monotonic() + PATIENCE
+    while process.poll() is None:
+        ended = [each.returncode for each in beside if each.poll() is not None]
+        if ended or time.monotonic() > until:
+            process.kill()
+            raise AssertionError(f"services ended with {ended}" if ended else f"not done in {PATIENCE} s")
+        time.sleep(1)
+    assert process.returncode == 0, process.returncode
 
 
 if __name__ == "__main__":

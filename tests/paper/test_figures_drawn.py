@@ -67,13 +67,13 @@ def test_pseudo_label_accuracy_is_that_of_the_last_rounds(written):
 
 
 def test_runs_that_cannot_be_drawn_are_named(written, tmp_path):
-    with pytest.raises(RunError, match="no run of ProxyFL, alpha = 1 to draw"):
+    with pytest.raises(RunError, match="ProxyFL, alpha = 1"):
         low_confidence_bars({"ProxyFL": {1.0: []}}, tmp_path / "a")
     going = written([0.5], missing=1)
-    with pytest.raises(RunError, match=r"has not finished; go on with 'proxyfl resume .*run0'"):
+    with pytest.raises(RunError, match=r"not finished; .*'proxyfl resume .*run0'"):
         tuning_epochs({1: [going]}, [going], tmp_path / "a")
     blind = written([0.5])
-    with pytest.raises(RunError, match="recorded no 'excluded_visits' of pseudo-labels: proxyfl has none"):
+    with pytest.raises(RunError, match=r"'excluded_visits' .*proxyfl"):
         excluded.excluded_bars({0.1: [blind]}, tmp_path / "a")
     with pytest.raises(RunError, match="0 epochs are no tuning"):
         tuning_epochs({0: [blind]}, [blind], tmp_path / "a")

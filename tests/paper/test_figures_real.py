@@ -12,21 +12,13 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+import toybox
 from proxyfl import Experiment
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.paper import figures
 from proxyfl.paper.figures import proxies
 
-TINY = {
-    "rounds": 2,
-    "clients": 4,
-    "per_round": 2,
-    "subset": 150,
-    "dtype": "fp32",
-    "width": 1,
-    "train__epochs": 1,
-    "train__batch": 8,
-}
+TINY = {**toybox.TINY, "subset": 150}
 GPT = {"method__tau": 0.2, "method__gpt__epochs": 2}
 
 
@@ -127,7 +119,7 @@ def test_recall(made, tmp_path):
 
 
 def test_recall_needs_category_sets(made, tmp_path):
-    with pytest.raises(RunError, match=r"recorded no category sets .* \+icpl"):
+    with pytest.raises(RunError, match=r"no category sets .*\+icpl"):
         figures.recall_curves(made["gpl"], tmp_path / "recall")
 
 
@@ -179,9 +171,9 @@ def test_without_a_round_the_first_is_drawn_the_same_each_time(made, tmp_path):
 
 
 def test_what_a_run_does_not_have_is_said(made, tmp_path):
-    with pytest.raises(RunError, match=r"no tuned proxies; draw a run of proxyfl or \+gpt"):
+    with pytest.raises(RunError, match=r"no tuned proxies; .*\+gpt"):
         figures.proxy_map(made["gpl"][0], tmp_path / "a", tuned=True)
-    with pytest.raises(RunError, match="no snapshot of round 7; it has 1, 2"):
+    with pytest.raises(RunError, match=r"no snapshot of round 7; .*1, 2"):
         figures.proxy_map(made["gpl"][0], tmp_path / "a", round=7)
     assert not list(tmp_path.iterdir())
 

@@ -108,7 +108,7 @@ def test_the_gain_is_over_the_best_method_and_not_over_the_bound(made: Make) -> 
     assert texts(tables(item("table1"), scale("full"), without, [C10])[0], lead)[1:] == ["–", "+1.51", "–"]
     ranks = {line[0].text: line[1].rank for line in panel.rows}
     assert (ranks["FedAvg-SL"], ranks["SAGE"], ranks["ProxyFL"]) == (0, 1, 2)
-    told = "FedAvg-SL: knows every label, so it is not ranked."
+    told = "FedAvg-SL: uses every label, so it is not ranked."
     assert told in panel.caption
     assert told not in tables(item("table2"), scale("mini"), results, [C10])[0].caption
 

@@ -111,7 +111,7 @@ def test_runs_on_data_that_is_not_at_hand_are_skipped(call: Call, tmp_path: Path
     words = ["paper", "run", "table5", "--data-root", tmp_path, "--only"]
     answer = call(*words, "data=svhn")
     assert answer.exit_code == 2
-    assert "svhn is not at hand, its runs are skipped" in answer.stderr
+    assert "svhn is not available, its runs are skipped" in answer.stderr
     assert f"proxyfl data fetch svhn --data-root {tmp_path}" in answer.stderr
     answer = call(*words, "data=svhn,data=digits", "--dry-run")
     assert answer.exit_code == 0
@@ -169,12 +169,12 @@ def test_a_figure_without_rows_is_of_the_data_that_is_asked_for(
     assert classes == [*map(str, range(10)), "Figure 5a: Who holds what\ndigits, α = 0.1, scale mini"]
     answer = call(*words, "--only", "data=cinic10")
     assert answer.exit_code == 2
-    assert "leaves nothing of fig5a; it has data=svhn,alpha=0.1" in answer.stderr
+    assert "selects nothing of fig5a; it has data=svhn,alpha=0.1" in answer.stderr
     assert "fig5a has no row 'ProxyFL'" in call(*words, "--only", "row=ProxyFL").stderr
     answer = call("paper", "show", "table7", "--only", "alpha=1")
     assert "table7 has no alpha '1'; none are known" in answer.stderr
     answer = call("paper", "show", "table7", "--only", "data=svhn")
-    assert "leaves nothing of table7; it has no parts" in answer.stderr
+    assert "selects nothing of table7; it has no parts" in answer.stderr
 
 
 def test_every_data_set_that_has_runs_is_drawn_by_itself(
@@ -192,7 +192,7 @@ def test_every_data_set_that_has_runs_is_drawn_by_itself(
     monkeypatch.setitem(draw.DRAWN, "fig2a", note)
     columns = [Column("cifar10", 0.1), Column("svhn", 0.1), Column("digits", 0.1)]
     cases = [Case(item("fig2a"), size, PROXYFL, column) for column in columns]
-    with pytest.raises(RunError, match=r"no finished run in .* 'proxyfl paper run fig2a --scale mini'"):
+    with pytest.raises(RunError, match=r"'proxyfl paper run fig2a --scale mini'"):
         draw.draw(item("fig2a"), size, cases, columns, [1], folder, tmp_path / "map")
     for case in cases[1:]:
         job = case.job(1, folder)
@@ -282,10 +282,10 @@ def test_an_unfinished_run_is_not_shown(call: Call, quick: Path, tmp_path: Path)
         (["show", "table2", "--only", "row=GTP"], "table2 has no row 'GTP'; did you mean 'GPT'?"),
         (
             ["show", "table3", "--only", "data=cinic10"],
-            "leaves nothing of table3; it has data=svhn,alpha=0.1",
+            "selects nothing of table3; it has data=svhn,alpha=0.1",
         ),
-        (["export", "fig5a"], "fig5a is made without runs; 'proxyfl paper show fig5a --scale mini' shows it"),
-        (["run", "table1", "--seeds", "x"], "how many"),
+        (["export", "fig5a"], "fig5a needs no runs; 'proxyfl paper show fig5a --scale mini' shows it"),
+        (["run", "table1", "--seeds", "x"], "number of seeds"),
     ],
 )
 def test_errors_are_one_line_and_name_the_cure(call: Call, words: list[str], hint: str) -> None:
@@ -307,7 +307,7 @@ def test_show_of_some_rows_has_those_rows_only(call: Call, quick: Path) -> None:
 def test_a_table_without_runs_says_how_to_make_them(call: Call, tmp_path: Path) -> None:
     answer = call("paper", "show", "table2", "--runs", tmp_path / "nothing", "--only", "data=svhn,alpha=0.1")
     assert answer.exit_code == 0
-    assert "note: no finished run of these is in" in answer.stderr
+    assert "note: no finished run of these in" in answer.stderr
     assert "proxyfl paper run table2 --scale mini --only data=svhn,alpha=0.1 --runs" in answer.stderr
 
 

@@ -150,7 +150,7 @@ def test_seeds_are_a_count_or_a_list() -> None:
     with pytest.raises(ConfigError, match="how many"):
         read_seeds("many")
     assert read_seeds("0,") == (0,)
-    with pytest.raises(ConfigError, match="makes no run"):
+    with pytest.raises(ConfigError, match="selects no run"):
         read_seeds("0")
 
 

@@ -190,14 +190,14 @@ def test_the_largest_client_of_the_first_round_is_taken():
 
 def test_clients_that_cannot_be_profiled():
     simulation = make_simulation((4, 0, 5, 0), (12, 12, 12, 0))
-    with pytest.raises(ConfigError, match="client 4 does not exist; there are 0 to 3"):
+    with pytest.raises(ConfigError, match=r"client 4 .*0 to 3"):
         profile(tiny_config(), simulation=simulation, client=4)
-    with pytest.raises(ConfigError, match="client 1 holds no images that fedavg can train on"):
+    with pytest.raises(ConfigError, match=r"client 1 .*fedavg"):
         profile(tiny_config("fedavg"), simulation=simulation, client=1)
     with pytest.raises(ConfigError, match="client 3 holds no images"):
         profile(tiny_config(), simulation=simulation, client=3)
     nobody = make_simulation((0, 0, 0, 0), (12, 12, 12, 12))
-    with pytest.raises(RunError, match="no client of round 1 holds images that fedavg"):
+    with pytest.raises(RunError, match=r"no client of round 1 .*fedavg"):
         profile(tiny_config("fedavg"), simulation=nobody)
 
 
@@ -221,7 +221,7 @@ def test_a_process_of_its_own_answers_or_says_why(monkeypatch):
     monkeypatch.delenv(WORKERS)
     told = []
     config = tiny_config("fedavg", subset=60)
-    with pytest.raises(ConfigError, match="client 4 does not exist; there are 0 to 3"):
+    with pytest.raises(ConfigError, match=r"client 4 .*0 to 3"):
         profile_in_process(config, None, steps=1, client=4, tell=lambda *line: told.append(line))
     assert told == [("data", 0.0)]
 

@@ -145,7 +145,7 @@ def test_the_list_and_a_run(server, folder):
 )
 def test_foreign_hosts_are_refused(server, path, host):
     status, text, _ = ask(server, path, Host=host.format(port=server.port))
-    assert (status, text) == (403, "this page answers its own machine only\n")
+    assert (status, text) == (403, "this page is only available on its own machine\n")
 
 
 def test_own_hosts_are_answered(server):
@@ -201,7 +201,7 @@ def test_foreign_origins_and_sites_are_refused(server):
 def test_only_reading_is_allowed(server, method):
     for path in ("/", "/api/run?name=first", "/nowhere"):
         status, text, headers = ask(server, path, method)
-        assert (status, text, headers["allow"]) == (405, "this page is for reading\n", "GET, HEAD")
+        assert (status, text, headers["allow"]) == (405, "this page is read-only\n", "GET, HEAD")
 
 
 @pytest.mark.parametrize(

@@ -302,14 +302,14 @@ def test_only_seeds_count_as_seeds(tmp_path):
         ("proxyfl, dtype = bf16", [1, 2, 5]),
         ("proxyfl, dtype = fp32", [4]),
     ]
-    assert data["notes"] == [f"Counted once: {name} is two again." for name in ("copy", "unfinished")]
+    assert data["notes"] == [f"Counted once: {name} is a copy of two." for name in ("copy", "unfinished")]
     table = compare(runs, partial=False)
     assert sorted(cell.seeds for cell in table.cells.values()) == [[1], [1, 2, 3]]
 
 
 def test_copies_that_came_out_otherwise_are_refused(tmp_path):
     runs = [write_run(tmp_path / name, "fedavg", 1, [0.3, last]) for name, last in (("a", 0.4), ("b", 0.5))]
-    with pytest.raises(RunError, match="a and b have the same settings and the same seed, but not the same"):
+    with pytest.raises(RunError, match="a and b have the same settings"):
         gather(runs)
 
 
@@ -404,7 +404,7 @@ def test_a_run_without_notes_on_clients_says_why(runs: dict[str, list[Run]], tmp
     (path / "checkpoints" / "clients.copy.jsonl").unlink()
     found = pieces.pieces(Run(path), None)
     assert found["clients"] is None
-    assert "notes nothing of single clients" in found["notes"]["clients"]
+    assert "no records of individual clients" in found["notes"]["clients"]
 
 
 def test_the_servers_own_loss_is_a_curve() -> None:

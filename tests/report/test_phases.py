@@ -50,7 +50,7 @@ def test_the_picture_and_its_numbers_are_written(tmp_path):
 def test_bars_are_as_long_as_phases_and_named():
     above, below = _draw(PROFILE, "Where a step's time goes").axes
     assert above.get_title(loc="left") == "Where a step's time goes"
-    assert above.get_xlabel() == "ms of a step, 400 together"
+    assert above.get_xlabel() == "ms per step, 400 in total"
     assert [tick.get_text() for tick in above.get_yticklabels()] == [phase.name for phase in PROFILE.step]
     bars = {round(bar.get_y() + bar.get_height() / 2): bar for bar in above.patches}
     assert [bars[place].get_width() for place in range(6)] == [10, 60, 100, 20, 200, 10]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from proxyfl.deploy.explain import rehearse
+from proxyfl.deploy.explain import dry_run
 from proxyfl.deploy.settings import Deployment
 from proxyfl.methods import create
 from proxyfl.report.communication import Setting
@@ -28,7 +28,7 @@ def test_declared_numbers_are_those_of_a_rehearsal(name: str) -> None:
             "labels": {"where": "server"}, "method": {"name": name},
         },
     )  # fmt: skip
-    task, update = rehearse(deployment)
+    task, update = dry_run(deployment)
     setting = Setting("resnet8", 1, 3, 1, 2, image_size=8)
     sent = size(update.weights, update.extras), size(task.weights, task.extras, task.personal)
     assert numbers(create(name), setting) == sent

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from proxyfl.cli.clients import print_clients
 from proxyfl.results.clients import rank, scores
 
 
@@ -36,9 +39,9 @@ def test_nobody_is_unusual_among_equals() -> None:
     ("odd", "words"),
     [
         ({"cosine": 0.1}, "its update is far from the mean direction (0.10, the median is 0.61)"),
-        ({"norm": 9.0}, "its update is long (9, the median is 2.02)"),
-        ({"norm": 0.5}, "its update is short (0.5, the median is 2.01)"),
-        ({"trusted": 0.1}, "few of its images are trusted (10.0 %, the median is 50.0 %)"),
+        ({"norm": 9.0}, "its update has a large norm (9, the median is 2.02)"),
+        ({"norm": 0.5}, "its update has a small norm (0.5, the median is 2.01)"),
+        ({"trusted": 0.1}, "few of its images are confident (10.0 %, the median is 50.0 %)"),
         ({"labelled": 0.02}, "it has few labels (2, the median is 20)"),
         ({"losses": {"a": 9.0}}, "its loss is high (9, the median is 2)"),
         ({"seconds": 7.0}, "it is slow (7 s, the median is 1 s)"),
@@ -63,7 +66,7 @@ def test_a_client_of_early_rounds_is_compared_with_early_rounds() -> None:
 def test_failures_and_rejections_are_counted() -> None:
     lines = [{"failed": {"2": "asleep", "no number": "?"}}, {"failed": {"2": "asleep"}, "rejected": [3, 0]}]
     found = {client.client: client for client in rank(rows(), lines)}
-    assert found[2].words == ["2 of 5 updates failed or were refused"]
+    assert found[2].words == ["2 of 5 updates failed or were rejected"]
     assert found[3].words == ["left out by the aggregation rule in 1 of 3 rounds"]
     assert rank(rows(), lines)[0].client == 2
 
@@ -80,3 +83,14 @@ def test_accuracy_on_few_images_must_differ_by_more() -> None:
 def test_three_clients_are_too_few_to_tell() -> None:
     few = [row for row in rows(norm=99.0) if row["client"] > 2]
     assert [client.words for client in rank(few)] == [[]] * 3
+
+
+def test_the_table_says_what_it_is_and_no_heading_is_cut_at_80_columns() -> None:
+    clients = rank(rows(accuracy=0.5), names=[f"a hospital {k}" for k in range(6)])
+    stub = SimpleNamespace(client_rows=rows(accuracy=0.5), metrics=[], client_names=[c.name for c in clients])
+    with (console := Console(width=80)).capture() as shown:
+        print_clients(stub, console)  # type: ignore[arg-type]
+    first, heads, *_ = shown.get().splitlines()
+    assert first == "medians over the rounds that a client took part in"
+    wanted = "client rounds accuracy loss cosine norm trusted labels images seconds score"
+    assert heads.split() == wanted.split()

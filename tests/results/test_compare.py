@@ -138,7 +138,7 @@ def test_a_parameter_that_varies_within_a_method_names_its_rows(write):
     assert found.settings == ()
     assert labels(found) == ["fedavg", "proxyfl gpt.epochs=20", "proxyfl gpt.epochs=100"]
     assert str(found.contender("proxyfl gpt.epochs=20")) == "proxyfl gpt.epochs=20"
-    with pytest.raises(ConfigError, match=r"'proxyfl' stands for 2 rows .* 'proxyfl gpt.epochs=100'"):
+    with pytest.raises(ConfigError, match=r"'proxyfl' .*2 rows .*'proxyfl gpt.epochs=100'"):
         found.contender("proxyfl")
 
 
@@ -200,7 +200,7 @@ def test_where_a_run_was_computed_and_what_it_keeps_tell_nothing_apart(write):
 
 def test_twins_that_came_out_otherwise_are_refused_by_name(write):
     one, two = write("fedavg", 1, [0.5]), write("fedavg", 1, [0.6], keep__checkpoints=5)
-    with pytest.raises(RunError, match=f"{one.path} and {two.path} have the same settings and the same seed"):
+    with pytest.raises(RunError, match=f"{one.path} and {two.path} have the same settings"):
         compare([one, two])
 
 
@@ -261,9 +261,9 @@ def test_where_keeps_runs_by_setting(write):
     found = compare(runs, where=[("method", "fedavg"), ("method.name", "proxyfl"), ("alpha", 1)])
     assert (labels(found), found.settings) == (["fedavg", "proxyfl"], ())
     assert labels(compare(runs, where=[("method.gpt.epochs", 100)])) == ["proxyfl"]
-    with pytest.raises(ConfigError, match=r"no run has partition.alpha = 0.2; in these it is 0.1, 1, 10"):
+    with pytest.raises(ConfigError, match=r"partition.alpha = 0.2; .*0.1, 1, 10"):
         compare(runs, where=[("alpha", 0.2)])
-    with pytest.raises(ConfigError, match=r"no run has a setting 'partition.alfa'; did you mean"):
+    with pytest.raises(ConfigError, match=r"'partition.alfa'; did you mean"):
         compare(runs, where=[("partition.alfa", 0.2)])
 
 
@@ -318,7 +318,7 @@ def test_the_order_of_methods_does_not_hang_on_the_order_of_runs(write):
 
 def test_contenders_by_name_and_alias(write):
     found = compare([write("proxyfl", 1, [0.5])])
-    with pytest.raises(ConfigError, match="no run of 'proxifl' is among these; did you mean 'proxyfl'"):
+    with pytest.raises(ConfigError, match=r"'proxifl' .*'proxyfl'"):
         found.contender("proxifl")
     assert str(question(found).baseline) == "proxyfl"
 

@@ -119,7 +119,7 @@ def test_the_best_against_the_second_best(grid):
         ["0.1", "proxyfl", "fixmatch-gpl", "+10.00", "+10.00 to +10.00", "3", "better, few seeds"],
         ["1", "proxyfl", "fixmatch-gpl", "+0.50", "+0.50 to +0.50", "3", "better, few seeds"],
     ]
-    assert "lean high" in last.caption[0]
+    assert "biased upwards" in last.caption[0]
 
 
 def test_negative_differences_have_a_minus_sign(grid):
@@ -133,7 +133,7 @@ def test_without_a_varying_setting_a_row_has_everything(plain_runs):
     assert cells_of(lines[4]) == [
         "fixmatch-gpl", "3", "44.50 ± 0.50", "59.00 ± 1.00", "59.00 ± 1.00", "2", "–",
     ]  # fmt: skip
-    assert "Best round: chosen on the test data, so it is too high." in lines
+    assert "Best round: chosen on the test data, so its accuracy is optimistic." in lines
 
 
 def test_the_metric_asked_for_comes_first(plain_runs):

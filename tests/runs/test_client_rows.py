@@ -82,12 +82,12 @@ def test_one_file_that_is_damaged_is_written_again(name: str, mine: Path, sound:
 def test_both_damaged_lose_notes_and_no_round(mine: Path) -> None:
     for name in FILES:
         (mine / name).write_bytes(b"?" + (mine / name).read_bytes()[1:])
-    with pytest.raises(RunError, match=r"clients.jsonl and its copy are damaged; see 'proxyfl validate"):
+    with pytest.raises(RunError, match=r"clients.jsonl .*damaged; .*'proxyfl validate"):
         _ = Run(mine).client_rows
     run = proxyfl.resume(mine, workers=0, rounds=3)
     assert [line["round"] for line in run.metrics] == [1, 2, 3]
     assert {row["round"] for row in run.client_rows} == {3}
-    assert any("of the clients of rounds 1 to 2 is lost" in event.get("text", "") for event in run.events)
+    assert any("client records of rounds 1 to 2 are lost" in event.get("text", "") for event in run.events)
 
 
 def test_lines_that_no_round_writes_are_refused(mine: Path) -> None:
@@ -97,7 +97,7 @@ def test_lines_that_no_round_writes_are_refused(mine: Path) -> None:
         (mine / name).write_text(json.dumps(line) + "\n")
     for manifest in mine.glob("checkpoints/round-*/manifest.json"):
         manifest.write_text("{}")
-    with pytest.raises(RunError, match=r"clients.jsonl is damaged: cosine of a client is not a cosine"):
+    with pytest.raises(RunError, match=r"clients.jsonl is damaged: cosine"):
         _ = Run(mine).client_rows
 
 
@@ -138,7 +138,7 @@ def test_differential_privacy_notes_nothing_and_says_so(tmp_path: Path) -> None:
     answer = invoke("show", run.path, "--clients")
     assert answer.exit_code == 2
     assert "differential privacy forbids it" in " ".join(answer.stderr.split())
-    with pytest.raises(ConfigError, match=r"keep\.clients = 'all' notes what each client sent"):
+    with pytest.raises(ConfigError, match=r"keep\.clients = 'all'"):
         played(tmp_path / "other", **private, keep__clients="all")
 
 
@@ -164,7 +164,7 @@ def test_accuracy_at_each_client_is_that_of_the_global_model_on_what_it_keeps_ba
     assert told.exit_code == 0
     assert "mean over 4 clients: " in told.stdout
     refused = invoke("eval", run.path, "--personalised")
-    assert (refused.exit_code, "goes with --clients" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "requires --clients" in refused.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_two_processes_cannot_create_the_same_run(tmp_path: Path) -> None:
     )
     assert first.stdout is not None
     assert first.stdout.readline() == "building\n"
-    with pytest.raises(RunError, match="is being created by another process; wait for it or stop it"):
+    with pytest.raises(RunError, match="being created by another process"):
         RunDirectory(where).create(lambda aside: None)
     first.communicate("\n")
     assert (where / "config.toml").read_text() == "a"
@@ -99,7 +99,7 @@ def test_label_counts_of_a_preset_do_not_go_to_another_data_set() -> None:
     ("settings", "message"),
     [
         ({"federation__quorum": 50}, "federation.quorum = 50 can never be reached"),
-        ({"label_ratio": 0.0}, "labels.ratio = 0 leaves no image its label"),
+        ({"label_ratio": 0.0}, "labels.ratio = 0 leaves no labelled image"),
         ({"config": resolve("digits"), "preset": "cifar10"}, "not both"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_full_disk_while_metrics_are_appended(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", limited)
-        with pytest.raises(RunError, match=r"what was saved before is intact\. Make room"):
+        with pytest.raises(RunError, match=r"intact\. Make room"):
             made().run(where)
     assert (where / "metrics.jsonl").read_bytes().endswith(b'"accu')
     proxyfl.resume(where)
@@ -133,7 +133,7 @@ def test_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", refuse)
-        with pytest.raises(RunError, match=f"writing {where} failed: Read-only file system"):
+        with pytest.raises(RunError, match=f"{where} .*Read-only file system"):
             made().run(where)
     assert list(tmp_path.iterdir()) == []
 

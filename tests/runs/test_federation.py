@@ -22,7 +22,7 @@ from proxyfl.methods.addons import GPT, ICPL
 from proxyfl.methods.fixmatch import FixMatch
 from proxyfl.methods.proxyfl import ProxyFL
 from proxyfl.runs import build, checkpoint, experiment, settings
-from toybox import every_method, make_simulation, same_state, tiny_config
+from toybox import every_method, little_config, make_simulation, same_state
 
 SIMULATION = make_simulation()
 TRAIN = proxyfl.Train(epochs=1, batch=8)
@@ -63,10 +63,10 @@ def by_objects(name: str) -> proxyfl.Method:
 
 @pytest.mark.parametrize("name", every_method())
 def test_by_name_and_by_objects_are_the_same_bits(name: str) -> None:
-    config = tiny_config(name, rounds=1)
+    config = little_config(name, rounds=1)
     named = build.assemble(config, SIMULATION, workers=0).run()
     ours = federation(
-        network="resnet8", width=1, method=by_objects(name), rounds=1, train=config.train, seed=config.seed
+        network="little", width=1, method=by_objects(name), rounds=1, train=config.train, seed=config.seed
     ).run()
     assert same_state(named.state, ours.state)
     assert named.history[0].metrics == ours.history[0].metrics
@@ -358,13 +358,13 @@ def test_an_optimiser_of_ones_own() -> None:
     ],
 )  # fmt: skip
 def test_aggregators_by_name_and_by_objects(rule: Aggregator, layer: dict[str, Any]) -> None:
-    config = tiny_config(
+    config = little_config(
         "fixmatch-gpl", per_round=4, **{f"aggregation__{key}": v for key, v in layer.items()}
     )
     named = build.assemble(config, SIMULATION, workers=0)
     assert named.server.aggregator == rule
     ours = federation(
-        network="resnet8", width=1, method=by_objects("fixmatch-gpl"), per_round=4, rounds=2,
+        network="little", width=1, method=by_objects("fixmatch-gpl"), per_round=4, rounds=2,
         train=config.train, seed=config.seed, aggregator=rule,
     )  # fmt: skip
     assert ours.config.aggregation == config.aggregation

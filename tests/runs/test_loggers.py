@@ -148,14 +148,14 @@ def test_a_tool_that_goes_away_is_told_once_and_left_out(capsys: pytest.CaptureF
     logger = Fragile("tell 2")
     three_rounds(logger)
     assert logger.calls == ["open", "tell 1", "tell 2"]
-    warning = "warning: Fragile failed (OSError: the line is dead and gone); training goes on without it\n"
+    warning = "warning: Fragile failed (OSError: the line is dead and gone); training continues without it\n"
     assert capsys.readouterr().err == warning
 
 
 def test_a_tool_that_cannot_be_closed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     three_rounds(Fragile("close False"))
     warning = (
-        "warning: Fragile failed (OSError: the line is dead and gone); the run's record is whole without it\n"
+        "warning: Fragile failed (OSError: the line is dead and gone); the run's own records are complete\n"
     )
     assert capsys.readouterr().err == warning
 
@@ -176,15 +176,13 @@ def test_an_address_that_mlflow_does_not_know_ends_a_run_before_its_first_round(
 ) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://x")
-    with pytest.raises(
-        ConfigError, match=r"MLflow cannot be started \(.*set MLFLOW_TRACKING_URI to a server"
-    ):
+    with pytest.raises(ConfigError, match=r"MLflow .*MLFLOW_TRACKING_URI"):
         train(tmp_path / "run", "mlflow")
     assert Run(tmp_path / "run").metrics == []
 
 
 def test_an_unknown_logger_is_named() -> None:
-    with pytest.raises(ConfigError, match="unknown logger 'tensorbord'; did you mean 'tensorboard'"):
+    with pytest.raises(ConfigError, match=r"'tensorbord'; .*'tensorboard'"):
         loggers.find("tensorbord")
 
 

@@ -83,7 +83,7 @@ def test_views_that_do_not_fit_are_refused(changes: dict[str, Any], fault: str) 
         federation(test_views=dataclasses.replace(OTHER, **changes))
 
 
-def test_images_are_kept_back_to_choose_by() -> None:
+def test_images_are_held_out_to_choose_by() -> None:
     split = proxyfl.partition(DATA, clients=4, per_class=6, scheme="iid", validation=0.2)
     assert split.validation is not None
     kept = split.validation.values

@@ -22,7 +22,7 @@ def test_the_name_of_a_tool_is_no_observer(tmp_path):
     for wrong in (["tensorboard"], "tensorboard"):
         with pytest.raises(ConfigError, match="name a tool with log='tensorboard'"):
             experiment.run(tmp_path / "run", observers=wrong)
-    with pytest.raises(ConfigError, match="int is no observer"):
+    with pytest.raises(ConfigError, match="int is not an observer"):
         experiment.run(tmp_path / "run", observers=[3])
     with pytest.raises(ConfigError, match="unknown logger"):
         experiment.run(tmp_path / "run", log="tensorbord")

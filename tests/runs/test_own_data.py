@@ -95,9 +95,9 @@ def test_a_natural_federation_deals_images_as_they_are(scans):
         for part in (simulation.partition.labelled, simulation.partition.unlabelled):
             assert (holders[torch.from_numpy(part[client])] == client).all()
     assert int(simulation.partition.sizes.sum()) == len(simulation.dataset.train)
-    with pytest.raises(ConfigError, match=r"names 3 clients, but partition\.clients = 2"):
+    with pytest.raises(ConfigError, match=r"3 clients, .*partition\.clients = 2"):
         make_partition(simulation.dataset, clients=2, per_class=1, scheme="natural")
-    with pytest.raises(ConfigError, match="needs data that names its clients"):
+    with pytest.raises(ConfigError, match="names its clients"):
         make_partition([0, 1], clients=2, per_class=1, scheme="natural")
 
 
@@ -159,7 +159,7 @@ def test_a_class_that_nobody_labelled_is_named():
     labels = torch.arange(12) % 2 + 1
     gap = Dataset.of(images, labels, test=(images, labels))
     told = doubts(gap, make_partition(gap, clients=1, per_class=1, scheme="iid"))
-    assert told == ["no labelled training images of class '0': it is never learnt"]
+    assert told == ["no labelled training images of class '0': this class cannot be learnt"]
 
 
 def test_presets_say_nothing_new():

@@ -33,9 +33,15 @@ from proxyfl.runs.export import load_model
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.repair import is_whole
 from proxyfl.runs.run import Run
-from toybox import TINY, Stopped, Told
+from toybox import LITTLE, Stopped, Told
 
-SETTINGS: dict[str, Any] = {**TINY, "rounds": 4, "subset": 120, "method__tau": 0.2, "method__gpt__epochs": 3}
+SETTINGS: dict[str, Any] = {
+    **LITTLE,
+    "rounds": 4,
+    "subset": 120,
+    "method__tau": 0.2,
+    "method__gpt__epochs": 3,
+}
 
 
 def begin(where: Path, stop_after: int | None = None, **options: Any) -> None:
@@ -133,7 +139,7 @@ def test_a_finished_run_is_left_as_it_is(finished: Path) -> None:
 
 def test_what_is_no_run(tmp_path: Path) -> None:
     for where in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(RunError, match="is not a run; 'proxyfl ls' lists the runs in a folder"):
+        with pytest.raises(RunError, match="is not a run; 'proxyfl ls'"):
             proxyfl.resume(where)
 
 
@@ -185,9 +191,7 @@ def test_no_intact_checkpoint_is_an_error_that_names_the_damage(stopped: Path) -
     for folder in manifests.folders(RunDirectory(stopped)):
         flip_a_bit(folder / "state.safetensors")
     before = tree(stopped)
-    with pytest.raises(
-        RunError, match=r"has no intact checkpoint \(.*round-00000002.* is damaged.*round-00000001"
-    ):
+    with pytest.raises(RunError, match=r"no intact checkpoint \(.*round-00000002.*round-00000001"):
         proxyfl.resume(stopped)
     assert tree(stopped) == before
 
@@ -223,7 +227,7 @@ def test_a_changed_config_is_refused_and_nothing_is_lost(
     config.write_text(change(original))
     assert config.read_text() != original
     before = tree(stopped)
-    with pytest.raises(RunError, match="was changed since the run began; put it back with 'cp ") as caught:
+    with pytest.raises(RunError, match=r"was changed .*'cp ") as caught:
         proxyfl.resume(stopped)
     assert tree(stopped) == before
     words = str(caught.value).split("'")[1].split()
@@ -253,7 +257,7 @@ def test_a_damaged_partition_is_made_again(
         flip_a_bit(file)
     with pytest.raises(Stopped):
         proxyfl.resume(stopped, [Told(stop_after=3)])
-    assert "partition.safetensors is damaged; making it again" in capsys.readouterr().err
+    assert "partition.safetensors is damaged" in capsys.readouterr().err
     proxyfl.resume(stopped)  # by now the damage must not have been taken for the truth
     assert "damaged" not in capsys.readouterr().err
     assert result(stopped) == result(finished)
@@ -332,7 +336,7 @@ def test_where_nobody_vouches_for_the_partition_it_is_not_shown(stopped: Path) -
     assert Run(stopped).partition.clients
     for folder in manifests.folders(RunDirectory(stopped)):
         flip_a_bit(folder / "manifest.json")
-    with pytest.raises(RunError, match="nothing verifies"):
+    with pytest.raises(RunError, match="cannot be verified"):
         _ = Run(stopped).partition
 
 
@@ -395,7 +399,7 @@ def test_a_second_process_is_refused(stopped: Path, finished: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         before = tree(stopped)
-        with pytest.raises(RunError, match="is being written by another process; wait for it or stop it"):
+        with pytest.raises(RunError, match="being written by another process"):
             proxyfl.resume(stopped)
         assert tree(stopped) == before
     finally:
@@ -413,7 +417,7 @@ def write_npz(file: Path, seed: int = 0) -> None:
 
 
 def own_data(root: Path) -> proxyfl.Experiment:
-    options = {**TINY, "data__name": "npz:mine.npz", "labels__per_class": 5}
+    options = {**LITTLE, "data__name": "npz:mine.npz", "labels__per_class": 5}
     return proxyfl.Experiment("fedavg", "digits", data_root=root, **options)
 
 
@@ -431,7 +435,7 @@ def test_other_data_is_refused_and_the_right_one_found_elsewhere(tmp_path: Path)
         proxyfl.resume(where)
     write_npz(old / "mine.npz", seed=1)
     before = tree(where)
-    with pytest.raises(RunError, match=r"is not what .* began with; see --data-root"):
+    with pytest.raises(RunError, match=r"is not what .*--data-root"):
         proxyfl.resume(where)
     assert tree(where) == before
     proxyfl.resume(where, data_root=new)
@@ -491,7 +495,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     [pytest.param(1, 5, marks=pytest.mark.slow), (2, 5), pytest.param(3, 5, marks=pytest.mark.slow)],
 )
 def test_client_states_reach_back_as_far_as_the_checkpoints(tmp_path: Path, every: int, stop: int) -> None:
-    options = {**TINY, "rounds": 7, "per_round": 4, "subset": 64, "keep__checkpoint_every": every}
+    options = {**LITTLE, "rounds": 7, "per_round": 4, "subset": 64, "keep__checkpoint_every": every}
     straight = proxyfl.Experiment("counting", "digits", **options).run(tmp_path / "straight")
     for damaged in (False, True):
         where = tmp_path / f"run-{damaged}"
@@ -511,7 +515,7 @@ def test_client_states_reach_back_as_far_as_the_checkpoints(tmp_path: Path, ever
 def counted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``run``, of a method with client states, stopped after round 3 of 4; and ``straight``."""
     folder = tmp_path_factory.mktemp("counted")
-    options = {**TINY, "rounds": 4, "per_round": 4, "subset": 120}
+    options = {**LITTLE, "rounds": 4, "per_round": 4, "subset": 120}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_recipes", dict(registry._recipes))
         registry.register(Recipe("counting", "state that matters", Counting))
@@ -562,9 +566,7 @@ def test_a_client_state_that_cannot_be_made_again_ends_the_run_with_words(
     for client in range(4):
         for file in state_of(where, client, 3).parent.iterdir():
             file.unlink() if damage == "gone" else flip_a_bit(file)
-    with pytest.raises(
-        RunError, match=f"the state of client 0 from round 2 {words}.*put it back from a copy"
-    ):
+    with pytest.raises(RunError, match=f"client 0 from round 2 {words}.*put it back"):
         proxyfl.resume(where)
     shutil.copytree(straight.path / "clients", where / "clients", dirs_exist_ok=True)
     assert proxyfl.resume(where).metrics == straight.metrics
@@ -577,7 +579,7 @@ def test_a_damaged_model_comes_back(
 ) -> None:
     where = stopped if rounds == 2 else Path(shutil.copytree(finished, tmp_path / "whole"))
     flip_a_bit(where / "models" / f"{which}.safetensors")
-    with pytest.raises(RunError, match=f"{which}.safetensors is not a model of proxyfl or is damaged"):
+    with pytest.raises(RunError, match=f"{which}.safetensors .*damaged"):
         Run(where).model(which)
     proxyfl.resume(where)
     assert result(where) == result(finished)

@@ -134,7 +134,7 @@ def test_large_tensors_are_snapshots(run: Run) -> None:
         assert int(found["confusion"].sum()) == 497
     weights = load_file(run.path / "models" / "last.safetensors")
     assert torch.equal(weights["classifier.weight"], run.snapshot(3)["proxies/tuned"])
-    with pytest.raises(RunError, match=r"has no snapshot of round 2; it has 1, 3"):
+    with pytest.raises(RunError, match=r"no snapshot of round 2; .*1, 3"):
         run.snapshot(2)
 
 
@@ -237,18 +237,18 @@ def test_loading_models(run: Run, which: str) -> None:
 
 
 def test_models_that_cannot_be_loaded(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="does not exist: no round is finished yet, or the file was lost"):
+    with pytest.raises(RunError, match="does not exist"):
         proxyfl.load_model(tmp_path / "none.safetensors")
     (tmp_path / "half").write_bytes((run.path / "models" / "last.safetensors").read_bytes()[:5000])
     (tmp_path / "other").write_bytes((run.path / "partition.safetensors").read_bytes())
     for name in ("half", "other"):
-        with pytest.raises(RunError, match="is not a model of proxyfl or is damaged"):
+        with pytest.raises(RunError, match=r"not a model .*damaged"):
             proxyfl.load_model(tmp_path / name)
 
 
 def test_an_existing_directory_is_refused_and_left_alone(run: Run, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
-    with pytest.raises(RunError, match="exists; continue it with 'proxyfl resume"):
+    with pytest.raises(RunError, match=r"exists; .*'proxyfl resume"):
         proxyfl.Experiment("fedavg", "digits", **TINY).run(run.path)
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
     (tmp_path / "empty").mkdir()
@@ -309,12 +309,10 @@ def test_mistakes_write_nothing(
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_weights_that_run_away_are_a_readable_error(tmp_path: Path) -> None:
     wild = proxyfl.Experiment("gpt-only", "digits", **{**TINY, "subset": 160, "method__gpt__lr": 1e38})
-    with pytest.raises(RunError, match="round 1 gave values that are not finite; try smaller learning rates"):
+    with pytest.raises(RunError, match=r"round 1 .*not finite"):
         wild.run(tmp_path / "wild")
     hot = proxyfl.Experiment("fedavg", "digits", **{**TINY, "subset": 160, "train__lr": 1e30})
-    with pytest.raises(
-        RunError, match=r"round 1: 0 of 2 clients gave a usable update, 1 are needed .*not finite"
-    ):
+    with pytest.raises(RunError, match=r"round 1: 0 of 2 clients .*not finite"):
         hot.run(tmp_path / "hot")
 
 
@@ -360,6 +358,6 @@ def test_the_fingerprint_of_data() -> None:
 def test_either_a_config_or_settings() -> None:
     config = resolve("digits")
     assert proxyfl.Experiment(config=config).config == config
-    with pytest.raises(ConfigError, match="a config or a method, a preset and settings, not both"):
+    with pytest.raises(ConfigError, match="not both"):
         proxyfl.Experiment("fedavg", config=config)
     assert experiment.load_config("digits", {}, "fedavg").method.name == "fedavg"

@@ -100,13 +100,13 @@ def test_a_lost_copy_is_read_from_the_source_and_the_loss_of_both_is_told(
     shutil.copytree(tmp_path / "half", tmp_path / "both")
     assert proxyfl.resume(tmp_path / "half", workers=0).finished
     shutil.rmtree(copy)
-    with pytest.raises(RunError, match=r"start\.safetensors is missing or damaged"):
+    with pytest.raises(RunError, match=r"start\.safetensors .*damaged"):
         proxyfl.resume(tmp_path / "both", workers=0)
 
 
 def test_weights_trained_with_labels_that_the_run_hides_are_refused(source: Path, tmp_path: Path) -> None:
     every = Experiment("fedavg-sl", "digits", **SETTINGS).run(tmp_path / "every", workers=0)
-    with pytest.raises(ConfigError, match="knew every label"):
+    with pytest.raises(ConfigError, match="with every label"):
         begun(every.path, tmp_path / "a")
     with pytest.raises(ConfigError, match="another selection"):
         begun(source, tmp_path / "b", labels__seed=8)
@@ -118,7 +118,7 @@ def test_weights_trained_with_labels_that_the_run_hides_are_refused(source: Path
 
 def test_other_weights_under_the_same_place_are_refused(source: Path, tmp_path: Path) -> None:
     wrong = "f" * 64
-    with pytest.raises(ConfigError, match="not those this config was made for"):
+    with pytest.raises(ConfigError, match="not those"):
         begun(source, tmp_path / "run", model__weights_hash=wrong)
     with pytest.raises(ConfigError, match="does not exist"):
         begun(tmp_path / "nowhere", tmp_path / "run")

@@ -83,4 +83,4 @@ def test_without_validation_images_the_choice_is_called_optimistic(tmp_path):
     runs = [written(tmp_path / "a", 0.1, 0.9, 0.5), written(tmp_path / "b", 0.05, 0.7, None)]
     kept, notes = choose([*map(read, runs)], ["train.lr"])
     assert [outcome.run.path.name for outcome in kept] == ["a"]
-    assert "too high" in notes[0]
+    assert "optimistic" in notes[0]

@@ -71,7 +71,7 @@ def test_a_stopped_run_and_two_workers_end_in_the_same_bits(tmp_path):
     assert (model.card.channels, model.card.image_size, len(model.card.mean)) == (13, 0, 13)
     wine = datasets.load_wine().data
     assert torch.equal(model(wine), model(torch.from_numpy(wine)))
-    with pytest.raises(proxyfl.ProxyFLError, match="the vectors have 12 features, those of the model 13"):
+    with pytest.raises(proxyfl.ProxyFLError, match=r"12 features, .*13"):
         model(wine[:, 1:])
 
 

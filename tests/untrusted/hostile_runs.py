@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from proxyfl.core.checksum import read_verified, write_verified
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.experiment import Experiment
-from toybox import TINY
+from toybox import LITTLE
 
 EVIL = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>[/red][link=file:///etc]\u202e\r\n"
 """Moves the cursor, renames the window, is HTML and markup, and turns the direction of text."""
@@ -25,7 +25,7 @@ Tamper = Callable[[RunDirectory], None]
 
 
 def make_run(folder: Path) -> Path:
-    settings = {**TINY, "rounds": 2, "per_round": 2, "subset": 60}
+    settings = {**LITTLE, "rounds": 2, "per_round": 2, "subset": 60}
     Experiment("flexmatch", "digits", **settings).run(folder, workers=0)
     return folder
 

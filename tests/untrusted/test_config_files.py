@@ -102,14 +102,14 @@ def test_hostile_files(tmp_path: Path, text: str, message: str) -> None:
 
 def test_files_without_an_end_are_not_read_to_it(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_bytes(b"#" * (MAX_BYTES + 1))
-    with pytest.raises(ConfigError, match="longer than any file of settings"):
+    with pytest.raises(ConfigError, match="longer than any"):
         load_toml(tmp_path / "long.toml")
     (tmp_path / "zero.toml").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe.toml")  # opening it would wait for ever
     for name in ("zero", "pipe"):
-        with pytest.raises(ConfigError, match="is no file of settings"):
+        with pytest.raises(ConfigError, match="settings file"):
             load_toml(tmp_path / f"{name}.toml")
-    with pytest.raises(ConfigError, match="is no file of settings"):
+    with pytest.raises(ConfigError, match="settings file"):
         load_toml(tmp_path)
 
 
@@ -132,6 +132,6 @@ def test_images_are_not_made_larger_than_memory(monkeypatch: pytest.MonkeyPatch)
     dataset: Dataset = make_simulation().dataset
     assert dataset.resized(9).train.images.shape[-1] == 9
     monkeypatch.setattr("proxyfl.data.dataset.memory_limit", lambda: 1000)
-    with pytest.raises(ConfigError, match=r"data\.image_size = 16 needs 43\.\d kB of memory"):
+    with pytest.raises(ConfigError, match=r"data\.image_size = 16 .*43\.\d kB"):
         dataset.resized(16)
     assert isinstance(dataset.train, Split)

@@ -151,7 +151,7 @@ def test_links_out_of_a_run_are_not_followed(place: str, sound: Path, tmp_path: 
         elsewhere.write_text("mine")
     before = contents(elsewhere)
     link.symlink_to(elsewhere)
-    with pytest.raises(RunError, match="is a link that leads out of the run"), run.locked():
+    with pytest.raises(RunError, match=r"is a link .*the run"), run.locked():
         pass  # whoever writes in a run, locks it
     for verb in () if place.startswith("clients/") else ("resume", "show", "validate"):
         result = CliRunner().invoke(app, words(verb, run.path, sound.parent.parent / "a.png"))

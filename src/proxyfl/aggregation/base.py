@@ -189,8 +189,8 @@ class Gathered(Accumulator):
         if strange and self.aggregator.draws_in and reads_updates(self.method):
             rule = self.aggregator.title
             raise UpdateRefused(
-                f"sends {strange[0][:80]!r}, but aggregation.rule = '{rule}' takes only what the method's "
-                "extras_form names"
+                f"sends {strange[0][:80]!r}, but aggregation.rule = '{rule}' accepts only what "
+                "the method's extras_form names"
             )
         return update
 

@@ -39,7 +39,7 @@ class Clip(Around):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.length:
-            raise ConfigError("aggregation.clip = 0 would leave no change at all; give a length above 0")
+            raise ConfigError("aggregation.clip = 0 would remove every change; give a norm above 0")
         if self.inner.private:
             raise ConfigError("differential privacy has its own clipping; leave out the other one")
         if isinstance(self.inner, Around):

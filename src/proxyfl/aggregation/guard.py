@@ -116,7 +116,7 @@ class Guard:
             part = name.partition("/")[0]
             unknown = self.parts is not None and part not in self.parts
             if unknown or (part in strict and name not in self.extras):
-                raise UpdateRefused(f"sends {_short(name)}, which nobody asked for")
+                raise UpdateRefused(f"sends {_short(name)}, which was not requested")
         for name, shape in self.extras.items():
             if name not in extras:
                 raise UpdateRefused(f"'{name}' is missing")
@@ -124,7 +124,7 @@ class Guard:
 
     def _check_carry(self, carry: Tensors) -> None:
         if carry and not self.carries:
-            raise UpdateRefused("hands something to the next client, which this run does not do")
+            raise UpdateRefused("passes something to the next client, which this run does not do")
         for name, value in carry.items():
             if name in self.weights:  # what a method keeps private is not among them
                 _same(name, value, tuple(self.weights[name].shape), self.weights[name].dtype)
@@ -148,17 +148,17 @@ class Guard:
             total = float(counted.sum())
             if total > ROUNDING * most.visits:
                 raise UpdateRefused(
-                    f"its class counts add up to {total:.6g}; with {most.images} images it can have met "
-                    f"{most.visits}"
+                    f"its class counts add up to {total:.6g}; with {most.images} images it can "
+                    f"have seen at most {most.visits}"
                 )
 
     def _check_metrics(self, metrics: Any, most: Effort) -> None:
         """Sums that the server can add up: counts are whole, none is too large, none lacks its fellows."""
         if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS:
-            raise UpdateRefused(f"its metrics are no table of at most {MOST_METRICS} numbers")
+            raise UpdateRefused(f"its metrics are not a table of at most {MOST_METRICS} numbers")
         for name, value in metrics.items():
             if not isinstance(name, str) or not METRIC.fullmatch(name) or not name.isprintable():
-                raise UpdateRefused(f"its metrics name {_short(name)}, which nobody asked for")
+                raise UpdateRefused(f"its metrics contain {_short(name)}, which was not requested")
             if not _real(value):
                 raise UpdateRefused("its metrics are not finite")
             counts, loss = name.startswith("count/"), name.startswith("loss/")
@@ -167,7 +167,7 @@ class Guard:
         steps = max(1.0, metrics.get("steps", 0.0))
         for name, value in metrics.items():
             if abs(value) > self._largest(name, steps, most):
-                raise UpdateRefused(f"its metrics are absurd: {name} is {_short(value)}")
+                raise UpdateRefused(f"its metrics are implausible: {name} is {_short(value)}")
         _require_fellows({name.removeprefix("pseudo/") for name in metrics if name.startswith("pseudo/")})
 
     def _largest(self, name: str, steps: float, most: Effort) -> float:
@@ -209,13 +209,13 @@ def _tensors(*groups: Any) -> None:
     """Named tensors of plain numbers in plain memory: what any engine's wire brings."""
     for group in groups:
         if not isinstance(group, Mapping) or not all(isinstance(name, str) for name in group):
-            raise UpdateRefused("holds something that is no named tensor")
+            raise UpdateRefused("contains something that is not a named tensor")
         for name, value in group.items():
             if not isinstance(value, Tensor):
-                raise UpdateRefused(f"{_short(name)} is no tensor")
+                raise UpdateRefused(f"{_short(name)} is not a tensor")
             plain = value.layout is torch.strided and value.device.type == "cpu" and value.is_contiguous()
             if not plain or value.is_complex() or value.is_quantized or value.requires_grad:
-                raise UpdateRefused(f"{_short(name)} is no plain array of real numbers")
+                raise UpdateRefused(f"{_short(name)} is not a plain array of real numbers")
 
 
 def _same_form(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

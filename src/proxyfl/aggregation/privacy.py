@@ -58,7 +58,7 @@ class DifferentialPrivacy(Aggregator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.clip:
-            raise ConfigError("privacy.clip = 0 would leave no change at all; give a length above 0")
+            raise ConfigError("privacy.clip = 0 would remove every change; give a norm above 0")
 
     @property
     def private(self) -> bool:
@@ -78,13 +78,16 @@ class DifferentialPrivacy(Aggregator):
                 f"choose it between {LEAST_NOISE:g} and {MOST_NOISE:g}"
             )
         if federation.weighting != "uniform":
-            return "privacy.clip needs federation.weighting = 'uniform': what one client adds must be bounded"
+            return (
+                "privacy.clip needs federation.weighting = 'uniform': the contribution of each "
+                "client must be bounded"
+            )
         if federation.sampling == "legacy":
-            return "privacy.clip needs a sample nobody knows beforehand; set federation.sampling = 'poisson'"
+            return "privacy.clip needs a sample that nobody can predict; set federation.sampling = 'poisson'"
         if train.leak_momentum:
             return (
-                "privacy.clip does not cover the momentum that clients hand on; "
-                "set train.leak_momentum = false"
+                "privacy.clip does not cover the momentum that clients pass on; set "
+                "train.leak_momentum = false"
             )
         if reason := uncovered(method):
             return f"differential privacy does not cover {method.name}: {reason}"

@@ -30,9 +30,11 @@ class RobustRule(Aggregator):
     def refusal(self, method: Method, train: TrainSettings, federation: FederationSettings) -> str:
         setting = f"aggregation.rule = '{self.title}'"
         if own := own_weights(method):
-            return f"{setting} gives all updates the same say, but {own}; use the mean"
+            return f"{setting} weights all updates equally, but {own}; use the mean"
         if train.leak_momentum:
-            return f"{setting} cannot see the momentum that clients hand on; set train.leak_momentum = false"
+            return (
+                f"{setting} cannot inspect the momentum that clients pass on; set train.leak_momentum = false"
+            )
         return ""
 
 

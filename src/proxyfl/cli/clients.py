@@ -35,12 +35,18 @@ def print_clients(run: Run, console: Console) -> None:
     from proxyfl.results.clients import FEWEST, UNUSUAL, ranked
 
     clients = ranked(run)
-    console.print(_table(clients[:MOST]))
+    table = _table(clients[:MOST])
+    if console.measure(table, options=console.options.update(max_width=1000)).maximum > console.width:
+        table.padding = (0, 1, 0, 0)
+    console.print("medians over the rounds that a client took part in", style="dim")
+    console.print(table)
     if len(clients) > MOST:
         console.print(f"and {len(clients) - MOST:,} more clients, less unusual; --json lists all")
     console.print()
     if len(clients) < FEWEST:
-        console.print(f"with {len(clients)} clients nobody can be called unusual; it takes {FEWEST}")
+        console.print(
+            f"with {len(clients)} clients no client can be called unusual; at least {FEWEST} are needed"
+        )
         return
     odd = [client for client in clients if client.words]
     for client in odd[:MOST]:
@@ -49,7 +55,7 @@ def print_clients(run: Run, console: Console) -> None:
     if len(odd) > MOST:
         console.print(f"and {len(odd) - MOST:,} more")
     if not odd:
-        console.print(f"nobody is unusual: no robust score beyond {UNUSUAL:g}")
+        console.print(f"no client is unusual: no robust score beyond {UNUSUAL:g}")
 
 
 def _table(clients: list[Client]) -> Table:
@@ -59,7 +65,7 @@ def _table(clients: list[Client]) -> Table:
 
     shown = [measure for measure in MEASURES if any(measure.name in client.values for client in clients)]
     heads = ["client", "rounds", *(measure.name for measure in shown), "score"]
-    table = plain_table(*heads, right=heads[1:], keep=heads)
+    table = plain_table(*heads, right=heads[1:], keep=heads[1:])
     for client in clients:
         cells: list[Any] = [escape(printable(client.name)), str(client.rounds)]
         for measure in shown:
@@ -73,13 +79,13 @@ def _table(clients: list[Client]) -> Table:
 def print_accuracies(
     run: Run, model: str, personalised: bool, data_root: Path | None, console: Console
 ) -> None:
-    """A model on the images that each client keeps back, lowest accuracy first."""
+    """A model on the images that each client holds out, lowest accuracy first."""
     from rich.markup import escape
 
     from proxyfl.runs.personal import at_clients
 
     found, names = at_clients(run, model, personalised=personalised, data_root=data_root), run.client_names
-    heads = ["client", "kept back", "accuracy", *(["personalised", "gain"] if personalised else [])]
+    heads = ["client", "held out", "accuracy", *(["personalised", "gain"] if personalised else [])]
     table = plain_table(*heads, right=heads[1:], keep=heads)
     for each in found[:MOST]:
         name = names[each.client] if each.client < len(names) else f"client {each.client}"

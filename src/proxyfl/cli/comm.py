@@ -32,21 +32,19 @@ def comm(
     width: Annotated[int, typer.Option(help="The network's width factor.")] = 4,
     classes: Annotated[int, typer.Option(help="Number of classes (C).")] = 100,
     channels: Annotated[int, typer.Option(help="Channels of an image: 3 for colour, 1 for grey.")] = 3,
-    per_round: Annotated[int, typer.Option(min=1, help="Clients in a round (M).")] = 8,
+    per_round: Annotated[int, typer.Option(min=1, help="Clients per round (M).")] = 8,
     size: Annotated[int, typer.Option(min=1, help="Pixels along an image's side.")] = 32,
     norm: Annotated[str, typer.Option(help="As model.norm.")] = "batch",
-    trainable: Annotated[str, typer.Option(help="What is trained and travels, as model.trainable.")] = "all",
+    trainable: Annotated[str, typer.Option(help="What is trained and sent, as in model.trainable.")] = "all",
     lora_rank: Annotated[int, typer.Option(min=0, help="Rank of adapters; 0: none.")] = 0,
-    lora_targets: Annotated[str, typer.Option(help="Layers with adapters, as model.lora_targets.")] = "*",
+    lora_targets: Annotated[str, typer.Option(help="Layers with adapters, as in model.lora_targets.")] = "*",
     scenario: Annotated[
         str,
-        typer.Option(
-            metavar="WHERE", help="Every method that is defined with labels at clients, server or partial."
-        ),
+        typer.Option(metavar="WHERE", help="Only methods defined with labels at clients, server or partial."),
     ] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a document.")] = False,
 ) -> None:
-    """What each method sends in a round: the formula, the count, the paper's figure and why it differs.
+    """What each method sends per round: the formula, the count, the paper's figure and why it differs.
 
     Counted from the network itself. The defaults are the setting of the paper's table.
     """
@@ -70,7 +68,7 @@ def _show(setting: Setting, sizes: Sizes, console: Console) -> None:
     from proxyfl.report.communication import PAPER, method_rows
 
     rows, per_round = method_rows(sizes), setting.per_round
-    console.print(f"What a round sends: {setting}", style="bold", markup=False)
+    console.print(f"Traffic per round: {setting}", style="bold", markup=False)
     console.print(f"{UNITS}\n")
     paper = ("paper",) if setting == PAPER else ()
     right = ("D = M", "MB", "D = 1", " MB", *paper)
@@ -95,8 +93,8 @@ def _show_scenario(where: str, setting: Setting, markdown: bool) -> None:
     from proxyfl.report.communication import BYTES
     from proxyfl.report.scenario_traffic import FACTS, sent_in
 
-    heads = ("a client sends", "it receives", "MB a round, D = M", "D = 1")
-    title = f"What a round sends with labels.where = {where}: {setting}. Numbers, buffers included."
+    heads = ("a client sends", "it receives", "MB per round, D = M", "D = 1")
+    title = f"Traffic per round with labels.where = {where}: {setting}. Numbers, buffers included."
     rows, clients = [], setting.per_round
     for row in sent_in(where, setting):
         each, once = clients * (row.up + row.down), clients * row.up + row.down
@@ -132,7 +130,7 @@ def _markdown(setting: Setting, sizes: Sizes) -> str:
     if setting != PAPER:
         lines = [line[:-1] for line in lines]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    text = f"What a round sends: {setting}. {UNITS}\n\n{table}"
+    text = f"Traffic per round: {setting}. {UNITS}\n\n{table}"
     for title, remarks in _remarks(setting, sizes, rows):
         text += f"\n{title}:\n\n" + "".join(f"- {line}\n" for line in remarks)
     return text
@@ -175,16 +173,16 @@ def _symbols(setting: Setting, sizes: Sizes) -> list[str]:
         f"C = {sizes.classes} classes: one number each, such as counts or the prior",
         f"ψ = {sizes.split:,}: weights that FedMatch has twice; H = {HELPERS} helpers for each client, "
         f"every {HELPER_EVERY} rounds",
-        f"buffers = {sizes.buffers:,}: batch-norm statistics and counters. They travel with every Θ, so the "
-        "count with buffers is what a run records",
+        f"buffers = {sizes.buffers:,}: batch-norm statistics and counters. They are "
+        "sent with every Θ, so a run records the count with buffers",
     ]
 
 
 def _facts(sizes: Sizes, rows: list[Row], per_round: int) -> list[str]:
     facts = [
         "FedAvg, FedProx, FlexMatch and FedLoKe send Θ only, as FixMatch does",
-        "FedMatch is counted densely, as it travels here: an upper bound. The original sends only entries "
-        "that moved; a run notes how many those are",
+        "FedMatch is counted densely, as it is sent here: an upper bound. The "
+        "original sends only entries that changed; a run records how many those are",
     ]
     if sizes.no_heads:
         return [*facts, f"prototypes and ProxyFL are left out: {sizes.no_heads}"]
@@ -192,6 +190,6 @@ def _facts(sizes: Sizes, rows: list[Row], per_round: int) -> list[str]:
     more, less = (100 * (sent[name] / sent["FixMatch"] - 1) for name in ("ProxyFL", "ProxyFL, local heads"))
     return [
         *facts,
-        f"ProxyFL sends {more:.3g} % more than FixMatch; {less:.3g} % with heads that stay on the clients: "
-        "--set method.icpl.keep_heads=true",
+        f"ProxyFL sends {more:.3g} % more than FixMatch; {less:.3g} % with heads that "
+        "stay on the clients: --set method.icpl.keep_heads=true",
     ]

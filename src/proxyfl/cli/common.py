@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 USER_ERROR = 2
 INTERRUPTED = 130
 
+
+def option(help: str, *names: str, panel: str | None = None, default: str | bool = False, **more: Any) -> Any:
+    """An option whose default is shown only where that helps."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, **more)
+
+
 RunName = Annotated[
     str,
     typer.Argument(metavar="RUN", help="A run's folder, or its name in the runs folder.", show_default=False),
@@ -49,19 +55,22 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any setting, as in method.tau=0.9. Repeatable.",
+        help="Any setting, such as method.tau=0.9. Repeatable.",
         show_default=False,
     ),
 ]
 Fidelity = Annotated[
     str | None,
-    typer.Option("--fidelity", help="Whose reading of the paper: clean, code or paper.", show_default=False),
+    typer.Option("--fidelity", help="Interpretation of the paper: clean, code or paper.", show_default=False),
 ]
 Scenario = Annotated[
     str | None,
     typer.Option(
         "--scenario",
-        help="Who has labels: clients (each a few), server (it alone), partial (some clients all of theirs).",
+        help=(
+            "Who has labels: clients (each a few), server (only the server), partial "
+            "(some clients all of theirs)."
+        ),
         show_default=False,
         rich_help_panel="Protocol",
     ),
@@ -71,7 +80,10 @@ Protocol = Annotated[
     typer.Option(
         "--protocol",
         metavar="own|shared",
-        help="own: the settings of the method's own paper replace the preset's; what you set yourself wins.",
+        help=(
+            "own: the settings of the method's own paper replace those of the preset; "
+            "settings you give take precedence."
+        ),
         rich_help_panel="Protocol",
     ),
 ]
@@ -80,7 +92,7 @@ Workers = Annotated[
     typer.Option(
         "--workers",
         min=0,
-        help="Processes that train clients at the same time; 0: none but this one. Never changes the result.",
+        help="Processes that train clients in parallel; 0: train in this process. Never changes the result.",
         show_default="one per core",
         rich_help_panel="Machine and place",
     ),
@@ -96,7 +108,7 @@ Log = Annotated[
     ),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No settings, no progress: print the run's folder only.")
+    bool, typer.Option("--quiet", "-q", help="Print only the run's folder, no settings and no progress.")
 ]
 
 
@@ -110,7 +122,9 @@ class Verbs(TyperGroup):
             tell_error(str(error))
             raise typer.Exit(USER_ERROR) from error
         except PermissionError as error:
-            tell_error(f"{error.filename} is closed to this user; give the user access or name another place")
+            tell_error(
+                f"{error.filename} is not accessible to this user; grant access or choose another folder"
+            )
             raise typer.Exit(USER_ERROR) from error
         except KeyboardInterrupt as error:
             typer.echo("stopped", err=True)

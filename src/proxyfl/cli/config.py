@@ -117,7 +117,7 @@ def explain(
     ] = "",
     method: Annotated[str, typer.Option("--method", help="Whose parameters.")] = "proxyfl",
 ) -> None:
-    """What every setting means: its default, its range, and what other fidelities make of it."""
+    """Explain every setting: default, range, values in other fidelities and meaning."""
     from rich.markup import escape
 
     from proxyfl.cli.present import as_toml

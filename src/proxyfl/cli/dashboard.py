@@ -31,7 +31,7 @@ def dashboard(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="One run, by folder or by name, instead of all; or a deployment's folder.",
+            help="One run, by folder or name, instead of all; or a deployment's folder.",
             show_default=False,
         ),
     ] = None,
@@ -39,7 +39,10 @@ def dashboard(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="The port; 0: any free one.", show_default=f"{USUAL_PORT}, else a free one"
+            min=0,
+            max=65535,
+            help="The port; 0: any free port.",
+            show_default=f"{USUAL_PORT}, else a free one",
         ),
     ] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
@@ -56,13 +59,13 @@ def dashboard(
         place = find_run(_run_of(run)).resolve()
         RunDirectory(place).require()
         server = _server(place.parent, port, place.name, _federation(place.parent))
-        told, url = f"the run {place}", server.link("run", name=place.name)
+        what, url = f"the run {place}", server.link("run", name=place.name)
     elif runs.is_dir():
         server = _server(runs, port)
-        told, url = f"runs in {runs}", server.link()
+        what, url = f"runs in {runs}", server.link()
     else:
         raise RunError(f"{runs} is not a folder; start a run first, or name the folder with --runs")
-    out().print(f"{url}  ({told}; Ctrl-C ends it)", markup=False, soft_wrap=True)
+    out().print(f"{url}  ({what}; Ctrl-C ends it)", markup=False, soft_wrap=True)
     with _opened(url) if browser else nullcontext():
         serve(server)
 
@@ -107,6 +110,4 @@ def _server(
         if port is None:
             return Dashboard(runs, only=only, federation=federation)
         reason = error.strerror or error
-        raise ConfigError(
-            f"port {port} cannot be used: {reason}; leave --port away for a free one"
-        ) from error
+        raise ConfigError(f"port {port} cannot be used: {reason}; omit --port to use a free one") from error

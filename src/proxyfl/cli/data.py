@@ -103,9 +103,9 @@ def check(
 ) -> None:
     """Compare files with their checksums, read everything, count the classes.
 
-    With --scenario it also tells who has labels when the data is dealt to clients.
+    With --scenario it also shows who has labels once the data is partitioned.
     Your own data (folder:PATH, npz:FILE, table:FILE) is explained instead: classes, what is unlabelled,
-    sizes, clients, what is wrong with it, and how to go on.
+    sizes, clients, problems and next steps.
 
     official: the authors publish this checksum. customary: they publish none, this is the one in general use.
     recorded: as it was when downloaded. unknown: no checksum is known. differs: not the original file.
@@ -200,9 +200,9 @@ def fetch(
     name: Name,
     root: Root = None,
     mirror: Annotated[str | None, typer.Option(help="Another address with the same files.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Put an incomplete copy aside.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Move an incomplete copy aside.")] = False,
 ) -> None:
-    """Download a data set, check it and unpack it. A broken download goes on where it stopped.
+    """Download a data set, check it and unpack it. An interrupted download is continued.
 
     Example: proxyfl data fetch cifar10 --data-root ~/data
     """
@@ -225,8 +225,8 @@ def preview(
     output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write, a PNG file.")],
     root: Root = None,
     count: Annotated[int, typer.Option(help="How many samples.")] = 8,
-    seed: Annotated[int, typer.Option(help="Another seed shows other samples.")] = 0,
-    image_size: Annotated[int | None, typer.Option(help="Bring the images to this size first.")] = None,
+    seed: Annotated[int, typer.Option(help="A different seed shows different samples.")] = 0,
+    image_size: Annotated[int | None, typer.Option(help="Resize the images to this size first.")] = None,
 ) -> None:
     """Draw samples with weak and strong views beside them.
 

@@ -40,7 +40,7 @@ def demo(
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Rounds.", show_default="the preset's")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Train again what is there already.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train again even if a run exists.")] = False,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Also write the table to this file.", show_default=False)
     ] = None,
@@ -48,9 +48,9 @@ def demo(
 ) -> None:
     """Train FedAvg, FixMatch-GPL and ProxyFL on scikit-learn's digits and compare them.
 
-    Ends with a table, accuracy curves and a picture of who holds what.
+    Ends with a table, accuracy curves and a figure of the data distribution.
 
-    Runs that are there already are used again, those that were stopped go on.
+    Finished runs are reused, and stopped runs are continued.
     """
     from proxyfl.report import plot_style
 

@@ -48,7 +48,7 @@ app.command(epilog=examples("proxyfl deploy remove-site DIR lyon"))(deploy_life.
 def server(folder: Folder) -> None:
     """Run the federation's server: Flower's SuperLink, and before it the gate that lets sites in.
 
-    It stays until Ctrl-C. After a crash start it again: sites come back by themselves.
+    It runs until Ctrl-C. After a crash, start it again: sites reconnect by themselves.
     """
     require_flower()
     from proxyfl.deploy import signing, supervise
@@ -61,7 +61,7 @@ def server(folder: Folder) -> None:
     def ready() -> None:
         _tell(f"server ready at {deployment.address}; start the run with: {command('deploy', 'run', folder)}")
         if not deployment.insecure:
-            _tell(signing.told_by(deployment))
+            _tell(signing.signed_by(deployment))
 
     _tell(f"the server of {deployment.name} is starting")
     supervise.serve(deployment, _tell, ready)
@@ -75,11 +75,11 @@ def server(folder: Folder) -> None:
 )
 def site(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR/SITE", help="The site's folder, as it was handed out.")
+        Path, typer.Argument(metavar="DIR/SITE", help="The site's folder, as received from the operator.")
     ],
     data: Annotated[Path, typer.Option(help="This site's images: a folder, an npz file, a CSV of labels.")],
     server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the server is.", show_default="as in site.toml")
+        str, typer.Option(metavar="HOST:PORT", help="The server's address.", show_default="as in site.toml")
     ] = "",
     approve: Annotated[
         bool,
@@ -90,7 +90,7 @@ def site(
 ) -> None:
     """Take part with this machine's images: Flower's SuperNode, which computes what the server asks for.
 
-    It stays until Ctrl-C and connects again whenever the server is away.
+    It runs until Ctrl-C and reconnects whenever the server was offline.
     """
     require_flower()
     from proxyfl.deploy import supervise
@@ -118,11 +118,11 @@ def run(
     ] = False,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Go on to so many rounds altogether, also where the run is finished.", min=1),
+        typer.Option(help="Extend the run to this many rounds in total, even if it is finished.", min=1),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Start the run, or go on with it from its last checkpoint, and show it.
+    """Start the run, or continue it from its last checkpoint, and show it.
 
     Ctrl-C stops it with the checkpoint kept; the same command continues it.
     """
@@ -133,7 +133,7 @@ def run(
     from proxyfl.deploy.removal import settle
     from proxyfl.deploy.settings import Deployment
     from proxyfl.deploy.status import is_finished
-    from proxyfl.deploy.stopping import clear_stop
+    from proxyfl.deploy.stopping import clear_stop, stop_now
 
     deployment = Deployment.read(folder)
     if operate.is_running(deployment):
@@ -146,7 +146,7 @@ def run(
     if is_finished(deployment):
         another = f"{deployment.run} is finished; results: {command('show', deployment.run)}"
         raise RunError(
-            f"{another}; --rounds N goes on with it; for another run move that folder away, change what you "
+            f"{another}; --rounds N extends it; for another run move that folder away, change what you "
             f"like in [experiment] of {deployment.file} (rounds is in [experiment.federation]) and give this "
             "command again"
         )
@@ -166,7 +166,7 @@ def run(
     try:
         show(deployment, operate.follow(deployment, number), quiet)
     except KeyboardInterrupt as interrupt:
-        operate.stop(deployment)
+        stop_now(deployment)
         typer.echo(f"stopped; continue with: {command('deploy', 'run', folder)}", err=True)
         raise typer.Exit(INTERRUPTED) from interrupt
 

@@ -28,17 +28,20 @@ PRUNE_EXAMPLES = examples("proxyfl deploy prune site-03", "proxyfl deploy prune 
 
 def rotate(
     folder: Folder,
-    site: Annotated[str, typer.Option(metavar="NAME", help="A site: it gets a new key.")] = "",
-    days: Annotated[float, typer.Option(help="For so long its former key is admitted, too.", min=0)] = 14,
-    ca: Annotated[bool, typer.Option("--ca", help="The authority: another is trusted beside it.")] = False,
-    finish: Annotated[
-        bool, typer.Option("--finish", help="The former authority is trusted no longer.")
+    site: Annotated[str, typer.Option(metavar="NAME", help="Give this site a new key.")] = "",
+    days: Annotated[float, typer.Option(help="How long the previous key is still accepted.", min=0)] = 14,
+    ca: Annotated[
+        bool,
+        typer.Option(
+            "--ca", help="Introduce a new certificate authority, trusted in addition to the current one."
+        ),
     ] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Stop trusting the previous authority.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Finish also without sites that do not have the new one yet.")
+        bool, typer.Option("--force", help="Finish even if some sites do not have the new authority yet.")
     ] = False,
 ) -> None:
-    """Replace a site's key or the authority, with an overlap: nobody is locked out meanwhile.
+    """Replace a site's key or the certificate authority, with an overlap so that no site is locked out.
 
     For a key that was stolen, see --new-key of 'proxyfl deploy init', which has no overlap.
     """
@@ -72,7 +75,7 @@ def backup(
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)],
 ) -> None:
-    """Write a server or a site that does not run into one file, keys and all. Keep it private."""
+    """Write a stopped server or site to one file, including its keys. Keep the file private."""
     require_flower()
     from proxyfl.deploy import backup as keeping
 
@@ -85,7 +88,7 @@ def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The back-up.", show_default=False)],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.", show_default=False)],
 ) -> None:
-    """Make a folder of a back-up, on this machine or another; every file is compared with its hash."""
+    """Restore a back-up to a new folder, on this or another machine, and check the hash of every file."""
     require_flower()
     from proxyfl.deploy import backup as keeping
 
@@ -110,10 +113,10 @@ def _bytes(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def prune(
     folder: SiteFolder,
-    keep: Annotated[int, typer.Option(help="So many of the latest runs stay.", min=1)] = 1,
+    keep: Annotated[int, typer.Option(help="How many of the latest runs to keep.", min=1)] = 1,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove what a site keeps for earlier runs. These cannot go on at this site then; the latest stays."""
+    """Remove what a site keeps for earlier runs, which it can then no longer continue; the latest is kept."""
     require_flower()
     from datetime import datetime
 
@@ -131,7 +134,7 @@ def prune(
         out().print(f"run {one.folder.name}: {one.size}, last used {when}", markup=False)
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError("nobody is here to ask; give --yes to remove what is shown")
+            raise ConfigError("no terminal to ask on; use --yes to remove what is shown")
         if not typer.confirm("Remove it?"):
             raise typer.Exit(1)
     freed = pruning.prune(site, old)

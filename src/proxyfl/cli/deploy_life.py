@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def attach(folder: Folder, quiet: Quiet = False) -> None:
-    """Follow the current run. Ctrl-C stops following; the run goes on."""
+    """Follow the current run. Ctrl-C stops following; the run continues."""
     require_flower()
     from proxyfl.deploy import operate
     from proxyfl.deploy.settings import Deployment
@@ -31,13 +31,15 @@ def attach(folder: Folder, quiet: Quiet = False) -> None:
     try:
         show(deployment, operate.follow(deployment, number, past=False), quiet)
     except KeyboardInterrupt:
-        typer.echo(f"the run goes on; follow it again with: {command('deploy', 'attach', folder)}", err=True)
+        typer.echo(
+            f"the run continues; follow it again with: {command('deploy', 'attach', folder)}", err=True
+        )
 
 
 def stop(
     folder: Folder,
     now: Annotated[
-        bool, typer.Option("--now", help="At once: the round that is being played is given up.")
+        bool, typer.Option("--now", help="Stop immediately and abandon the current round.")
     ] = False,
 ) -> None:
     """Stop the run after its round, with the checkpoint kept. 'proxyfl deploy run' continues it."""
@@ -45,12 +47,12 @@ def stop(
     from proxyfl.deploy import operate
     from proxyfl.deploy.audit import AuditLog
     from proxyfl.deploy.settings import Deployment
-    from proxyfl.deploy.stopping import ask_to_stop
+    from proxyfl.deploy.stopping import ask_to_stop, stop_now
 
     deployment = Deployment.read(folder)
     finished = False
     if now:
-        finished = not operate.stop(deployment)
+        finished = not stop_now(deployment)
         said = "the run finished before it was stopped" if finished else "stopped"
     else:
         number = operate.under_way(deployment)
@@ -124,7 +126,7 @@ def _where(metrics: dict[str, Any]) -> str:
     if source.get("where") == "server":
         return f"on {source['images']:,} test images at the server"
     names = ", ".join(source.get("sites", []))
-    return f"on {source.get('images', 0):,} images kept back at {names}, larger sites weighing more"
+    return f"on {source.get('images', 0):,} images held out at {names}, larger sites weighing more"
 
 
 def require_flower() -> None:

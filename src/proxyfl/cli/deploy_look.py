@@ -27,7 +27,7 @@ CHECK_EXAMPLES = examples(
 def explain(folder: Folder) -> None:
     """Print exactly what leaves a site with the chosen method, what comes to it, and what that reveals.
 
-    Seen in a rehearsal of one round with made-up images.
+    Observed in a dry run of one round with random images.
     """
     from proxyfl.deploy.explain import explain as explained
     from proxyfl.deploy.settings import Deployment
@@ -104,7 +104,7 @@ def check(
         typer.Option(
             "--server",
             metavar="DIR",
-            help="The deployment's folder: DATA are labelled images for the server.",
+            help="The deployment's folder: DATA contains labelled images for the server.",
             show_default=False,
         ),
     ] = None,
@@ -121,26 +121,28 @@ def check(
         own = open_server_data(deployment, str(data))
         _show_counts("the server", data, deployment, own, notes(own))
     elif site is not None:
-        told = Site.read(site)
-        found = open_data(told, data)
-        _show_counts(told.name, data, told, found, [*found.notes, *_of_folder(told)])
-        if not told.insecure and told.trusted.is_file():
-            from proxyfl.deploy.signing import told_of
+        settings = Site.read(site)
+        found = open_data(settings, data)
+        _show_counts(settings.name, data, settings, found, [*found.notes, *_of_folder(settings)])
+        if not settings.insecure and settings.trusted.is_file():
+            from proxyfl.deploy.signing import trusted_by
 
-            out().print(f"{told.name} {told_of(told)}", markup=False, soft_wrap=True)
-            _show_terms(told)
+            out().print(f"{settings.name} {trusted_by(settings)}", markup=False, soft_wrap=True)
+            _show_terms(settings)
     out().print("nothing was sent")
 
 
 def _show_terms(site: Site) -> None:
     """What the site is to agree to; without a folder that says so, what to do."""
-    from proxyfl.cli.deploy_trust import show_offer
+    from proxyfl.cli.deploy_trust import show_offer, show_standing
     from proxyfl.core.plugins import load_plugins
     from proxyfl.deploy.approval import newest_offer
 
     load_plugins(())
     try:
-        show_offer(site, *newest_offer(site))
+        offer, asked = newest_offer(site)
+        show_offer(site, offer, asked)
+        show_standing(site, offer)
     except ConfigError as error:
         out().print(f"note: {error}", markup=False, soft_wrap=True)
 
@@ -156,7 +158,7 @@ def _show_counts(
     shown += f" of {form.channels} features" if form.called == "vectors" else ""
     console.print(f"{name}: {data}, read as {found.form}", style="bold", markup=False)
     console.print(f"{counts.total:,} {shown}\n")
-    right = ("labelled", "kept back")
+    right = ("labelled", "held out")
     table = plain_table("class", *right, right=right)
     for one, labelled, held in zip(form.classes, counts.labelled, counts.held_out, strict=True):
         table.add_row(one, f"{labelled:,}", f"{held:,}")
@@ -178,4 +180,4 @@ def _missing(site: Site) -> list[str]:
     """What the site's folder lacks for taking part."""
     files = (site.ca_certificate, site.private_key, site.certificate, site.trusted)
     lacks = [str(file) for file in files if not site.insecure and not file.is_file()]
-    return [f"missing here: {', '.join(lacks)}; the operator hands out the whole folder"] if lacks else []
+    return [f"missing here: {', '.join(lacks)}; ask the operator for the whole folder"] if lacks else []

@@ -16,6 +16,7 @@ from proxyfl.cli.common import (
     command,
     err,
     examples,
+    option,
     out,
     overrides,
 )
@@ -37,173 +38,109 @@ INIT_EXAMPLES = examples(
 )
 
 SERVER, IMAGES, ROUNDS, EXISTING = "The server", "Classes and images", "Rounds", "A deployment that exists"
+PRESETS = "the preset's"
+
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", show_default=False)]
+Sites = Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")]
+Preset = Annotated[str, typer.Option(help="A preset's name or a TOML file: what is trained.")]
+
+Host = Annotated[
+    list[str] | None,
+    option(
+        "Name or IP address at which sites reach the server. Repeatable: the first is used, the certificate "
+        "covers all.",
+        default="localhost",
+        panel=SERVER,
+    ),
+]
+Port = Annotated[int, option("Its port.", default=True, min=1, max=65535, panel=SERVER)]
+LISTENING = "Address the gate binds to if it differs, as behind a forwarded port."
+Listen = Annotated[str, option(LISTENING, metavar="HOST:PORT", panel=SERVER)]
+Name = Annotated[str, option("The federation's name.", default="DIR", panel=SERVER)]
+Insecure = Annotated[bool, option("No encryption, no authentication.", "--insecure", panel=SERVER)]
+
+Classes = Annotated[str, option("Class names in order: cat,dog.", default=PRESETS, panel=IMAGES)]
+FEATURES = "3 for colour, 1 for grey; for vectors the number of features."
+Channels = Annotated[int | None, option(FEATURES, default=PRESETS, panel=IMAGES)]
+Size = Annotated[
+    int | None, option("Side in pixels, from 8; 0 for vectors.", default=PRESETS, min=0, panel=IMAGES)
+]
+MIRRORED = "Whether a mirrored image keeps its class."
+Flip = Annotated[bool | None, option(MIRRORED, "--flip/--no-flip", default=PRESETS, panel=IMAGES)]
+Like = Annotated[
+    str,
+    option(
+        "For vectors: a table or npz file of examples. Features, mean and standard deviation are taken from "
+        "it, and the classes if they are not given; the file is not sent. For frozen encoders: samples in "
+        "any format; mean and standard deviation of their features are taken.",
+        default="as --server-data or --test",
+        metavar="FILE",
+        panel=IMAGES,
+    ),
+]
+Test = Annotated[str, option("Test images at the server: npz file or folder.", panel=IMAGES)]
+LABELLED = "Labelled images at the server, for --scenario server: npz file, table or folder."
+ServerData = Annotated[str, option(LABELLED, panel=IMAGES)]
+HELD_OUT = "Share of labelled images that each site, or the server, holds out for evaluation."
+Holdout = Annotated[
+    float | None, option(HELD_OUT, default="0.2 without --test", min=0, max=0.9, panel=IMAGES)
+]
+TRIAL = "Partition the preset's data set across the sites, for a trial: DIR/sample."
+Sample = Annotated[bool, option(TRIAL, "--sample", panel=IMAGES)]
+
+Rounds = Annotated[int | None, option("Rounds.", min=1, panel=ROUNDS)]
+INITIAL = "Initial weights: a model file, or a run such as DIR/run of another federation."
+Weights = Annotated[str, option(INITIAL, metavar="RUN|FILE", panel=ROUNDS)]
+ANSWERS = "Sites that must answer for a round to be valid."
+Quorum = Annotated[int | None, option(ANSWERS, default="more than half", min=1, panel=ROUNDS)]
+Deadline = Annotated[float, option("Seconds a round waits for its sites.", default=True, min=1, panel=ROUNDS)]
+WAITING = "Seconds to wait for the quorum before stopping."
+Patience = Annotated[float, option(WAITING, default=True, min=0, panel=ROUNDS)]
+
+AddSite = Annotated[str, option("Add a site.", metavar="NAME", panel=EXISTING)]
+STOLEN = "Make a new key for a site whose key was lost or stolen."
+NewKey = Annotated[str, option(STOLEN, metavar="SITE", panel=EXISTING)]
+RENEWED = "Make a new server certificate, with --host for additional names, and anything that is missing."
+Renew = Annotated[bool, option(RENEWED, "--renew", panel=EXISTING)]
 
 
 def init(
     context: typer.Context,
     folder: Folder,
-    sites: Annotated[str, typer.Option(help="How many sites, or their names: paris,lyon.")] = "2",
+    sites: Sites = "2",
     method: Method = None,
-    preset: Annotated[str, typer.Option(help="A preset's name or a TOML file: what is trained.")] = "digits",
+    preset: Preset = "digits",
     scenario: Scenario = None,
     fidelity: Fidelity = None,
     set_: Settings = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds.", show_default=False, rich_help_panel=ROUNDS)
-    ] = None,
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="RUN|FILE",
-            help="Start from these weights: a model file, or a run, as DIR/run of another federation.",
-            show_default=False,
-            rich_help_panel=ROUNDS,
-        ),
-    ] = "",
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name or IP address by which sites reach the server. Repeatable: the first is used, the "
-            "certificate is for all.",
-            show_default="localhost",
-            rich_help_panel=SERVER,
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.", rich_help_panel=SERVER)] = 8000,
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="What the gate binds where that differs, as behind a forwarded port.",
-            show_default=False,
-            rich_help_panel=SERVER,
-        ),
-    ] = "",
-    name: Annotated[
-        str, typer.Option(help="What the federation is called.", show_default="DIR", rich_help_panel=SERVER)
-    ] = "",
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="No encryption, no authentication.", rich_help_panel=SERVER),
-    ] = False,
-    classes: Annotated[
-        str,
-        typer.Option(
-            help="Class names in order: cat,dog.", show_default="the preset's", rich_help_panel=IMAGES
-        ),
-    ] = "",
-    channels: Annotated[
-        int | None,
-        typer.Option(
-            help="3 for colour, 1 for grey; of vectors the number of features.",
-            show_default="the preset's",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
-    image_size: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Side in pixels, from 8; 0 for vectors.",
-            show_default="the preset's",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
-    flip: Annotated[
-        bool | None,
-        typer.Option(
-            "--flip/--no-flip",
-            help="Whether a mirrored image keeps its class.",
-            show_default="the preset's",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
-    like: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="For vectors: a table or npz file of some. Features, mean and standard deviation are taken "
-            "from it, and the classes where they are not given; the file stays here. For frozen encoders: "
-            "samples in any form; mean and standard deviation of their features are taken.",
-            show_default="as --server-data or --test",
-            rich_help_panel=IMAGES,
-        ),
-    ] = "",
-    test: Annotated[
-        str,
-        typer.Option(
-            help="Test images at the server: npz file or folder.", show_default=False, rich_help_panel=IMAGES
-        ),
-    ] = "",
-    server_data: Annotated[
-        str,
-        typer.Option(
-            help="Labelled images at the server, for --scenario server: npz file, table or folder.",
-            show_default=False,
-            rich_help_panel=IMAGES,
-        ),
-    ] = "",
-    holdout: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=0.9,
-            help="Share of labelled images that each site, or the server, keeps back for measuring.",
-            show_default="0.2 without --test",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
-    sample: Annotated[
-        bool,
-        typer.Option(
-            "--sample",
-            help="Deal the preset's data set to the sites, for trying out: DIR/sample.",
-            rich_help_panel=IMAGES,
-        ),
-    ] = False,
+    rounds: Rounds = None,
+    weights: Weights = "",
+    host: Host = None,
+    port: Port = 8000,
+    listen: Listen = "",
+    name: Name = "",
+    insecure: Insecure = False,
+    classes: Classes = "",
+    channels: Channels = None,
+    image_size: Size = None,
+    flip: Flip = None,
+    like: Like = "",
+    test: Test = "",
+    server_data: ServerData = "",
+    holdout: Holdout = None,
+    sample: Sample = False,
     data_root: DataRoot = None,
-    quorum: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Sites that must answer for a round to count.",
-            show_default="more than half",
-            rich_help_panel=ROUNDS,
-        ),
-    ] = None,
-    deadline: Annotated[
-        float, typer.Option(min=1, help="Seconds a round waits for its sites.", rich_help_panel=ROUNDS)
-    ] = 600.0,
-    patience: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds to wait for the quorum before stopping.", rich_help_panel=ROUNDS),
-    ] = 3600.0,
-    add_site: Annotated[
-        str, typer.Option(metavar="NAME", help="Add a site.", show_default=False, rich_help_panel=EXISTING)
-    ] = "",
-    new_key: Annotated[
-        str,
-        typer.Option(
-            metavar="SITE",
-            help="Another key for a site whose key was lost or stolen.",
-            show_default=False,
-            rich_help_panel=EXISTING,
-        ),
-    ] = "",
-    renew: Annotated[
-        bool,
-        typer.Option(
-            "--renew",
-            help="A new server certificate, with --host for more names; what is missing is made.",
-            rich_help_panel=EXISTING,
-        ),
-    ] = False,
+    quorum: Quorum = None,
+    deadline: Deadline = 600.0,
+    patience: Patience = 3600.0,
+    add_site: AddSite = "",
+    new_key: NewKey = "",
+    renew: Renew = False,
 ) -> None:
     """Write a deployment: settings, certificates, one key per site, start scripts, a README.
 
-    Encryption and authentication are on. What lies in DIR/SITE is handed to that site, and nothing else.
+    Encryption and authentication are on. Send each site the contents of DIR/SITE and nothing else.
     """
     from proxyfl.deploy import scaffold
 
@@ -269,7 +206,7 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
     if add_site:
         before, grown = Deployment.read(folder), scaffold.add_site(folder, add_site)
         done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
-        typer.echo(_told_rounds(before, grown))
+        typer.echo(_rounds_now(before, grown))
     elif new_key:
         site = rotation.new_key(folder, new_key)
         done = (
@@ -280,7 +217,7 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
     typer.echo(f"{done}; restart the server if it runs")
 
 
-def _told_rounds(before: Deployment, after: Deployment) -> str:
+def _rounds_now(before: Deployment, after: Deployment) -> str:
     """How many sites a round asks and needs now, and where that is set."""
     (asked, needed), (now_asked, now_needed) = (
         (one.config.federation.per_round, one.quorum) for one in (before, after)
@@ -299,7 +236,7 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     console = err()
     if deployment.insecure:
         console.print(
-            "WARNING: this federation is INSECURE. Nothing is encrypted and nobody is authenticated: whoever "
+            "WARNING: this federation is INSECURE. Nothing is encrypted or authenticated: anyone who "
             "reaches the port can read the weights, join, and run code. For trying out on one machine only.",
             style="bold red",
         )
@@ -314,14 +251,17 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
             "begin again with --like FILE, a file of vectors like theirs",
             soft_wrap=True,
         )
-    first = deployment.sites[0]
-    data = path / "sample" / f"{first}.npz" if plan.sample else "DATA"
+    agree = [] if deployment.insecure else ["--approve"]
+
+    def data(name: str) -> Path | str:
+        return path / "sample" / f"{name}.npz" if plan.sample else "DATA"
+
     say("\nnext", style="bold")
     for words in (
         ("deploy", "explain", path),
         ("deploy", "server", path),
-        ("deploy", "site", path / first, "--data", data, *([] if deployment.insecure else ["--approve"])),
+        *(("deploy", "site", path / name, "--data", data(name), *agree) for name in deployment.sites),
         ("deploy", "run", path),
     ):
         say(f"  {command(*words)}", markup=False, soft_wrap=True)
-    say(f"\nhow to hand out the sites' folders: {path / 'README.md'}", markup=False, soft_wrap=True)
+    say(f"\nhow to distribute the sites' folders: {path / 'README.md'}", markup=False, soft_wrap=True)

@@ -26,12 +26,12 @@ SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's fol
 
 def approve(
     folder: SiteFolder,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what is shown is approved.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Approve what is shown without asking.")] = False,
 ) -> None:
-    """Show what this site would take part in, and agree to it: this app, these settings and no others.
+    """Show what this site would take part in, and approve it: this app and these settings, no others.
 
-    The approval lies at the site, signed with its key. Where the server asked for something else since, that
-    is shown, with what is different.
+    The approval is stored at the site, signed with its key. If the server has asked for something else
+    since, that is shown with the differences.
     """
     require_flower()
     from proxyfl.deploy.settings import Site
@@ -47,9 +47,11 @@ def agree(site: Site, yes: bool) -> None:
     load_plugins(())
     offer, asked = approval.newest_offer(site)
     show_offer(site, offer, asked)
+    if (site.path / approval.APPROVAL_FILE).exists():
+        show_standing(site, offer)
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError("nobody is here to ask; give --yes to approve what is shown")
+            raise ConfigError("no terminal to ask on; use --yes to approve what is shown")
         if not typer.confirm(f"\nDoes {site.name} take part under these terms?"):
             raise typer.Exit(1)
     made = approval.approve(site, offer)
@@ -58,7 +60,7 @@ def agree(site: Site, yes: bool) -> None:
 
 
 def show_offer(site: Site, offer: Offer, asked: bool) -> None:
-    """App, signer, what leaves, and how that differs from what is approved now."""
+    """App, signer, what leaves."""
     from proxyfl.deploy import approval, signing
 
     found, console = approval.described(site, offer), out()
@@ -72,7 +74,13 @@ def show_offer(site: Site, offer: Offer, asked: bool) -> None:
     ):
         console.print(f"{name:11}{value}", markup=False, soft_wrap=True)
     show_explanation(found, site)
-    state = standing(site)
+
+
+def show_standing(site: Site, offer: Offer) -> None:
+    """What is approved now, and how an offer differs from it."""
+    from proxyfl.deploy import approval
+
+    console, state = out(), standing(site)
     if changes := approval.differences(site, offer):
         console.print("\nBeyond what is approved now", style="bold")
         for change in changes:
@@ -96,13 +104,15 @@ def audit(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A deployment's or a site's folder.", show_default=False)
     ],
-    last: Annotated[int, typer.Option(help="So many of the last lines are shown.", min=0, max=1000)] = 10,
+    last: Annotated[int, typer.Option(help="How many of the last lines to show.", min=0, max=1000)] = 10,
     since: Annotated[
-        str, typer.Option(metavar="N:HASH", help="A head that was noted elsewhere: the log must hold it.")
+        str, typer.Option(metavar="N:HASH", help="A head recorded elsewhere: the log must contain it.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="The lines as they stand, for programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the lines as they are stored, for other programs.")
+    ] = False,
 ) -> None:
-    """Verify the log of who did what, received and sent. An edit, cut or gap is named, with exit code 1."""
+    """Verify the log of who did, received and sent what. Reports any edit, cut or gap, with exit code 1."""
     from proxyfl.core.errors import RunError
     from proxyfl.deploy.audit import AuditLog, Mark
 

@@ -29,7 +29,7 @@ Address = Annotated[
     typer.Option(
         "--address",
         metavar="auto|local|HOST:PORT",
-        help="The Ray cluster; auto is the one this machine is part of, local one for this command alone.",
+        help="The Ray cluster: auto is the one this machine belongs to, local starts one for this command.",
         show_default="auto",
         rich_help_panel=PANEL,
     ),

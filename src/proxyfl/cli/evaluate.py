@@ -51,7 +51,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="folder:PATH|npz:FILE|table:FILE",
-        help="Test on these images instead; classes are matched by name.",
+        help="Evaluate on these images instead; classes are matched by name.",
         show_default=False,
     ),
 ]
@@ -68,12 +68,13 @@ Model = Annotated[Which, typer.Option("--model", help="The model of the last rou
 
 Clients = Annotated[
     bool,
-    typer.Option("--clients", help="Test on the images that each client keeps back (data.validation)."),
+    typer.Option("--clients", help="Evaluate on each client's held-out images (data.validation)."),
 ]
 Personalised = Annotated[
     bool,
     typer.Option(
-        "--personalised", help="With --clients: also after a local epoch on the client's labelled images."
+        "--personalised",
+        help="With --clients: also evaluate after one local epoch on the client's labelled images.",
     ),
 ]
 
@@ -103,12 +104,12 @@ def evaluate(
     require_device(config)
     if clients or personalised:
         if data is not None or not clients:
-            raise ConfigError("--personalised goes with --clients, and neither with --data")
+            raise ConfigError("--personalised requires --clients, and neither can be combined with --data")
         print_accuracies(found, model, personalised, data_root, out())
         return
     trained = found.model(model, config.compute.device)
     if keys is not None and data is None:
-        raise ConfigError("--keys names the arrays or columns of --data; give that, too")
+        raise ConfigError("--keys names the arrays or columns of --data; give --data as well")
     images = _images(found, trained.card, data, keys, data_root)
     if trained.card.encoder and images.called != "vectors":
         images = Split(trained.features(images.images), images.labels)
@@ -146,8 +147,8 @@ def _images(run: Run, card: ModelCard, data: str | None, keys: str | None, data_
         typer.echo(f"warning: this is not the data that {run.path} was trained with", err=True)
     if simulation.dataset.classes != card.classes:
         raise DataError(
-            f"the classes of '{run.config.data.name}' are not the model's, or in another order; give test "
-            "images whose classes have the model's names, with --data folder:PATH or npz:FILE"
+            f"the classes of '{run.config.data.name}' differ from the model's, or are in another order; give "
+            "test images whose classes have the model's names, with --data folder:PATH or npz:FILE"
         )
     return simulation.dataset.test
 
@@ -173,20 +174,20 @@ def _given(data: str, card: ModelCard, keys: str | None, own: DataSettings) -> S
     split = read_test(place, form, by_name=True)
     if place.resolve() == Path(own.name.partition(":")[2]).expanduser().resolve():
         err().print(
-            f"warning: the run was trained on {split.called} in {place}, so this is no test; without --data "
-            "it is tested on those that it never saw",
+            f"warning: the run was trained on {split.called} in {place}, so this is not "
+            "a test; without --data the run is evaluated on images that it never saw",
             markup=False,
             soft_wrap=True,
         )
     if not side:
         return split
     size = f"{side} × {side}"
-    err().print(f"note: {place}, brought to the model's {size} pixels", markup=False, soft_wrap=True)
+    err().print(f"note: {place}, resized to the model's {size} pixels", markup=False, soft_wrap=True)
     return split
 
 
 def _of_the_server(run: Run, card: ModelCard) -> Split:
-    """The test images of the deployment that the run lies in, or what its server keeps back."""
+    """The test images of the deployment that the run lies in, or what its server holds out."""
     from proxyfl.deploy.server_data import open_server_data
     from proxyfl.deploy.settings import FEDERATION_FILE, Deployment
     from proxyfl.deploy.site_data import open_test
@@ -208,7 +209,7 @@ def _classes(what: str, result: Evaluation, names: tuple[str, ...]) -> Table:
     from rich.markup import escape
 
     right = (what, "right", "accuracy", "precision")
-    table = plain_table("class", *right, "most often taken for", right=right, keep=("class",))
+    table = plain_table("class", *right, "most often confused with", right=right, keep=("class",))
     for label, (accuracy, precise) in enumerate(zip(result.per_class, result.precision, strict=True)):
         row = result.confusion[label].clone()
         images, correct = int(row.sum()), int(row[label])

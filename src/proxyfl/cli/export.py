@@ -49,7 +49,7 @@ def export(
     from proxyfl.runs.run import Run
 
     if to not in portable.SUFFIXES:
-        raise ConfigError(f"--to {to} is no known form; {nearest(to, portable.SUFFIXES)}")
+        raise ConfigError(f"--to {to} is not a known format; {nearest(to, portable.SUFFIXES)}")
     path = output or Path(f"model{portable.SUFFIXES[to]}")
     if path.suffix != portable.SUFFIXES[to]:
         raise ConfigError(f"--output {path} must end in {portable.SUFFIXES[to]} with --to {to}")
@@ -77,13 +77,13 @@ def _signed(run: Run, path: Path, card: ModelCard) -> list[tuple[str, Path]]:
 
     if not run.at_sites or find_spec("cryptography") is None:
         return []
-    from proxyfl.deploy import audit, sealing
+    from proxyfl.deploy import audit, model_signing
 
-    deployment = sealing.deployment_of(run.path)
+    deployment = model_signing.deployment_of(run.path)
     if deployment is None:
         err().print("note: not signed, since the key of the federation's server is not here")
         return []
-    signature = sealing.seal(path, deployment, round=card.round)
+    signature = model_signing.sign(path, deployment, round=card.round)
     audit.AuditLog(deployment.path).add("signed", model=path.name, sha256=sha256(path), round=card.round)
     return [("signature", signature)]
 
@@ -99,7 +99,7 @@ def _test_images(run: Run, card: ModelCard, data_root: Path | None) -> Split | N
         if dataset.classes != card.classes or not len(dataset.test):
             raise DataError(f"'{run.config.data.name}' has no test images of the model's classes")
     except (DataError, ConfigError) as error:
-        err().print(f"note: compared on drawn images, since {error}", markup=False, soft_wrap=True)
+        err().print(f"note: compared on random images, because {error}", markup=False, soft_wrap=True)
         return None
     return dataset.test
 

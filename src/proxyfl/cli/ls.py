@@ -47,7 +47,7 @@ def ls(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs in a folder: how far each is, how good, and whether a process is working on it."""
+    """List the runs in a folder: progress, accuracy, and whether a process is running it."""
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import list_runs
 
@@ -76,7 +76,7 @@ def ls(
         console.print("[dim]accuracy: mean of the last rounds, as keep.last_rounds of each run says[/]")
     for path in cut_short:
         name = path.name.removeprefix(".").removesuffix(".creating")
-        line = f"not begun: {name}; begin with: {command('resume', place / name)}"
+        line = f"not started: {name}; start with: {command('resume', place / name)}"
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -134,7 +134,7 @@ def show(
     run: RunName,
     rounds: Annotated[int, typer.Option(min=1, help="How many of the last rounds to list.")] = 5,
     clients: Annotated[
-        bool, typer.Option("--clients", help="Rank the clients and say what is unusual about each.")
+        bool, typer.Option("--clients", help="Rank the clients and show what is unusual about each.")
     ] = False,
     sites: Annotated[
         bool, typer.Option("--sites", help="Each model at each site of a real federation, worst site first.")
@@ -149,7 +149,7 @@ def show(
 
     found = Run(find_run(run))
     if clients and sites:
-        raise RunError("--clients and --sites are two tables; ask for one after the other")
+        raise RunError("--clients and --sites print different tables; use one at a time")
     if clients:
         by_client.print_json(found) if as_json else by_client.print_clients(found, out())
         return
@@ -174,7 +174,7 @@ def show(
             _print_curve(scored, console)
         else:
             every = found.config.federation.evaluate_every
-            console.print(f"accuracy has not been measured yet: federation.evaluate_every = {every}\n")
+            console.print(f"no round has been evaluated yet: federation.evaluate_every = {every}\n")
         console.print(_last_rounds(lines[-rounds:]))
         console.print()
         console.print(_last_traffic(lines[-1]))

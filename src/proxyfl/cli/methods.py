@@ -32,10 +32,10 @@ def methods(
     ctx: typer.Context,
     scenario: Annotated[
         str,
-        typer.Option(help="Only what is defined with labels at clients, server or partial.", metavar="WHERE"),
+        typer.Option(help="Only methods defined with labels at clients, server or partial.", metavar="WHERE"),
     ] = "",
 ) -> None:
-    """Methods that can be trained: what each sends beside the weights, and what clients keep."""
+    """List the methods: what each sends in addition to the weights, and what clients keep."""
     if ctx.invoked_subcommand is not None:
         return
     if scenario:
@@ -48,7 +48,7 @@ def methods(
     console = out()
     console.print(_listing(created))
     console.print()
-    console.print("[yellow](oracle)[/] is given the true labels of unlabelled images: a bound, not a method")
+    console.print("[yellow](oracle)[/] receives the true labels of unlabelled images: a bound, not a method")
     addons = ", ".join([*registry.addons(), *registry.BUNDLES])
     console.print(f"add-ons for any method, as in fedavg+gpt: {escape(addons)}")
     table = plain_table("add-on", "sends", keep=("add-on",))
@@ -125,7 +125,7 @@ def show(
 ) -> None:
     """A method and its add-ons: citation, equations, deviations, and every parameter.
 
-    A parameter has its default, what other fidelities make of it, its range and its meaning.
+    Each parameter has its default, its value in other fidelities, its range and its meaning.
     """
     from rich.markup import escape
     from rich.padding import Padding

@@ -36,7 +36,7 @@ Size = Annotated[
 ]
 Width = Annotated[int, typer.Option(min=1, help="Width factor, for networks that have one.")]
 Norm = Annotated[str, typer.Option(help="Normalisation layers, as in model.norm.")]
-Trainable = Annotated[str, typer.Option(help="What is trained and travels, as in model.trainable.")]
+Trainable = Annotated[str, typer.Option(help="What is trained and sent, as in model.trainable.")]
 Rank = Annotated[int, typer.Option(min=0, help="Rank of adapters, as in model.lora_rank; 0: none.")]
 Targets = Annotated[str, typer.Option(help="Layers with adapters, as in model.lora_targets.")]
 
@@ -49,11 +49,11 @@ def models(
     channels: Channels = None,
     size: Size = None,
     width: Width = 4,
-    per_round: Annotated[int, typer.Option(min=1, help="Clients in a round.")] = 8,
+    per_round: Annotated[int, typer.Option(min=1, help="Clients per round.")] = 8,
     trainable: Trainable = "all",
     lora_rank: Rank = 0,
 ) -> None:
-    """List the networks and what each costs. Your own become known by `@proxyfl.register_model`.
+    """List the networks and what each costs. Register your own with `@proxyfl.register_model`.
 
     Any wrn-D-K can be named, not only those listed.
     """
@@ -78,8 +78,8 @@ def models(
     console = out()
     console.print(table)
     console.print(
-        f"\n[dim]for {_images(sizes)}, width {width}; MFLOP: of one image forwards; "
-        f"MB: of a round of FedAvg, {per_round} clients, down and up[/]"
+        f"\n[dim]for {_images(sizes)}, width {width}; MFLOP: one image, forward pass; "
+        f"MB: one round of FedAvg, {per_round} clients, down and up[/]"
     )
     console.print(f"layers of one: {command('models', 'show', 'resnet8')}")
 
@@ -97,7 +97,7 @@ def show(
     lora_rank: Rank = 0,
     lora_targets: Targets = "*",
 ) -> None:
-    """A network layer by layer: what each gives, its parameters and its work for one image.
+    """Show a network layer by layer: output, parameters and cost for one image.
 
     The names are those that model.trainable and model.lora_targets choose from.
     """
@@ -126,7 +126,7 @@ def show(
     table.add_row("[bold]all[/]", "", "", *(f"[bold]{total}[/]" for total in totals))
     console.print(table)
     buffers = cost.state - cost.trained
-    travels = f"{cost.bytes / 1e6:.2f} MB travel each way for a client"
+    travels = f"{cost.bytes / 1e6:.2f} MB are sent each way per client"
     console.print(f"\n{travels}: {cost.trained:,} parameters and {buffers:,} numbers in buffers")
 
 
@@ -139,8 +139,8 @@ def _sizes(data: str | None, classes: int | None, channels: int | None, size: in
         dataset = sources.load(data, image_size=size)
         if dataset.is_texts:
             raise ConfigError(
-                f"'{data}' holds texts, and networks take what a frozen encoder makes of them; give the "
-                "number of its features, as in --channels 384 --size 0"
+                f"'{data}' contains texts, and networks take a frozen encoder's features of "
+                "them; give the number of features, as in --channels 384 --size 0"
             )
         found = (len(dataset.classes), dataset.channels, dataset.image_size)
     side = found[2] if size is None else size

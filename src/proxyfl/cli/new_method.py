@@ -36,7 +36,7 @@ LONGEST_NAME = 40
 def new_method(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As in my-method.", show_default=False)],
     into: Annotated[
-        Path, typer.Option("--into", metavar="DIR", help="A checkout of proxyfl, or a folder of yours.")
+        Path, typer.Option("--into", metavar="DIR", help="A checkout of proxyfl, or another folder.")
     ] = Path(),
     parent: Annotated[
         str, typer.Option("--parent", metavar="METHOD", help="The method to start from.")
@@ -115,12 +115,13 @@ class Place:
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"'{name}' cannot name a method; use small letters, digits and single - or _, as in my-method"
+            f"'{name}' cannot name a method; use lower-case letters, digits and single - "
+            "or _, as in my-method"
         )
     if len(name) > LONGEST_NAME:
         raise ConfigError(f"'{name}' is longer than {LONGEST_NAME} letters; choose a shorter name")
     if keyword.iskeyword(name):
-        raise ConfigError(f"'{name}' is a word of Python; choose another name")
+        raise ConfigError(f"'{name}' is a Python keyword; choose another name")
 
 
 def _check_free(name: str, place: Place) -> None:

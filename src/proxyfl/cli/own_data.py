@@ -54,7 +54,7 @@ def explain(
     more = ["--set", f"data.keys={keys}"] if keys else []
     more += ["--set", "model.name=frozen:hf:FOLDER"] if found.words else []
     more += ["--scenario", config.labels.where] if config.labels.where != CLIENTS else []
-    console.print(f"go on with: {command('run', name, *more)}", markup=False)
+    console.print(f"continue with: {command('run', name, *more)}", markup=False)
 
 
 def described(found: Look) -> list[str]:
@@ -93,7 +93,7 @@ def _features(found: Look) -> list[str]:
     lines = [f"{found.features:,} features{f': {shown}' if shown else ''}"]
     if found.constant:
         named = ", ".join(found.constant[:MOST_CLASSES])
-        lines.append(f"{len(found.constant):,} of them are constant and tell nothing: {named}")
+        lines.append(f"{len(found.constant):,} of them are constant and carry no information: {named}")
     return lines
 
 
@@ -109,7 +109,7 @@ def draw_sheet(dataset: Dataset, output: Path, console: Console, *, count: int, 
 
     if dataset.train.called != "images":
         what = dataset.train.called
-        console.print(f"{what} have no picture of their own, so bars show how many there are of each class")
+        console.print(f"{what} cannot be drawn, so bars show the number of each class")
         sheet = class_bars(dataset)
     else:
         sheet = contact_sheet(dataset, rng(seed, 0, SERVER, "preview"), count=count)

@@ -63,7 +63,7 @@ Only = Annotated[
     str,
     typer.Option(
         metavar="KEY=VALUE,…",
-        help="A part: data=cifar10,alpha=0.1; also method=, row=. A key given twice may have either value.",
+        help="A part: data=cifar10,alpha=0.1; also method=, row=. Repeating a key allows either value.",
         show_default=False,
     ),
 ]
@@ -79,7 +79,7 @@ Recorded = Annotated[
         show_default="results, if it is there",
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="Where it is computed: cpu, cuda, mps.")]
+Device = Annotated[str, typer.Option("--device", help="Device for training: cpu, cuda, mps.")]
 
 
 @app.command(epilog=LS_EXAMPLES)
@@ -165,11 +165,11 @@ def run(
     missing = _note_absent(wanted, data_root)
     there = [case for case in wanted if dry_run or plan.data_of(case) not in missing]
     if wanted and not there and not dry_run:
-        raise RunError(f"{found.name} needs data that is not at hand; see the notes above")
+        raise RunError(f"{found.name} needs data that is not available; see the notes above")
     known = recorded(results)
     missing_runs = [job for job in plan.jobs(there, numbers, folder, data_root, known) if not job.finished]
     if starts := plan.starts(there, missing_runs, folder, data_root, known):
-        make(starts, side_by_side, dry_run, "common starts are made")
+        make(starts, side_by_side, dry_run, "creating common starting weights")
     make(
         plan.jobs(there, numbers, folder, data_root, known),
         side_by_side,
@@ -185,7 +185,7 @@ def show(
     seeds: Seeds = "",
     only: Only = "",
     metric: Annotated[
-        Accuracy, typer.Option(metavar="METRIC", help="The accuracy that counts: mean-last, last or best.")
+        Accuracy, typer.Option(metavar="METRIC", help="The accuracy to report: mean-last, last or best.")
     ] = Accuracy.mean_last,
     form: Form = None,
     file: Annotated[
@@ -194,7 +194,7 @@ def show(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where a table is written, or a figure as PNG, SVG and CSV.",
+            help="Where to write the table, or the figure as PNG, SVG and CSV.",
             show_default="figures: in the folder of the runs",
         ),
     ] = None,
@@ -231,7 +231,7 @@ def show(
             err().print(f"figure     {made}", markup=False, soft_wrap=True)
     if found.rows and not found_results:
         err().print(
-            f"note: no finished run of these is in {folder}; make some with: {_again('run')}",
+            f"note: no finished run of these in {folder}; train some with: {_again('run')}",
             style="yellow", markup=False, soft_wrap=True,
         )  # fmt: skip
 
@@ -260,10 +260,10 @@ def export(
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
     if not found.rows:
-        raise ConfigError(f"{found.name} is made without runs; '{_again('show')}' shows it")
+        raise ConfigError(f"{found.name} needs no runs; '{_again('show')}' shows it")
     gathered = gather(wanted, _reported(numbers), folder, recorded(results))
     if not gathered:
-        raise RunError(f"{found.name} has no finished run in {folder}; make some with '{_again('run')}'")
+        raise RunError(f"{found.name} has no finished run in {folder}; train some with '{_again('run')}'")
     text = to_csv(gathered)
     if file is None:
         typer.echo(text, nl=False)
@@ -292,7 +292,7 @@ def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[
     if choice and not (wanted if found.rows else plan.columns(found, size, choice)):
         there = [f"data={each.data},alpha={each.alpha:g}" for each in plan.columns(found, size)]
         hint = f"it has {'; '.join(there)}" if there else "it has no parts"
-        raise ConfigError(f"--only {only} leaves nothing of {name}; {hint}")
+        raise ConfigError(f"--only {only} selects nothing of {name}; {hint}")
     return found, wanted
 
 
@@ -302,7 +302,7 @@ def _reported(seeds: Sequence[int]) -> list[int]:
 
     kept = [seed for seed in seeds if seed not in TUNING_SEEDS]
     if len(kept) < len(seeds):
-        err().print("note: seeds on which protocols were chosen are not reported", style="yellow")
+        err().print("note: seeds that were used to choose protocols are not reported", style="yellow")
     return kept
 
 
@@ -313,7 +313,7 @@ def _note_absent(wanted: Sequence[Case], data_root: Path | None) -> dict[str, st
     missing = plan.absent(map(plan.data_of, wanted), data_root)
     for name, cure in missing.items():
         err().print(
-            f"note: {name} is not at hand, its runs are skipped; get it with: {cure}",
+            f"note: {name} is not available, its runs are skipped; get it with: {cure}",
             style="yellow", markup=False, soft_wrap=True,
         )  # fmt: skip
     return missing

@@ -29,7 +29,7 @@ def plot(
         str, typer.Option(help="Any column of `Run.frame()`: accuracy, a loss, seconds …")
     ] = "accuracy",
     by: Annotated[
-        str, typer.Option(metavar="KEY,KEY", help="Settings to group by: one line per value.")
+        str, typer.Option(metavar="KEY,KEY", help="Settings to group by, one line per value.")
     ] = "method",
     title: Annotated[str, typer.Option(help="The heading.", show_default="the metric and the data")] = "",
 ) -> None:

@@ -34,13 +34,15 @@ def predict(
         list[str],
         typer.Argument(
             metavar="IMAGE|FOLDER|NPZ|TABLE...",
-            help="Image files of any size, folders or patterns of them, npz files; of vectors npz or tables; "
-            "of texts .txt files or tables.",
+            help=(
+                "Image files of any size, folders or patterns of them, npz files; for "
+                "vectors npz files or tables; for texts .txt files or tables."
+            ),
             show_default=False,
         ),
     ],
     model: Model = Which.last,
-    top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 3,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print for each image.")] = 3,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print the probabilities of all classes as CSV.")
     ] = False,
@@ -52,9 +54,9 @@ def predict(
 ) -> None:
     """The most probable classes of images, vectors or texts, by a run's model.
 
-    Images are brought to the model's size, and to grey where it was trained on grey ones. Vectors are read
-    from npz files and tables; a table's columns are found by the names that the model was trained with. Texts
-    are the rows of tables or whole .txt files.
+    Images are resized to the model's size, and converted to grey if it was trained on grey images. Vectors
+    are read from npz files and tables; a table's columns are found by the names that the model was trained
+    with. Texts are the rows of tables or whole .txt files.
     """
     import torch
 
@@ -62,7 +64,7 @@ def predict(
     from proxyfl.runs.run import Run
 
     if as_csv and as_json:
-        raise ConfigError("--csv and --json are two forms of the same; choose one")
+        raise ConfigError("--csv and --json cannot be combined; choose one")
     found = Run(find_run(run))
     trained = found.model(model)
     card = trained.card

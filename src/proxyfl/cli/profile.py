@@ -52,7 +52,7 @@ def profile(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps.")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.")
+        str | None, typer.Option(help="fp32, bf16, or auto (bf16 if the machine supports it).")
     ] = None,
     steps: Annotated[
         int | None,
@@ -69,7 +69,7 @@ def profile(
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Take one client's round apart: views, teacher, forward, backward, each loss, optimiser, server.
+    """Measure one client's round: views, teacher, forward, backward, each loss, optimiser, server.
 
     Of a frozen encoder, also what encoding costs before the first round.
     Trains for a few steps under the conditions of a run, and keeps nothing. The speed of the network stands
@@ -132,8 +132,8 @@ def _show(found: Profile, console: Console) -> None:
     if found.device == "cpu" and found.threads == 1 and found.cores < BUSY:
         alone = found.network_phase.gflops / found.cores
         console.print(
-            f"\nother programs are running: this one had {100 * found.cores:.0f} % of a core, so times are "
-            f"longer than on an idle machine; in CPU time the network does about {alone:,.0f} GFLOP/s",
+            f"\nother programs are running: this process had {100 * found.cores:.0f} % of a core, so times "
+            f"are longer than on an idle machine; in CPU time the network reaches about {alone:,.0f} GFLOP/s",
             style="yellow",
             soft_wrap=True,
         )
@@ -193,8 +193,8 @@ def _facts(found: Profile) -> list[tuple[str, str]]:
         else [
             (
                 "encoding",
-                f"{made.per_second:,.0f} features/s: {made.samples:,} training {made.called} in {made.views} "
-                f"views each take {duration(made.seconds)} once; then they are in the cache",
+                f"{made.per_second:,.0f} features/s: {made.samples:,} training {made.called} in "
+                f"{made.views} views each take {duration(made.seconds)} once and are then cached",
             )
         ]
     )
@@ -202,9 +202,9 @@ def _facts(found: Profile) -> list[tuple[str, str]]:
         *encoding,
         (
             "network",
-            f"{network.gflop:,.2f} GFLOP a step (teacher, forward, backward) at {network.gflops:,.0f} "
-            f"GFLOP/s: {100 * network.gflops / found.peak:.0f} % of a plain matrix product here "
-            f"({found.peak:,.0f} in {found.dtype})",
+            f"{network.gflop:,.2f} GFLOP per step (teacher, forward, backward) at "
+            f"{network.gflops:,.0f} GFLOP/s: {100 * network.gflops / found.peak:.0f} % of a "
+            f"plain matrix product here ({found.peak:,.0f} in {found.dtype})",
         ),
         (
             "in kernels",

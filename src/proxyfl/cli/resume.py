@@ -38,7 +38,7 @@ def resume(
     rounds: Annotated[
         int | None,
         typer.Option(
-            "--rounds", min=1, help="Give it more rounds, this many altogether.", show_default=False
+            "--rounds", min=1, help="Extend the run to this many rounds in total.", show_default=False
         ),
     ] = None,
     workers: Workers = None,
@@ -49,10 +49,10 @@ def resume(
     log: Log = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run after Ctrl-C, a crash or a power cut: the result is the same to the bit.
+    """Continue a run after Ctrl-C, a crash or a power cut; the result is bit-identical.
 
-    A finished run says so and is left as it is, unless --rounds gives it more: then it goes on as if it had
-    been begun with them. What depends on the number of rounds, such as a cosine schedule, is reported.
+    A finished run says so and is left as it is, unless --rounds gives it more: it then continues as if it had
+    been started with them. What depends on the number of rounds, such as a cosine schedule, is reported.
     """
     where = chosen_engine(engine, address, per_client, workers)
     path = find_run(run, lambda place: is_run(place) or creation_cut_short(place))

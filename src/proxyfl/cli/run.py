@@ -21,6 +21,7 @@ from proxyfl.cli.common import (
     command,
     examples,
     load_settings,
+    option,
     out,
     require_device,
 )
@@ -43,6 +44,15 @@ EXAMPLES = examples(
     "proxyfl run mine.toml --name try-1 --resume",
 )
 PROTOCOL, MACHINE = "Protocol", "Machine and place"
+OTHER_DATA = "Use another data set with the preset's protocol; see `proxyfl data ls`."
+LABELLED = "Share of the images that keep their label."
+ALPHA = "Dirichlet concentration; smaller is more heterogeneous, but 0 means IID."
+SUBSET = "Training images: a share up to 1, or a count."
+SEED = "Seed of weights, sampling, batches and views."
+WEIGHTS = "Start from these weights: a model file, or a run (its last model)."
+DTYPE = "fp32, bf16, or auto (bf16 if the machine supports it)."
+NAME = "The run's name; by default derived from its settings."
+RESUME = "Continue the run if it exists: one command to start and to resume."
 
 
 def run(
@@ -50,83 +60,37 @@ def run(
         str,
         typer.Argument(
             metavar="[PRESET|folder:PATH|FILE.toml]",
-            help="A name from `proxyfl config ls`, your own data as folder:PATH, npz:FILE or table:FILE, or "
-            "a file of settings.",
+            help=(
+                "A name from `proxyfl config ls`, your own data as folder:PATH, npz:FILE or "
+                "table:FILE, or a settings file."
+            ),
         ),
     ] = "digits",
     method: Method = None,
     set_: Settings = None,
     protocol: Protocol = "shared",
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Another data set in the preset's protocol, from `proxyfl data ls`.",
-            metavar="NAME",
-            rich_help_panel=PROTOCOL,
-        ),
-    ] = None,
-    label_ratio: Annotated[
-        float | None,
-        typer.Option(help="Share of the images that keep their label.", rich_help_panel=PROTOCOL),
-    ] = None,
+    data: Annotated[str | None, option(OTHER_DATA, metavar="NAME", panel=PROTOCOL)] = None,
+    label_ratio: Annotated[float | None, option(LABELLED, panel=PROTOCOL)] = None,
     scenario: Scenario = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="Dirichlet concentration; small is uneven, but 0 means even (IID).", rich_help_panel=PROTOCOL
-        ),
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="Registered clients.", rich_help_panel=PROTOCOL)] = None,
-    per_round: Annotated[
-        int | None, typer.Option(help="Clients in a round.", rich_help_panel=PROTOCOL)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Communication rounds.", rich_help_panel=PROTOCOL)
-    ] = None,
-    width: Annotated[int | None, typer.Option(help="Width of the network.", rich_help_panel=PROTOCOL)] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Side in pixels; 0 is the native size.", rich_help_panel=PROTOCOL)
-    ] = None,
-    subset: Annotated[
-        float | None,
-        typer.Option(help="Training images: a share up to 1, or a count.", rich_help_panel=PROTOCOL),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Seed of weights, sampling, batches and views.", rich_help_panel=PROTOCOL),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Start from these weights: a model file, or a run (its last model).",
-            rich_help_panel=PROTOCOL,
-        ),
-    ] = None,
+    alpha: Annotated[float | None, option(ALPHA, panel=PROTOCOL)] = None,
+    clients: Annotated[int | None, option("Registered clients.", panel=PROTOCOL)] = None,
+    per_round: Annotated[int | None, option("Clients per round.", panel=PROTOCOL)] = None,
+    rounds: Annotated[int | None, option("Communication rounds.", panel=PROTOCOL)] = None,
+    width: Annotated[int | None, option("Width of the network.", panel=PROTOCOL)] = None,
+    image_size: Annotated[int | None, option("Side in pixels; 0 is the native size.", panel=PROTOCOL)] = None,
+    subset: Annotated[float | None, option(SUBSET, panel=PROTOCOL)] = None,
+    seed: Annotated[int | None, option(SEED, panel=PROTOCOL)] = None,
+    weights: Annotated[str | None, option(WEIGHTS, panel=PROTOCOL)] = None,
     fidelity: Fidelity = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 or mps.", rich_help_panel=MACHINE)
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="fp32, bf16, or auto: bf16 where the machine has it.", rich_help_panel=MACHINE),
-    ] = None,
+    device: Annotated[str | None, option("cpu, cuda, cuda:1 or mps.", panel=MACHINE)] = None,
+    dtype: Annotated[str | None, option(DTYPE, panel=MACHINE)] = None,
     workers: Workers = None,
     engine: EngineName = "workers",
     address: Address = None,
     per_client: PerClient = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="The run's name; made from its settings otherwise.", rich_help_panel=MACHINE),
-    ] = None,
+    name: Annotated[str | None, option(NAME, panel=MACHINE)] = None,
     runs: Runs = Path("runs"),
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue the run if it exists: one command to start and to resume.",
-            rich_help_panel=MACHINE,
-        ),
-    ] = False,
+    resume: Annotated[bool, option(RESUME, "--resume", panel=MACHINE)] = False,
     data_root: DataRoot = None,
     log: Log = None,
     quiet: Quiet = False,
@@ -135,7 +99,7 @@ def run(
 
     Settings come from a preset (one per data set) or a TOML file; flags and --set override them.
 
-    Ctrl-C stops a run; `proxyfl resume` continues it as if nothing had happened.
+    Ctrl-C stops a run; `proxyfl resume` continues it with an identical result.
     """
     flags = {
         "data": data,

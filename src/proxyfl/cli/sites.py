@@ -1,4 +1,4 @@
-"""``proxyfl show RUN --sites``: every model on the images that every site keeps back."""
+"""``proxyfl show RUN --sites``: every model on the images that every site holds out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_sites(run: Run, console: Console) -> None:
 
     found = matrix(run)
     last = found.rows[0]
-    console.print(f"global model of round {last.round} on the images that each site keeps back")
+    console.print(f"global model of round {last.round} on each site's held-out images")
     console.print(_each(found))
     name, accuracy = found.worst
     total = sum(cell["images"] for cell in last.at.values())

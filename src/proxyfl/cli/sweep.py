@@ -40,11 +40,11 @@ COMPARE_EXAMPLES = examples(
 SideBySide = Annotated[
     int, typer.Option("--side-by-side", min=0, help="Runs at the same time.", show_default="one per core")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs without training.")]
 
 
 def sweep(
-    grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="What to run; see below.")],
+    grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="The grid file; see below.")],
     protocol: Protocol = "shared",
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,
@@ -194,7 +194,7 @@ def train_missing(
                 failed = train_on_cluster(missing, cluster, board.look)
             board.look(failed)
     except KeyboardInterrupt as interrupt:
-        typer.echo("stopped; what is done is kept, the same command goes on from there", err=True)
+        typer.echo("stopped; finished work is kept, and the same command continues", err=True)
         raise typer.Exit(INTERRUPTED) from interrupt
     return failed
 
@@ -202,7 +202,7 @@ def train_missing(
 def _words(text: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(",") if word.strip())
     if not words:
-        raise ConfigError(f"'{text}' names nothing; write names with commas between them")
+        raise ConfigError(f"'{text}' names nothing; write names separated by commas")
     return words
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxyfl.cli.common import command, err, examples, find_run, is_run, open_runs, out, runs_folder
+from proxyfl.cli.common import command, err, examples, find_run, is_run, open_runs, option, out, runs_folder
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.text import printable
 
@@ -65,6 +65,15 @@ Form = Annotated[
     ),
 ]
 SUFFIXES = {".md": Format.markdown, ".tex": Format.latex, ".csv": Format.csv}
+TARGET = "Count the rounds to this accuracy."
+TARGET_DEFAULT = "90 % of the best mean of each group"
+WHERE = "Only runs with this setting. Repeatable; repeating a key allows either value."
+SELECT = (
+    "Show each method at its best value of this setting, chosen on validation images if the runs have them "
+    "(data.validation), else on test data. Repeatable."
+)
+NAMES = "Rename a method or a setting, as in a paper: sage=SAGE. Repeatable."
+COLUMNS = "Show only these columns, in this order, by the start of their headings. Repeatable."
 
 
 def table(
@@ -72,7 +81,7 @@ def table(
         list[str] | None,
         typer.Argument(
             metavar="[DIR|RUN]...",
-            help="Runs, or folders to search, two levels deep. Default: $PROXYFL_RUNS, else runs.",
+            help="Runs, or folders to search (two levels deep). Default: $PROXYFL_RUNS, else runs.",
             show_default=False,
         ),
     ] = None,
@@ -80,59 +89,23 @@ def table(
         Metric,
         typer.Option(
             metavar="METRIC",
-            help="What to compare by: accuracy as mean-last, last or best (round); macro-f1, "
-            "balanced-accuracy, auroc, ece or top5, each as the mean of the last rounds.",
+            help=(
+                "The metric: accuracy as mean-last, last or best (round); macro-f1, "
+                "balanced-accuracy, auroc, ece or top5, each averaged over the last rounds."
+            ),
         ),
     ] = Metric.mean_last,
-    against: Annotated[
-        str,
-        typer.Option(metavar="METHOD", help="Show paired differences from this method.", show_default=False),
-    ] = "",
-    target: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Count the rounds to this accuracy.",
-            show_default="90 % of the best mean of each group",
-        ),
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Only runs with this setting. Repeatable; a key given twice may have either value.",
-            show_default=False,
-        ),
-    ] = None,
-    select: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help="Show each method at its best value of this setting, chosen on validation images where runs "
-            "have some (data.validation), else on test data. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=TEXT",
-            help="Call a method or a setting something else, as in a paper: sage=SAGE. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HEADING",
-            help="Only these columns, in this order, by the beginning of their headings. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Take in runs that are not finished.")] = False,
+    against: Annotated[str, option("Show paired differences from this method.", metavar="METHOD")] = "",
+    target: Annotated[float | None, option(TARGET, default=TARGET_DEFAULT, min=0, max=1)] = None,
+    where: Annotated[list[str] | None, option(WHERE, metavar="KEY=VALUE")] = None,
+    select: Annotated[list[str] | None, option(SELECT, metavar="KEY")] = None,
+    names: Annotated[list[str] | None, option(NAMES, metavar="NAME=TEXT")] = None,
+    columns: Annotated[list[str] | None, option(COLUMNS, metavar="HEADING")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Include unfinished runs.")] = False,
     form: Form = None,
-    each: Annotated[bool, typer.Option("--each", help="CSV with a row per run, not per cell.")] = False,
+    each: Annotated[
+        bool, typer.Option("--each", help="CSV with one row per run instead of one per cell.")
+    ] = False,
     file: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write it to this file.", show_default=False),
@@ -140,7 +113,7 @@ def table(
 ) -> None:
     """Many runs as one table: mean ± std over seeds, rounds to an accuracy, and which differences are noise.
 
-    Runs that differ in the seed alone make a cell. Where one setting varies, its values are the columns.
+    Runs that differ only in the seed form a cell. If one setting varies, its values are the columns.
     """
     from proxyfl.results import exports
     from proxyfl.results.compare import compare
@@ -151,7 +124,7 @@ def table(
     if each and form is not Format.csv:
         raise ConfigError(f"--each is for CSV, not {form}; add --format csv")
     if columns and form is Format.csv:
-        raise ConfigError("--columns is for tables that are printed; a CSV file has every column")
+        raise ConfigError("--columns applies to printed tables; a CSV file has every column")
     comparison = compare(
         find_runs(places or ()),
         partial=partial,

@@ -50,20 +50,22 @@ def tune(
         typer.Option(
             "--search",
             metavar="SETTING=…",
-            help="A range (train.lr=0.01..0.3), values (train.batch=16,32), or a setting alone where it has "
-            "bounds. Repeatable.",
+            help=(
+                "A range (train.lr=0.01..0.3), values (train.batch=16,32), or only a setting "
+                "if it has bounds. Repeatable."
+            ),
             show_default=False,
         ),
     ] = None,
     method: Method = None,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Trials altogether.")] = 20,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Rounds of a trial.", show_default=False)
+        int | None, typer.Option("--rounds", min=1, help="Rounds per trial.", show_default=False)
     ] = None,
     set_: Settings = None,
     scenario: Scenario = None,
-    name: Annotated[str, typer.Option("--name", help="The search's folder below --runs.")] = "tune",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the trials and of the search.")] = 1,
+    name: Annotated[str, typer.Option("--name", help="The search's folder, inside --runs.")] = "tune",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the trials and the search.")] = 1,
     runs: Runs = Path("runs"),
     workers: Workers = None,
     engine: EngineName = "workers",
@@ -75,7 +77,7 @@ def tune(
 
     Each trial is a run below RUNS/NAME. Trials that fall behind are stopped early. The same command
     continues a search that was stopped, and adds trials where --trials is larger. It ends with a table, the
-    importance of the settings and a config to run. Test images play no part.
+    importance of the settings and a config to run. Test images are not used.
     """
     from proxyfl.core.trees import merge, nested
     from proxyfl.runs.experiment import load_config

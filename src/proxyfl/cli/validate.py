@@ -34,9 +34,9 @@ def validate(
     target: Annotated[str, typer.Argument(metavar="FILE.toml|RUN", help="A config file or a run's folder.")],
     data_root: DataRoot = None,
 ) -> None:
-    """Check a config file, with the data where it is at hand; or every checksum of a run.
+    """Check a config file, with its data if available; or every checksum of a run.
 
-    Exit code 2 and one line about the fault when something is wrong.
+    If something is wrong: exit code 2 and one line that says what.
     """
     given = Path(target)
     if given.is_dir() or (given.suffix != ".toml" and is_run(runs_folder() / given)):
@@ -58,7 +58,7 @@ def _sizes(config: Config, root: Path | None) -> str:
     found = source.locate(data_root(root))
     if not found.present:
         cure = f"; {source.cure(data_root(root))}" if source.cure(data_root(root)) else ""
-        return f"{method} on {data}, {rounds}; the data is not here{cure}"
+        return f"{method} on {data}, {rounds}; the data is not available{cure}"
 
     from proxyfl.runs.fit import require_numbers
     from proxyfl.runs.simulation import prepare
@@ -116,8 +116,8 @@ def _validate_run(path: Path) -> None:
         raise RunError(f"{path} has no intact checkpoint and cannot be continued")
     if bad:
         cure = (
-            f"resuming it starts from {intact[0]} and writes metrics, partition and models again, "
-            "with their copies; snapshots stay as they are"
+            f"resuming it starts from {intact[0]} and rewrites metrics, partition and "
+            "models, with their copies; snapshots are left unchanged"
         )
         raise RunError(f"{path} is damaged: {', '.join(bad)}; {cure}")
     typer.echo(f"OK: {path} is intact, {int(intact[0].removeprefix('round-'))} rounds")

@@ -18,20 +18,23 @@ EXAMPLES = examples(
 
 def verify(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A model; FILE.sig lies beside it.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A model; its signature FILE.sig is beside it.", show_default=False
+        ),
     ],
     ca: Annotated[
         Path, typer.Option("--ca", metavar="ca.crt", help="The federation's authority.", show_default=False)
     ],
     signature: Annotated[Path | None, typer.Option(help="The signature.", show_default="FILE.sig")] = None,
 ) -> None:
-    """Check the server's signature under a model. Exit code 1 where it is missing or does not fit."""
+    """Check the server's signature of a model. Exit code 1 if it is missing or does not match."""
     require_flower()
     from proxyfl.core.errors import RunError
-    from proxyfl.deploy import sealing
+    from proxyfl.deploy import model_signing
 
     try:
-        found = sealing.check(file, ca, signature)
+        found = model_signing.check(file, ca, signature)
     except RunError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
@@ -42,4 +45,4 @@ def verify(
         soft_wrap=True,
     )
     if found.ended:
-        out().print("note: the certificate has ended since; it was valid when the model was signed")
+        out().print("note: the certificate has expired since; it was valid when the model was signed")

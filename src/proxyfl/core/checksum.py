@@ -66,7 +66,7 @@ def read_foreign(path: Path) -> Tensors:
     try:
         return dict(load(content))
     except (SafetensorError, ValueError) as error:
-        raise RunError(f"{path} is no safetensors file: {error}") from error
+        raise RunError(f"{path} is not a safetensors file: {error}") from error
 
 
 def is_intact(path: Path) -> bool:

@@ -30,14 +30,14 @@ class DataSettings:
     subset: float = setting(1.0, "training images kept: a share up to 1, or a count above 1", low=0)
     flip: str = setting(
         "own",
-        "mirrored training images: own leaves it to the data set, the released program always does",
+        "mirroring of training images: own follows the data set; the released program always mirrors",
         choices=("own", "always", "never"),
         code="always",
     )
     validation: float = setting(
         0.0,
-        "share of each class's labelled images that nobody trains on, to choose rounds and settings by; "
-        "0: they are chosen on test images",
+        "share of each class's labelled images that are held out for validation, to "
+        "choose rounds and settings; 0: rounds are chosen on the test images",
         low=0,
         high=0.9,
         later=True,
@@ -50,8 +50,8 @@ class DataSettings:
     )
     keys: str = setting(
         "",
-        "names of arrays (npz:) or columns (table:) that are called otherwise, as in "
-        "images=pixels,labels=diagnosis or file=path,label=diagnosis",
+        "names of arrays (npz:) or columns (table:) that differ from the usual "
+        "ones, such as images=pixels,labels=diagnosis or file=path,label=diagnosis",
         later=True,
     )
 
@@ -67,43 +67,46 @@ class TrainSettings:
     """
 
     epochs: int = setting(5, "local epochs (E)", low=1)
-    batch: int = setting(128, "labelled images in a batch (B)", low=1, high=100_000)
-    mu: int = setting(2, "unlabelled images per labelled one in a batch", low=1, high=1000)
+    batch: int = setting(128, "labelled images per batch (B)", low=1, high=100_000)
+    mu: int = setting(2, "unlabelled images per labelled image in a batch", low=1, high=1000)
     lr: float = setting(0.1, "learning rate", low=0)
     momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
     weight_decay: float = setting(1e-4, "weight decay on every parameter", low=0)
     optimiser: str = setting("sgd", "sgd, or AdamW", choices=("sgd", "adamw"), later=True)
-    nesterov: bool = setting(False, "Nesterov momentum, for sgd", later=True)
-    beta1: float = setting(0.9, "decay of AdamW's mean of gradients", low=0, high=0.9999, later=True)
-    beta2: float = setting(0.999, "decay of AdamW's mean of squares", low=0, high=0.999999, later=True)
+    nesterov: bool = setting(False, "Nesterov momentum (sgd only)", later=True)
+    beta1: float = setting(0.9, "AdamW: decay of the average gradient", low=0, high=0.9999, later=True)
+    beta2: float = setting(
+        0.999, "AdamW: decay of the average squared gradient", low=0, high=0.999999, later=True
+    )
     schedule: str = setting(
         "constant",
-        "the learning rate over rounds: constant, cosine (to zero), or step",
+        "learning-rate schedule over rounds: constant, cosine (to zero) or step",
         choices=("constant", "cosine", "step"),
         later=True,
     )
     warmup: int = setting(0, "rounds over which the learning rate rises to lr", low=0, later=True)
-    decay: float = setting(0.1, "factor of schedule = step", low=0, high=1, later=True)
-    decay_every: int = setting(100, "rounds between two steps of schedule = step", low=1, later=True)
+    decay: float = setting(0.1, "factor applied at each step of schedule = step", low=0, high=1, later=True)
+    decay_every: int = setting(100, "rounds between steps of schedule = step", low=1, later=True)
     max_grad_norm: float = setting(0.0, "clip the gradient to this norm; 0: no clipping", low=0, later=True)
     pool: str = setting(
         "all",
-        "unlabelled pool: all adds the labelled images without their labels; unlabelled leaves them out",
+        "unlabelled pool: all includes the labelled images without their labels; unlabelled excludes them",
         choices=("all", "unlabelled"),
         paper="unlabelled",
     )
     epoch: str = setting(
         "release",
-        "steps of a local epoch: release = pool / B; pass = pool / (mu B), one pass over the pool",
+        "steps per local epoch: release = pool / B; pass = pool / (mu B), one pass over the pool",
         choices=("release", "pass"),
         paper="pass",
     )
     leak_momentum: bool = setting(
-        False, "hand the momentum of one client to the next, as the released program does", code=True
+        False, "pass the momentum of one client to the next, as the released program does", code=True
     )
     keep_momentum: str = setting(
         "none",
-        "whose momentum lasts from round to round: each client's own, that of the server's own training",
+        "whose momentum is kept between rounds: each client's own, that of the "
+        "server's own training, or both",
         choices=("none", "clients", "server", "all"),
         later=True,
     )
@@ -142,26 +145,28 @@ class FederationSettings:
     """The rounds."""
 
     rounds: int = setting(300, "communication rounds (T)", low=1, high=99_999_999)
-    per_round: int = setting(8, "clients that take part in a round (M)", low=1)
+    per_round: int = setting(8, "clients per round (M)", low=1)
     sampling: str = setting(
         "stream",
-        "stream: a pure function of seed and round; poisson: the same, every client by a coin of its own; "
-        "legacy: the released program's one numpy stream",
+        "stream: a pure function of seed and round; poisson: likewise, each client is sampled "
+        "independently; legacy: the single numpy stream of the released program",
         choices=("stream", "poisson", "legacy"),
         code="legacy",
     )
     weighting: str = setting(
         "size",
-        "client weights: size of its data; uniform; release: labelled images counted 2,001 times",
+        "client weights: size = number of images; uniform; release = labelled images counted 2,001 times",
         choices=("size", "uniform", "release"),
         code="release",
     )
-    quorum: int = setting(1, "updates a round needs to count", low=1)
+    quorum: int = setting(1, "updates that a round needs to be valid", low=1)
     max_norm: float = setting(
-        0.0, "refuse updates whose change of weights is longer; 0: a million times the weights' length", low=0
+        0.0,
+        "reject updates whose weight change has a larger norm; 0: a million times the norm of the weights",
+        low=0,
     )
     evaluate_every: int = setting(
-        1, "rounds between two measurements of accuracy; the last round is always measured", low=1, later=True
+        1, "rounds between evaluations; the last round is always evaluated", low=1, later=True
     )
 
     def measures(self, round: int) -> bool:
@@ -175,43 +180,42 @@ class AggregationSettings:
 
     rule: str = setting(
         "mean",
-        "mean: weighted; median, trimmed: of each coordinate; krum: updates that are near to the others; or "
-        "a registered one",
+        "mean: weighted; median, trimmed: per coordinate; krum: updates close to the "
+        "others; or a registered rule",
     )
     hostile: float = setting(
         0.2,
-        "share of hostile updates reckoned with: cut at either end by trimmed, expected by krum",
+        "assumed share of malicious updates: trimmed at each end by trimmed, tolerated by krum",
         low=0,
         high=0.49,
     )
     keep: int = setting(
-        0, "updates that krum keeps: 1 is Krum, more are multi-Krum; 0: all but the hostile", low=0
+        0, "updates that krum keeps: 1 is Krum, more is multi-Krum; 0: all but the malicious ones", low=0
     )
-    clip: float = setting(
-        0.0, "longer changes of weights are clipped to this before the rule; 0: no clipping", low=0
-    )
+    clip: float = setting(0.0, "clip weight changes to this norm before aggregation; 0: no clipping", low=0)
     clip_by: str = setting(
         "length",
-        "clip is a length, or a multiple of the median length of the round's changes",
+        "clip is a norm (length), or a multiple of the median norm of the round's changes (median)",
         choices=("length", "median"),
     )
     optimiser: str = setting(
         "none",
-        "what the server makes of the mean change: takes it as it is, or as the gradient of an optimiser",
+        "server optimiser: none applies the mean change as it is, the others use it as a gradient",
         choices=("none", "fedavgm", "fedadam", "fedyogi"),
         later=True,
     )
     lr: float = setting(
-        0.0, "step size of the optimiser; 0: 1 with fedavgm, 0.01 with fedadam and fedyogi", low=0, later=True
+        0.0,
+        "learning rate of the server optimiser; 0: 1 for fedavgm, 0.01 for fedadam and fedyogi",
+        low=0,
+        later=True,
     )
     momentum: float = setting(0.9, "momentum of fedavgm", low=0, high=0.9999, later=True)
-    beta1: float = setting(0.9, "momentum of fedadam and fedyogi", low=0, high=0.9999, later=True)
-    beta2: float = setting(
-        0.99, "decay of the squared changes of fedadam and fedyogi", low=0, high=0.9999, later=True
-    )
+    beta1: float = setting(0.9, "first-moment decay of fedadam and fedyogi", low=0, high=0.9999, later=True)
+    beta2: float = setting(0.99, "second-moment decay of fedadam and fedyogi", low=0, high=0.9999, later=True)
     tau: float = setting(
         1e-3,
-        "added to the root of the squared changes: the larger, the less fedadam and fedyogi adapt",
+        "added to the root of the second moment; larger values make fedadam and fedyogi less adaptive",
         low=1e-12,
         later=True,
     )
@@ -222,18 +226,19 @@ class PrivacySettings:
     """Differential privacy of whole clients: each one's change is clipped, their sum is noised."""
 
     clip: float = setting(
-        0.0, "length to which a client's change of weights is clipped; 0: no differential privacy", low=0
+        0.0, "norm to which each client's weight change is clipped; 0: no differential privacy", low=0
     )
     noise: float = setting(1.0, "noise multiplier: standard deviation on the sum, in units of clip", low=0)
     delta: float = setting(1e-5, "delta at which epsilon is reported", low=0, high=1)
     where: str = setting(
         "server",
-        "who clips and adds noise: the server to the sum, or every site its share before it sends",
+        "who clips and adds noise: the server, to the sum; or each site, its share before sending",
         choices=("server", "site"),
     )
     draw: str = setting(
         "seed",
-        "noise from the run's seed: repeatable, but who knows it can remove it; system: from its entropy",
+        "seed: noise from the run's seed, reproducible, but removable by anyone who "
+        "knows the seed; system: noise from the system's entropy source",
         choices=("seed", "system"),
     )
 
@@ -245,11 +250,13 @@ class ComputeSettings:
     device: str = setting("cpu", "torch device: cpu, cuda, cuda:1, mps")
     dtype: str = setting(
         "auto",
-        "fp32, or bf16 autocast; auto is settled once: bf16 where the machine computes in it, else fp32",
+        "fp32, or bf16 autocast; auto is resolved once: bf16 if the machine supports it, else fp32",
         choices=("auto", "fp32", "bf16"),
     )
-    threads: int = setting(1, "intra-op threads of a client; with one all engines agree", low=1, high=1024)
-    eval_batch: int = setting(0, "test images in a batch; 0 chooses for the machine", low=0)
+    threads: int = setting(
+        1, "intra-op threads per client; with one thread all engines give identical results", low=1, high=1024
+    )
+    eval_batch: int = setting(0, "test images per batch; 0 chooses a size for the machine", low=0)
 
 
 MOST_WATCHED = 100
@@ -268,20 +275,22 @@ class KeepSettings:
     checkpoint_every: int = setting(1, "rounds between checkpoints", low=1)
     checkpoints: int = setting(2, "newest checkpoints kept", low=2)
     snapshot_every: int = setting(
-        50, "rounds between snapshots of proxies; the first, the last and these are kept; 0: none", low=0
+        50,
+        "rounds between snapshots of proxies, in addition to the first and the last; 0: no snapshots",
+        low=0,
     )
-    last_rounds: int = setting(10, "rounds at the end over which accuracy is averaged", low=1)
+    last_rounds: int = setting(10, "final rounds over which accuracy is averaged", low=1)
     metrics: str = setting(
         "accuracy",
-        "what is measured on test images: accuracy, in all and by class; all: also macro-F1, balanced "
-        "accuracy, AUROC, calibration error, top-5 accuracy and precision by class",
+        "metrics on the test images: accuracy, overall and per class; all: also macro-F1, balanced "
+        "accuracy, AUROC, calibration error, top-5 accuracy and per-class precision",
         choices=("accuracy", "all"),
         later=True,
     )
     clients: str = setting(
         "auto",
-        "what is noted of each client that takes part in a round (clients.jsonl): auto where a round has at "
-        "most 100 of them, all, or none; under differential privacy none",
+        "per-client records (clients.jsonl): auto for rounds of at most 100 clients, "
+        "all, or none; none under differential privacy",
         choices=("auto", "all", "none"),
         later=True,
     )
@@ -312,7 +321,7 @@ class Config:
     """Tables whose keys are checked elsewhere."""
 
     seed: int = setting(1, "seed of initialisation, client sampling, batches and views", low=0)
-    fidelity: str = setting("clean", "whose reading of the paper: clean, code, paper", choices=FIDELITIES)
+    fidelity: str = setting("clean", "interpretation of the paper: clean, code, paper", choices=FIDELITIES)
     preset: str = setting("", "the preset these settings started from")
     data: DataSettings = field(default_factory=DataSettings)
     labels: LabelSettings = field(default_factory=LabelSettings)

@@ -25,17 +25,17 @@ class LabelSettings:
         choices=("release", "share", "stratified"),
         paper="share",
     )
-    ten_percent: int = setting(0, "the released per-class count at ratio 0.1; 0 where there is none", low=0)
+    ten_percent: int = setting(0, "the released per-class count at ratio 0.1; 0 if there is none", low=0)
     seed: int = setting(7, "seed of the labelled / unlabelled split", low=0)
     where: str = setting(
         CLIENTS,
-        "who has labels: clients, every client a few; server, the server alone; partial, as many clients as "
-        "labels.clients says for all their images, the others for none, whatever ratio and per_class are",
+        "who has labels: clients, a few at every client; server, at the server only; partial, "
+        "labels.clients clients have all their labels and the others none, regardless of ratio and per_class",
         choices=SCENARIOS,
         later=True,
     )
     clients: int = setting(
-        1, "clients whose images are all labelled, where labels.where = partial", low=1, later=True
+        1, "clients whose images are all labelled, for labels.where = partial", low=1, later=True
     )
 
 
@@ -45,18 +45,16 @@ class PartitionSettings:
 
     scheme: str = setting(
         "paired",
-        "paired (the released scheme), dirichlet, iid, shards, quantity (uneven sizes), natural (the clients "
-        "that your data names)",
+        "paired (the released scheme), dirichlet, iid, shards, quantity (uneven "
+        "sizes), natural (the clients named by your data)",
         paper="dirichlet",
     )
     alpha: float = setting(
         0.1, "Dirichlet concentration; smaller is more heterogeneous, but 0 means IID", low=0
     )
-    alpha_labelled: float = setting(
-        0.0, "alpha of the labelled images, where it is another; 0: alpha", low=0, later=True
-    )
+    alpha_labelled: float = setting(0.0, "alpha for the labelled images; 0: same as alpha", low=0, later=True)
     alpha_unlabelled: float = setting(
-        0.0, "alpha of the unlabelled images, where it is another; 0: alpha", low=0, later=True
+        0.0, "alpha for the unlabelled images; 0: same as alpha", low=0, later=True
     )
     clients: int = setting(20, "registered clients (K)", low=1, high=10_000_000)
     seed: int = setting(0, "seed of the partition", low=0)

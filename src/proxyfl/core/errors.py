@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from proxyfl.core.text import one_line
+from proxyfl.core.text import one_line, shortened
 
 
 class ProxyFLError(Exception):
@@ -40,12 +40,26 @@ class RunError(ProxyFLError):
 class BelowQuorum(RunError):
     """A round with too few usable updates. Nothing of it was kept, so that it may be played again.
 
-    ``failed`` are the clients that gave none.
+    ``failed`` are the clients that gave none, and why.
     """
 
-    def __init__(self, message: str = "", failed: Iterable[int] = ()) -> None:
-        super().__init__(message)
-        self.failed = frozenset(failed)
+    def __init__(self, round: int, asked: int, answered: int, needed: int, failed: Mapping[int, str]) -> None:
+        self.round, self.asked, self.answered, self.needed = round, asked, answered, needed
+        self.failed = failed
+        lack = self.lack("clients", "client {}".format)
+        super().__init__(f"{lack}; the last checkpoint is kept, resume when this is fixed")
+
+    def lack(self, called: str, name: Callable[[int], str]) -> str:
+        """What was lacking and why; a reason that several gave is named once."""
+        reasons: dict[str, list[str]] = {}
+        for client, reason in sorted(self.failed.items()):
+            who = name(client)
+            reasons.setdefault(reason.removeprefix(who).lstrip(": "), []).append(who)
+        why = shortened([f"{shortened(who)}: {reason}" for reason, who in reasons.items()], "; ")
+        return (
+            f"round {self.round}: {self.answered} of {self.asked} {called} gave a usable update, "
+            f"{self.needed} are needed ({why})"
+        )
 
 
 class MethodError(ProxyFLError):

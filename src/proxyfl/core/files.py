@@ -71,12 +71,12 @@ def opened(path: Path) -> Iterator[BufferedReader]:
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise RunError(f"{path} is no ordinary file; put the file there instead")
+                raise RunError(f"{path} is not a regular file; replace it with one")
             yield file
     except FileNotFoundError:
         raise
     except IsADirectoryError:
-        raise RunError(f"{path} is a folder where a file belongs; put the file there instead") from None
+        raise RunError(f"{path} is a folder where a file is expected; put the file there instead") from None
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}; make it readable") from error
 

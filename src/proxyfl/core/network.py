@@ -16,46 +16,44 @@ ALLOW_DOWNLOAD = "PROXYFL_ALLOW_DOWNLOAD"
 class ModelSettings:
     """The network every client trains."""
 
-    name: str = setting("resnet8", "registered network, or a frozen encoder, as in frozen:hf:FOLDER")
+    name: str = setting("resnet8", "registered network, or a frozen encoder such as frozen:hf:FOLDER")
     head: str = setting(
-        "linear", "what is trained on a frozen encoder's features: linear, mlp, adapter", later=True
+        "linear", "head trained on a frozen encoder's features: linear, mlp, adapter", later=True
     )
     encoder_hash: str = setting(
         "", "hash of the frozen encoder; filled in when empty, compared when given", later=True
     )
     width: int = setting(4, "width factor; features have 64 × width dimensions", low=1, high=64)
     hidden: tuple[int, ...] = setting(
-        (), "sizes of the mlp's hidden layers, as in [128, 64]; empty: two of 64 × width", later=True
+        (), "sizes of the mlp's hidden layers, such as [128, 64]; empty: two layers of 64 × width", later=True
     )
-    dropout: float = setting(
-        0.0, "share of the mlp's hidden units dropped in training", low=0, high=0.9, later=True
-    )
+    dropout: float = setting(0.0, "dropout rate of the mlp's hidden layers", low=0, high=0.9, later=True)
     norm: str = setting(
         "batch",
-        "a network's batch norm: batch, as it is; group: group norm instead; static: no statistics in "
-        "training, those of the global model are gathered as sums from the round's clients after each mean",
+        "batch norm: batch keeps it; group replaces it by group norm; static uses no statistics in training "
+        "and gathers those of the global model as sums from the round's clients after each aggregation",
         choices=("batch", "group", "static"),
         later=True,
     )
     trainable: str = setting(
         "all",
-        "what is trained and travels: all, head (the classifier), or patterns over names of parameters with "
-        "commas between them, such as trunk.stage3.*,classifier.*",
+        "what is trained and sent: all, head (the classifier), or comma-separated "
+        "patterns of parameter names such as trunk.stage3.*,classifier.*",
         later=True,
     )
     lora_rank: int = setting(
-        0, "rank of adapters that are trained in the place of weights; 0: none", low=0, high=4096, later=True
+        0, "rank of LoRA adapters trained in place of the weights; 0: none", low=0, high=4096, later=True
     )
-    lora_targets: str = setting("*", "layers with adapters, as patterns over their names", later=True)
-    lora_alpha: float = setting(0.0, "adapters count alpha / rank times; 0: once", low=0, later=True)
+    lora_targets: str = setting("*", "layers with adapters, as patterns of their names", later=True)
+    lora_alpha: float = setting(0.0, "adapters are scaled by alpha / rank; 0: by 1", low=0, later=True)
     weights: str = setting(
         "",
-        "start from these weights: a model file (like RUN/models/best.safetensors), or a run's last model; "
-        "empty: from the seed",
+        "initial weights: a model file (such as RUN/models/best.safetensors) or a run "
+        "(its last model); empty: initialised from the seed",
         later=True,
     )
     weights_hash: str = setting(
-        "", "SHA-256 of the tensors started from; filled in when empty, compared when given", later=True
+        "", "SHA-256 of the initial tensors; filled in when empty, compared when given", later=True
     )
 
     @property

@@ -45,7 +45,7 @@ def load_plugin(name: str) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _in_words(name, error) from error
-        raise ConfigError(f"plug-in '{name}' is not installed; a file is named with its .py") from error
+        raise ConfigError(f"plug-in '{name}' is not installed; to name a file, include its .py") from error
     except Exception as error:  # whatever code of the user raises
         raise _in_words(name, error) from error
 

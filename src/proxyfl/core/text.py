@@ -77,3 +77,13 @@ def in_words(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+
+
+def shortened(words: Sequence[str], between: str = ", ", most: int = 3) -> str:
+    """The first of some words, and how many more there are.
+
+    >>> shortened(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return between.join(words[:most]) + more

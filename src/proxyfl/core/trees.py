@@ -40,7 +40,7 @@ def nested(flat: Mapping[str, Any]) -> Tree:
         for name in path:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"'{key}' goes below '{name}', which is set to a value")
+                raise ConfigError(f"'{key}' cannot be set below '{name}', which is a value and not a table")
         place[last] = value
     return tree
 

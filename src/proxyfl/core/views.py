@@ -18,9 +18,9 @@ class VectorSettings:
     0.1
     """
 
-    noise: float = setting(0.1, "noise of weak views", low=0)
-    strong_noise: float = setting(0.5, "noise of strong views", low=0)
-    dropout: float = setting(0.1, "share of features that strong views set to their mean", low=0, high=1)
+    noise: float = setting(0.1, "noise added by weak views", low=0)
+    strong_noise: float = setting(0.5, "noise added by strong views", low=0)
+    dropout: float = setting(0.1, "share of features that strong views replace by their mean", low=0, high=1)
     mix: float = setting(
         0.1, "share of features that strong views take from another sample of the batch", low=0, high=1
     )
@@ -39,9 +39,9 @@ class TextSettings:
     """
 
     dropout: float = setting(0.1, "share of words that weak views drop", low=0, high=1)
-    swap: float = setting(0.0, "share of words that change places in weak views", low=0, high=1)
+    swap: float = setting(0.0, "share of words that weak views swap", low=0, high=1)
     strong_dropout: float = setting(0.3, "share of words that strong views drop", low=0, high=1)
-    strong_swap: float = setting(0.3, "share of words that change places in strong views", low=0, high=1)
+    strong_swap: float = setting(0.3, "share of words that strong views swap", low=0, high=1)
 
     def __post_init__(self) -> None:
         check_fields(self, "texts.")
@@ -51,8 +51,8 @@ class TextSettings:
 class EncoderSettings:
     """Views that a frozen encoder is given of every training sample, beside the sample itself."""
 
-    weak: int = setting(2, "weak views of a training sample that are encoded", low=1, high=64)
-    strong: int = setting(2, "strong views of a training sample that are encoded", low=1, high=64)
+    weak: int = setting(2, "weak views encoded per training sample", low=1, high=64)
+    strong: int = setting(2, "strong views encoded per training sample", low=1, high=64)
 
     def __post_init__(self) -> None:
         check_fields(self, "encoder.")

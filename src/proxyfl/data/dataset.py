@@ -136,7 +136,7 @@ class Dataset:
             shapes = f"{tuple(train.images.shape[1:])} and {tuple(held.images.shape[1:])}"
             raise DataError(f"training and test {train.called} differ in shape: {shapes}")
         if bool((held.labels < 0).any()):
-            raise DataError(f"test {held.called} need labels; leave out those whose class nobody knows")
+            raise DataError(f"test {held.called} need labels; leave out those whose class is unknown")
         if int(train.labels.max()) < 0:
             raise DataError(f"none of the training {train.called} has a label; label a few of every class")
         names = class_names(classes, int(max(train.labels.max(), held.labels.max())) + 1)

@@ -100,8 +100,8 @@ def download(file: RemoteFile, root: Path, *, timeout: float = TIMEOUT, pause: f
 def _accept(path: Path, target: Path, file: RemoteFile) -> None:
     verdict = judge(path, (file.checksum,) if file.checksum else ())
     if verdict.word == "differs":
-        fate = "move it away" if path == target else f"what came from {file.url} was dropped:"
-        raise DataError(f"{target} has the wrong checksum ({verdict.detail}); {fate} and fetch again")
+        fate = "move it away and" if path == target else f"the data received from {file.url} was discarded;"
+        raise DataError(f"{target} has the wrong checksum ({verdict.detail}); {fate} fetch again")
 
 
 def _transfer(file: RemoteFile, part: _Part, timeout: float, pause: float) -> bool:
@@ -125,7 +125,7 @@ def _transfer(file: RemoteFile, part: _Part, timeout: float, pause: float) -> bo
                 raise DataError(f"{file.url} answers {reason}; is the address still right?") from None
         except _Broken as error:
             reason = str(error)
-    kept = f"{in_words(part.size)} are kept, fetch again to go on" if part.size else "try again later"
+    kept = f"{in_words(part.size)} are kept, fetch again to continue" if part.size else "try again later"
     raise DataError(f"{file.url} cannot be fetched ({reason}); {kept}")
 
 
@@ -145,7 +145,7 @@ def _request(file: RemoteFile, part: _Part, timeout: float) -> None:
         part.tag_path.write_text(_tag_of(response.headers), encoding="latin-1")
         received = _receive(response, part.path, start, total)
     if total is not None and received < total:
-        raise _Broken(f"the line broke after {in_words(received)} of {in_words(total)}")
+        raise _Broken(f"the connection broke after {in_words(received)} of {in_words(total)}")
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def _start_of(response: http.client.HTTPResponse, asked: int) -> int:
         return 0
     begins = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if begins is None or int(begins[1]) != asked:
-        raise _Broken("the server answers with another range than asked for")
+        raise _Broken("the server answers with a different range than requested")
     return asked
 
 

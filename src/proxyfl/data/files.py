@@ -104,7 +104,7 @@ def judge(path: Path, known: Sequence[Checksum] = ()) -> Verdict:
     with note.open("rb") as file:
         recorded = re.match(rb"[0-9a-f]{64}", file.read(64))
     if recorded and recorded[0].decode() == actual:
-        return Verdict("recorded", f"sha256 {actual}, as noted when it was downloaded")
+        return Verdict("recorded", f"sha256 {actual}, as recorded when it was downloaded")
     return Verdict("differs", f"sha256 {actual}, {note.name} says otherwise")
 
 

@@ -115,7 +115,7 @@ def _table(file: Path, channels: int, features: Sequence[str]) -> Given:
 def _require_features(file: Path, vectors: Array, channels: int) -> None:
     if vectors.shape[1] != channels:
         raise DataError(
-            f"{file}: its vectors have {vectors.shape[1]:,} features, those of the model {channels:,}"
+            f"{file}: its vectors have {vectors.shape[1]:,} features, but the model takes {channels:,}"
         )
 
 

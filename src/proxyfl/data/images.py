@@ -109,10 +109,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                     raise Image.DecompressionBombError
                 yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"{path} claims to have too many pixels; shrink it or take it away") from None
+        raise DataError(f"{path} claims to have too many pixels; shrink it or remove it") from None
     except FAULTS as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read as an image ({reason}); replace it or take it away") from None
+        raise DataError(f"{path} cannot be read as an image ({reason}); replace or remove it") from None
 
 
 def side_of(file: Path) -> int:
@@ -152,8 +152,8 @@ class Survey:
             raise DataError(*self.faults.values())
         if self.faults:
             raise DataError(
-                f"{len(self.faults):,} of {len(self.files):,} images are damaged; replace them or take them "
-                f"away: {self.named}. The first: {next(iter(self.faults.values()))[:300]}"
+                f"{len(self.faults):,} of {len(self.files):,} images are damaged; replace or "
+                f"remove them: {self.named}. The first: {next(iter(self.faults.values()))[:300]}"
             )
 
     @property

@@ -82,7 +82,7 @@ def _read_dicom(file: Path, place: int | None) -> Pixels:
     except Exception as error:
         raise DataError(_unreadable(file, "DICOM", error)) from None
     if rows * columns > MAX_PIXELS:
-        raise DataError(f"{file} claims to have too many pixels; shrink it or take it away")
+        raise DataError(f"{file} claims to have too many pixels; shrink it or remove it")
     if kind not in (*GREYS, *COLOURS):
         known = ", ".join((*GREYS, *COLOURS))
         raise DataError(f"{file}: a photometric interpretation other than {known}; convert it to one of them")
@@ -92,8 +92,8 @@ def _read_dicom(file: Path, place: int | None) -> Pixels:
     except (RuntimeError, NotImplementedError):
         name = packing.name if packing.is_transfer_syntax else "an unknown way"
         raise DataError(
-            f"{file} is packed as {name}, which needs a decoder that is not installed; unpack it (as with "
-            "gdcmconv --raw) or install pylibjpeg with its plug-ins"
+            f"{file} is compressed as {name}, which needs a decoder that is not installed; decompress it "
+            "(for example with gdcmconv --raw) or install pylibjpeg with its plug-ins"
         ) from None
     except Exception as error:
         raise DataError(_unreadable(file, "DICOM", error)) from None
@@ -164,7 +164,7 @@ def _volume(file: Path, changed: int, size: int) -> tuple[Pixels, float, float]:
     while len(shape) > 3 and shape[-1] == 1:
         shape = shape[:-1]
     if len(shape) not in (2, 3) or 0 in shape:
-        raise DataError(f"{file} has {len(shape)} dimensions; a slice is taken of two or three: split it")
+        raise DataError(f"{file} has {len(shape)} dimensions; slices are taken from two or three: split it")
     needed = 8 * int(np.prod(shape, dtype=object))
     if needed > memory_limit() or shape[0] * shape[1] > MAX_PIXELS:
         raise DataError(f"{file} holds {in_words(needed)}, too much for this machine; split it")
@@ -209,4 +209,4 @@ def _missing(file: Path, kind: str, package: str) -> str:
 
 
 def _unreadable(file: Path, kind: str, error: Exception) -> str:
-    return f"{file} cannot be read as {kind} ({type(error).__name__}); replace it or take it away"
+    return f"{file} cannot be read as {kind} ({type(error).__name__}); replace or remove it"

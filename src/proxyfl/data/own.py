@@ -60,7 +60,7 @@ def _walked(dataset: Any, what: str) -> tuple[Any, Any]:
             advance(1)
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
-        raise DataError(f"{what} images have {len(shapes)} sizes; bring them to one in the Dataset")
+        raise DataError(f"{what} images have {len(shapes)} sizes; resize them to one size in the Dataset")
     return np.stack(images) if images else np.zeros((0, 1, 8, 8), np.uint8), labels
 
 

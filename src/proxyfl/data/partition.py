@@ -29,7 +29,7 @@ MAX_REDRAWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The images of every client, as indices into the training split. Nobody trains on those kept back in
+    """The images of every client, as indices into the training split. Nobody trains on those held out in
     ``validation`` and ``server_validation``.
 
     >>> import proxyfl
@@ -104,7 +104,7 @@ class Partition:
         largest = max(int(found.max(initial=-1)) for found in lists)
         if images is not None and largest >= images:
             raise RunError(
-                f"the partition names image {largest} of only {images}; use the data it was made for"
+                f"the partition refers to image {largest} of only {images}; use the data it was created from"
             )
         return partition
 
@@ -166,7 +166,7 @@ def make_partition(
         for part in split_labels(given[known], 0 if where == PARTIAL else per_class, split_seed)
     )
     if where == SERVER and not len(chosen):
-        raise ConfigError("no image keeps its label for the server; give per_class above 0")
+        raise ConfigError("no labelled image is left for the server; give per_class above 0")
     pools = [chosen, rest] if where == CLIENTS else [rest]
     if scheme == NATURAL:
         whose = _holders(data, clients)

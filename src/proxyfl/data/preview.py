@@ -41,7 +41,7 @@ def choose(labels: Tensor, classes: int, count: int, generator: torch.Generator)
 def contact_sheet(dataset: Dataset, generator: torch.Generator, *, count: int = 8) -> Image.Image:
     """Rows are training samples; columns are the original, the weak views and the strong views."""
     if count < 1:
-        raise ConfigError(f"--count {count} is too small; at least one sample is shown")
+        raise ConfigError(f"--count {count} is too small; use 1 or more")
     chosen = choose(dataset.train.labels, len(dataset.classes), count, generator)
     samples = dataset.train.take(chosen)
     columns = [samples.images]

@@ -19,21 +19,23 @@ MOST_NAMED = 20
 
 
 def require_server(where: str, server: Indices, labelled: Ragged, kept: Indices) -> None:
-    """Refuse images of the server, or such that it keeps back, that do not fit the scenario."""
+    """Refuse images of the server, or such that it holds out, that do not fit the scenario."""
     require_scenario(where)
     for part in (server, kept):
         if part.ndim != 1 or part.dtype != np.int64 or part.min(initial=0) < 0:
             raise ConfigError("the server's images must be a flat int64 array of indices")
     if len(kept) and where != SERVER:
-        raise ConfigError("the server keeps labelled images back only where labels are there")
+        raise ConfigError("the server can hold out labelled images only if labels are at the server")
     if (where == SERVER) != bool(len(server)) or (len(server) and labelled.sizes.any()):
-        raise ConfigError("the server holds all labelled images where labels are there, otherwise none")
+        raise ConfigError(
+            "the server has all labelled images if labels are at the server, and none otherwise"
+        )
 
 
 def who_has_labels(where: str, server: Indices, labelled: Ragged, what: str = "images") -> str:
     """In a sentence; empty in the usual scenario."""
     if where == SERVER:
-        return f"the server holds {len(server):,} labelled {what}, which no client has"
+        return f"the server has {len(server):,} labelled {what}, the clients have none"
     if where != PARTIAL:
         return ""
     holders = np.flatnonzero(labelled.sizes).tolist()
@@ -58,7 +60,7 @@ def read_scenario(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         return {}
     where = tensors["where"]
     if where.shape != () or where.dtype != torch.int64 or not 0 <= int(where) < len(SCENARIOS):
-        raise ConfigError("it does not say who has labels")
+        raise ConfigError("the partition does not record who has labels")
     lists = {name: tensors[name].cpu().numpy() for name in ("server", "server_validation") if name in tensors}
     return {**lists, "where": SCENARIOS[int(where)]}
 

@@ -51,7 +51,7 @@ class ClientData:
     def all_labelled(self) -> ClientData:
         """The same images, every one with its true label."""
         if self.truth is None:
-            raise MethodError("the true labels of unlabelled images are given to declared oracles alone")
+            raise MethodError("the true labels of unlabelled images are available only to declared oracles")
         index, labels = torch.cat([self.labelled, self.unlabelled]), torch.cat([self.labels, self.truth])
         return ClientData(self.images, index, labels, self.unlabelled[:0])
 

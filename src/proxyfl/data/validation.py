@@ -36,8 +36,8 @@ def hold_out(partition: Partition, data: Any, share: float, seed: int = 7) -> Pa
     kept = _drawn(np.unique(known), labels, share, seed)
     if not len(kept):
         raise ConfigError(
-            f"data.validation = {share:g} finds no image to keep back: no class has two labelled images; "
-            "label more, or set it to 0"
+            f"data.validation = {share:g} finds no image to hold out: no class has two "
+            "labelled images; label more, or set it to 0"
         )
     if len(partition.server):
         stay = ~np.isin(partition.server, kept)

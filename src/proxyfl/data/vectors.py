@@ -45,8 +45,8 @@ def standardise(vectors: Tensor, mean: Sequence[float], std: Sequence[float]) ->
     """(x - mean) / std of every feature, in float32."""
     if not len(mean) == len(std) == vectors.shape[1]:
         raise DataError(
-            f"vectors of {vectors.shape[1]} features need as many means and stds, not {len(mean)} and "
-            f"{len(std)}"
+            f"vectors of {vectors.shape[1]} features need as many means and stds, not "
+            f"{len(mean)} and {len(std)}"
         )
     centre, spread = (torch.tensor(part, dtype=torch.float32, device=vectors.device) for part in (mean, std))
     return (vectors - centre) / spread

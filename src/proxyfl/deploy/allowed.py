@@ -48,12 +48,12 @@ class Allowed(ImageForm):
     @property
     def limits_in_words(self) -> list[str]:
         """For the site's own console; empty where it sets none."""
-        told = {
+        limits = {
             "threads": f"{self.threads} threads",
             "max_memory_mb": f"{self.max_memory_mb:,} MB of memory",
             "max_disk_mb": f"{self.max_disk_mb:,} MB of disk",
             "max_seconds": f"{self.max_seconds:g} s of training in a round",
             "max_kbit": f"{self.max_kbit:,} kbit/s each way",
         }
-        found = [words for name, words in told.items() if getattr(self, name)]
+        found = [words for name, words in limits.items() if getattr(self, name)]
         return [f"limits of site.toml: {', '.join(found)}"] if found else []

@@ -23,9 +23,10 @@ from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
 from proxyfl.core.state import STATISTICS, TRAIN, Update, detached, within
+from proxyfl.core.text import shortened
 from proxyfl.deploy import pki, signers, signing
 from proxyfl.deploy.audit import AuditLog, user
-from proxyfl.deploy.explain import Explanation, explain, rehearse
+from proxyfl.deploy.explain import Explanation, dry_run, explain
 from proxyfl.deploy.form import ImageForm
 from proxyfl.deploy.post import private
 from proxyfl.deploy.settings import Deployment, Site
@@ -113,17 +114,17 @@ def newest_offer(site: Site) -> tuple[Offer, bool]:
 
 
 def described(site: Site, offer: Offer) -> Explanation:
-    """What leaves this site if it agrees, as ``deploy explain`` tells it, seen in a rehearsal here."""
+    """What leaves this site if it agrees, as ``deploy explain`` shows it, observed in a dry run here."""
     return explain(_as_deployment(site, offer.config))
 
 
 def leaving(site: Site, config: Config) -> tuple[dict[str, Leaves], list[str]]:
-    """The tensors of every kind of answer, and the names of its numbers: seen in a rehearsal."""
+    """The tensors of every kind of answer, and the names of its numbers: observed in a dry run."""
     deployment = _as_deployment(site, config)
-    _, update = rehearse(deployment)
+    _, update = dry_run(deployment)
     leaves = {TRAIN: _shapes(update)}
     if config.model.norm == "static":
-        leaves[STATISTICS] = _shapes(rehearse(deployment, STATISTICS)[1])
+        leaves[STATISTICS] = _shapes(dry_run(deployment, STATISTICS)[1])
     if site.holdout:
         leaves[EVALUATE] = {COUNTS: ["I64", [len(site.classes)] * 2]}
         if site.send_scores and counts_scores(config):
@@ -169,8 +170,8 @@ def read(site: Site) -> Approval:
         if not signers.is_of_site(site.public_key, _message(record), record["signature"]):
             raise ValueError
         offer = Offer.from_tree(record)
-        told = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
-        return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *told)
+        facts = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
+        return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *facts)
     except (ValueError, KeyError, TypeError, ConfigError, RunError):
         raise Refused(
             f"the approval of {site.name} is damaged, or was signed with another key than it has now"
@@ -192,6 +193,11 @@ def require(site: Site) -> Approval:
     raise Refused(f"trusted.yaml of {site.name} does not name the operator's key that was approved")
 
 
+def is_missing(reason: str) -> bool:
+    """Whether a site gave no update because its owner did not approve something."""
+    return "approv" in reason
+
+
 def require_app(found: Approval, app: str) -> None:
     """Refuse any other app; ``app`` is its SHA-256 or the beginning of it."""
     if len(app) < signing.MARK or not found.offer.app.startswith(app):
@@ -204,8 +210,7 @@ def require_asked(found: Approval, kind: str, header: Mapping[str, Any]) -> None
     if kind not in (ENROL, *found.leaves):
         raise Refused(f"the site's owner did not approve '{kind}'")
     if changes := widened(found.offer.config, Offer.from_tree(header).config):
-        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise Refused(f"the site's owner did not approve {', '.join(changes[:3])}{more}")
+        raise Refused(f"the site's owner did not approve {shortened(changes)}")
     if kind != ENROL and whole(header, "round") > found.offer.config.federation.rounds:
         limit = found.offer.config.federation.rounds
         raise Refused(f"the site's owner approved {limit} rounds, not round {header['round']}")
@@ -250,7 +255,7 @@ def form_of(site: Site) -> dict[str, Any]:
 
 
 def _as_deployment(site: Site, config: Config) -> Deployment:
-    """The federation as far as this site knows it, for a rehearsal."""
+    """The federation as far as this site knows it, for a dry run."""
     shared = {spec.name: getattr(site, spec.name) for spec in dataclasses.fields(ImageForm)}
     return Deployment(
         **shared,

@@ -53,7 +53,7 @@ class Mark(NamedTuple):
         found = re.fullmatch(r"(\d{1,12}):([0-9a-f]{64})", text.strip())
         if not found:
             raise ConfigError(
-                f"'{reported(text, 80)}' is no mark of a log; give it as 'deploy audit' prints it"
+                f"'{reported(text, 80)}' is not a mark of a log; give it as 'deploy audit' prints it"
             )
         return cls(int(found[1]), found[2])
 
@@ -106,7 +106,7 @@ class AuditLog:
         try:
             private(self.folder)
             with held(lock, taken, remove=False, patience=PATIENCE):
-                last = self._write(self._mended(), event, details)
+                last = self._write(self._repaired(), event, details)
                 if self.file.stat().st_size > PART_BYTES:
                     self.file.rename(self.folder / f"audit-{last.number:010d}.jsonl")
                     sync_folder(self.folder)
@@ -129,7 +129,7 @@ class AuditLog:
         write_bytes(self.head, f"{mark}\n".encode())
         return mark
 
-    def _mended(self) -> Mark:
+    def _repaired(self) -> Mark:
         """Behind which line the next one goes. What a crash left is cut off, and a line says so; where
         somebody cut lines off or changed them, the chain stays broken for ever.
         """
@@ -232,7 +232,7 @@ def _read(file: Path, raw: bytes, place: int) -> dict[str, Any]:
         line = json.loads(raw)
         if isinstance(line, dict) and type(line.get("n")) is int and isinstance(line.get("event"), str):
             return line
-    raise RunError(f"{file}, line {place}: this is no line of a log; it was changed")
+    raise RunError(f"{file}, line {place}: this is not a line of a log; it was changed")
 
 
 def user() -> str:

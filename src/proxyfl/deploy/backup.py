@@ -30,7 +30,7 @@ CONTENTS = "proxyfl-backup.json"
 PIECE = 1 << 20
 
 Step = Callable[[int], None]
-"""Told how many bytes more were done."""
+"""Called with the number of bytes just done."""
 
 
 def size_of(folder: str | Path) -> int:

@@ -61,7 +61,7 @@ TURNED_AWAY = {
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Problem:
     """Why the server cannot be reached or does not let this site in.
 
     ``kind`` is one of ``network`` (no connection), ``name`` (its certificate is for another name),
@@ -79,7 +79,7 @@ class Trouble:
 
 
 class Connector:
-    """Passes requests on. ``changed`` is told of trouble when it begins or changes, None once all is well;
+    """Passes requests on. ``changed`` is called when a problem begins or changes, with None once it is over;
     ``approved`` says whether the owner agreed to an app, by its SHA-256.
     """
 
@@ -87,12 +87,12 @@ class Connector:
         self,
         site: Site,
         address: str,
-        changed: Callable[[Trouble | None], None] = lambda trouble: None,
+        changed: Callable[[Problem | None], None] = lambda problem: None,
         approved: Callable[[str], bool] = lambda app: True,
     ) -> None:
         self.site, self.address, self.changed, self.approved = site, address, changed, approved
-        self.trouble: Trouble | None = None
-        self.told = "nothing yet"
+        self.problem: Problem | None = None
+        self.reported = "nothing yet"
         self.clock: float | None = None
         self.reached = False
         self.ask = Pace(site.max_kbit).ask if site.max_kbit else forward.ask
@@ -128,12 +128,12 @@ class Connector:
         """
         from flwr.proto.fab_pb2 import GetFabResponse
 
-        told = GetFabResponse()
-        told.ParseFromString(answer.body)
-        if self.approved(hashlib.sha256(told.fab.content).hexdigest()):
+        response = GetFabResponse()
+        response.ParseFromString(answer.body)
+        if self.approved(hashlib.sha256(response.fab.content).hexdigest()):
             return answer
-        told.fab.verifications.clear()
-        return Answer(answer.status, told.SerializeToString(), answer.headers)
+        response.fab.verifications.clear()
+        return Answer(answer.status, response.SerializeToString(), answer.headers)
 
     def _measure(self, date: str) -> None:
         try:
@@ -141,54 +141,52 @@ class Connector:
         except ValueError:
             self.clock = None
 
-    def _refused(self, reason: str, found: httpx.Response) -> Trouble:
+    def _refused(self, reason: str, found: httpx.Response) -> Problem:
         clock = self.clock
         if reason in ("busy", "down"):
-            return Trouble(reason, found.text, clock)
+            return Problem(reason, found.text, clock)
         if found.status_code >= 500:
-            return Trouble(
-                "down", "the server has trouble of its own; its operator's console says which", clock
-            )
+            return Problem("down", "the server has a problem; its operator's console shows which", clock)
         if not reason and clock is not None and not -BEHIND < clock < AHEAD:
             how = f"{abs(clock):.0f} s {'ahead of' if clock > 0 else 'behind'} the server's"
-            return Trouble("clock", f"this machine's clock is {how}; set it right, best by NTP", clock)
+            return Problem("clock", f"this machine's clock is {how}; set it right, best by NTP", clock)
         kind = reason if reason in TURNED_AWAY else "signature"
-        return Trouble(kind, TURNED_AWAY[kind].format(self.site.name), clock)
+        return Problem(kind, TURNED_AWAY[kind].format(self.site.name), clock)
 
-    def _tell(self, trouble: Trouble | None) -> None:
-        kind, self.trouble = trouble.kind if trouble else "", trouble
-        if kind != self.told:
-            self.told = kind
-            self.changed(trouble)
+    def _tell(self, problem: Problem | None) -> None:
+        kind, self.problem = problem.kind if problem else "", problem
+        if kind != self.reported:
+            self.reported = kind
+            self.changed(problem)
 
 
-def why(error: BaseException, address: str, site: Site) -> Trouble:
+def why(error: BaseException, address: str, site: Site) -> Problem:
     """What a failed request was about."""
     host = split_address(address)[0]
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return _strange(STRANGE.get(cause.verify_code, "authority"), host, site)
         if isinstance(cause, socket.gaierror):
-            return Trouble("network", f"the name {host} cannot be resolved; is it right, is the network up?")
+            return Problem("network", f"the name {host} cannot be resolved; is it right, is the network up?")
         if isinstance(cause, ConnectionRefusedError):
-            return Trouble("network", f"nothing listens at {address}; is 'proxyfl deploy server' running?")
+            return Problem("network", f"nothing listens at {address}; is 'proxyfl deploy server' running?")
         if isinstance(cause, ssl.SSLError) and any(alert in str(cause).upper() for alert in ALERTS):
             return _unwelcome(site)
     if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError) and expiry.has_ended(site.certificate):
         return _unwelcome(site)  # the server hung up before its reason was read
-    return Trouble(
+    return Problem(
         "network", f"{address} does not answer ({type(error).__name__}); is the port open from here?"
     )
 
 
-def _unwelcome(site: Site) -> Trouble:
+def _unwelcome(site: Site) -> Problem:
     left = pki.days_left(site.certificate)
     fault = expiry.end(left) if left < 0 else "is not accepted by the server"
     ask = "ask the federation's operator for a new one"
-    return Trouble("certificate", f"{site.certificate} {fault}; {ask}")
+    return Problem("certificate", f"{site.certificate} {fault}; {ask}")
 
 
-def _strange(kind: str, host: str, site: Site) -> Trouble:
+def _strange(kind: str, host: str, site: Site) -> Problem:
     if kind == "name":
         text = (
             f"the server's certificate is not for {host}; the operator adds a name with --renew --host {host}"
@@ -201,10 +199,10 @@ def _strange(kind: str, host: str, site: Site) -> Trouble:
         behind = pki.read_certificate(site.certificate).not_valid_before_utc.timestamp() - time.time()
         by = f" by {behind / 3600:.1f} hours or more" if behind > 0 else ""
         text = f"this machine's clock is behind{by}: the server's certificate is not valid yet; set it right"
-        return Trouble(kind, text, -behind if behind > 0 else None)
+        return Problem(kind, text, -behind if behind > 0 else None)
     else:
         text = f"the server at {host} is not of this federation: another authority signed its certificate"
-    return Trouble(kind, text)
+    return Problem(kind, text)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

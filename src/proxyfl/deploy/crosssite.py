@@ -1,4 +1,4 @@
-"""Models measured at every site: what each site says of the images it keeps back, and whose model it was.
+"""Models measured at every site: what each site says of the images it holds out, and whose model it was.
 
 The global model is measured in every measured round. The models that sites allow to be measured elsewhere
 (``share_model`` of their ``site.toml``) are those that they sent last; all sites measure them in the last
@@ -70,7 +70,7 @@ def read_counts(reply: RecordDict | str, classes: int, registered: int) -> SiteC
     if counts is None or counts.dtype != torch.int64 or tuple(counts.shape) != (classes, classes):
         raise Malformed("its counts have the wrong form")
     if int(counts.min()) < 0 or int(counts.max()) > registered or not 0 < int(counts.sum()) <= registered:
-        raise Malformed(f"its counts do not add up to the {registered} images that it keeps back")
+        raise Malformed(f"its counts do not add up to the {registered} images that it holds out")
     if scores is not None:
         if scores.dtype != torch.int32 or tuple(scores.shape) != (classes, 2, histograms.BINS):
             raise Malformed("its histograms of scores have the wrong form")

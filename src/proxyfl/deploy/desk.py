@@ -64,8 +64,8 @@ class Desk:
             self._refuse(header, about, str(error))
             return answer_records(Failure(_number(header, "round"), _number(header, "client"), str(error)))
         size, digest = digest_of(answer)
-        told = header_of(answer)
-        failed = {"reason": text(told, "reason", 400)} if told.get("kind") == "failure" else {}
+        answered = header_of(answer)
+        failed = {"reason": text(answered, "reason", 400)} if answered.get("kind") == "failure" else {}
         self.log.add("failed" if failed else "sent", **about, **failed, bytes=size, sha256=digest)
         return answer
 

@@ -63,7 +63,7 @@ class Draws:
     def lacks(self, online: Collection[int], now: float, patience: float) -> str:
         """What the round waits for, in words; empty when enough of those it asks are connected.
 
-        Others are drawn when sites have been away too long, or were asked too often in vain. Not so under
+        Others are drawn when sites have been offline too long, or were asked too often in vain. Not so under
         differential privacy: its account holds for sites that chance alone chose, and whoever stands in for
         another is more likely to take part than it reckons with.
         """

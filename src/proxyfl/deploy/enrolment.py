@@ -193,7 +193,7 @@ def gather(
         total = len(enrolment.sites) - len(left_out)
         for client in registrar.enrol(enrolment, deadline):
             row = enrolment.counts[client]
-            kept = f", {row.heldout} kept back" if row.heldout else ""
+            kept = f", {row.heldout} held out" if row.heldout else ""
             name = enrolment.sites[client]
             registrar.say(f"{name} takes part: {row.labelled} labelled, {row.unlabelled} unlabelled{kept}")
         there, waited = len(enrolment.counts), time.monotonic() - began

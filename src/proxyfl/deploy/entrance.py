@@ -11,7 +11,7 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import write_bytes
 from proxyfl.core.state import size_in_bytes
 from proxyfl.deploy import pki, signing
-from proxyfl.deploy.connector import Connector, Trouble, connected
+from proxyfl.deploy.connector import Connector, Problem, connected
 from proxyfl.deploy.gate import is_open
 from proxyfl.deploy.programs import Program, wait_until
 from proxyfl.deploy.roster import site_keys
@@ -82,7 +82,7 @@ def check_server_files(deployment: Deployment) -> None:
     for file in (deployment.server_certificate, deployment.server_key):
         if not file.is_file():
             raise ConfigError(f"{file} is missing; bring it back from a copy of {file.parent}")
-    pki.check_server(deployment.server_certificate, deployment.ca_certificate)
+    pki.check_server(deployment.server_certificate, deployment.ca_certificate, deployment.path)
     pki.check_key(deployment.server_key, deployment.server_certificate)
     site_keys(deployment)
     for file in (deployment.trusted, deployment.app_signature):
@@ -104,7 +104,7 @@ def open_gate(
     with Program(words, env, log, say) as program:
         ready = wait_until(lambda: program.ended is not None or any(map(is_open, list(program.said))), START)
         if not ready or program.ended is not None:
-            raise RunError(f"the gate did not open: {program.trouble()}; see {log}")
+            raise RunError(f"the gate did not open: {program.failure()}; see {log}")
         yield program
 
 
@@ -136,7 +136,7 @@ def check_site_files(site: Site) -> None:
 
 @contextmanager
 def line(
-    site: Site, address: str, changed: Callable[[Trouble | None], None], approved: Callable[[str], bool]
+    site: Site, address: str, changed: Callable[[Problem | None], None], approved: Callable[[str], bool]
 ) -> Iterator[tuple[Connector | None, list[str]]]:
     """A site's line to the server: the connector, and how its SuperNode is made to use it.
 

@@ -38,10 +38,6 @@ def of_site(site: Site) -> list[str]:
     return [note for file in (site.certificate, site.ca_certificate) for note in _note(file, cure)]
 
 
-def ends_soon(certificate: Path) -> bool:
-    return pki.days_left(certificate) < SOON
-
-
 def has_ended(certificate: Path) -> bool:
     return certificate.is_file() and pki.days_left(certificate) < 0
 

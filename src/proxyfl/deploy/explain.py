@@ -1,4 +1,4 @@
-"""What leaves a site, what comes to it and what stays: seen in a rehearsal, not recited.
+"""What leaves a site, what comes to it and what stays: observed in a dry run, not recited.
 
 One made-up client plays a round with the federation's own settings. What its task and its update hold is
 what real ones hold, but for values.
@@ -38,7 +38,7 @@ from proxyfl.methods.base import Method
 from proxyfl.models import Network, frozen_tensors
 
 BATCH, IMAGES = 4, 8
-"""Of the rehearsal: what is sent does not depend on them."""
+"""Of the dry run: what is sent does not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Explanation:
 def explain(deployment: Deployment) -> Explanation:
     """What the deployment's method sends. Combinations that cannot be right raise with the reason."""
     method = registry.method_of(deployment.config)
-    task, update = rehearse(deployment)
+    task, update = dry_run(deployment)
     classes = len(deployment.classes)
     up = (*_parts(update.weights), *_extras(update.extras))
     static_up, static_down = _statistics(deployment)
@@ -94,7 +94,7 @@ def explain(deployment: Deployment) -> Explanation:
         labels=labels_are(deployment),
         enrols=(
             "the site's name",
-            f"how many {deployment.called} it has: labelled, unlabelled, kept back",
+            f"how many {deployment.called} it has: labelled, unlabelled, held out",
             "its versions of proxyfl and torch",
         ),
         up=(*up, *static_up, Item(f"number of {deployment.called}, seconds", 2, 16)),
@@ -109,7 +109,7 @@ def explain(deployment: Deployment) -> Explanation:
     )
 
 
-def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]:
+def dry_run(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]:
     """The task and the update of a made-up client in the first round."""
     full = deployment.config
     train = dataclasses.replace(full.train, batch=BATCH, epochs=1)
@@ -136,7 +136,7 @@ def rehearse(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update
             task = Task(1, 0, state.weights, purpose=purpose)
         answer = next(iter(engine.run([task])))
     if not isinstance(answer, Update):
-        raise RunError(f"the rehearsal of {config.method.name} failed: {answer.reason}")
+        raise RunError(f"the dry run of {config.method.name} failed: {answer.reason}")
     return task, answer
 
 
@@ -152,7 +152,7 @@ def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
     """What goes up and down after the mean for the statistics of static batch norm."""
     if deployment.config.model.norm != "static":
         return [], []
-    task, update = rehearse(deployment, STATISTICS)
+    task, update = dry_run(deployment, STATISTICS)
     count = sum(value.numel() for value in update.extras.values())
     what = "sums for static batch norm: of activations and their squares"
     sums = Item(what, count, size_in_bytes(update.extras))
@@ -161,12 +161,12 @@ def _statistics(deployment: Deployment) -> tuple[list[Item], list[Item]]:
 
 
 def _no_evaluation(state: ServerState) -> Evaluation:
-    raise NotImplementedError("a rehearsal measures no accuracy")
+    raise NotImplementedError("a dry run measures no accuracy")
 
 
 def _made_up(deployment: Deployment) -> tuple[ClientData | None, ClientData]:
     """The samples of the server, where it has some, and of a client."""
-    (channels, size), generator = deployment.taken, rng(0, 0, 0, "rehearsal")
+    (channels, size), generator = deployment.taken, rng(0, 0, 0, "dry run")
     if size:
         shape = (2 * IMAGES, channels, size, size)
         images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
@@ -195,7 +195,7 @@ def _measured(deployment: Deployment, classes: int) -> str:
     if not deployment.sites_measure:
         return f"on {measured_on(deployment)}: sites send nothing for it"
     counts = (
-        f"on the {deployment.holdout:.0%} of its labelled {deployment.called} that each site keeps back: it "
+        f"on the {deployment.holdout:.0%} of its labelled {deployment.called} that each site holds out: it "
         f"sends a table of {classes} × {classes} counts, true class against predicted, and the server adds "
         "them up"
     )
@@ -232,7 +232,7 @@ def _noted(deployment: Deployment) -> str:
         return "nothing of single sites: differential privacy forbids it"
     if not config.keep.watches(config.federation.per_round):
         return "nothing of single sites: keep.clients of the experiment says so"
-    own = ", accuracy on what it keeps back" if deployment.sites_measure else ""
+    own = ", accuracy on what it holds out" if deployment.sites_measure else ""
     what = deployment.called
     return (
         f"of every site and round (clients.jsonl): {what}, labelled share, losses, share of {what} trusted, "
@@ -267,7 +267,7 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
             rows = f", and what a class's {what} have in common" if value.dim() > 1 else ""
             remarks.append(f"{name} has an entry for every class: it reveals label shares{rows}")
     if deployment.sites_measure:
-        remarks.append(f"the table of counts tells the server the label shares of the {what} kept back")
+        remarks.append(f"the table of counts tells the server the label shares of the {what} held out")
     labelled = "" if deployment.scenario == SERVER else ", and how much of it is labelled"
     remarks.append(f"numbers of {what} tell the server how large a site is{labelled}")
     if readers := validation.reads_single_sites(method):

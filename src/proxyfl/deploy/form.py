@@ -35,7 +35,7 @@ class ImageForm:
     std: tuple[float, ...] = setting((), "standard deviation of each channel or feature")
     flip: bool = setting(False, "whether a mirrored image keeps its class")
     holdout: float = setting(
-        0.0, "share of labelled images kept back to measure accuracy, where the labels are", low=0, high=0.9
+        0.0, "share of labelled images held out to measure accuracy, where the labels are", low=0, high=0.9
     )
 
     @property

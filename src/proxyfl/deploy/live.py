@@ -28,7 +28,7 @@ ENDS = ("finished", "stopped")
 """The last event of a run."""
 
 LATE = (*LATE_ANSWERS, "was not asked: the round's deadline")
-AWAY = ("is not connected", GONE)
+OFFLINE = ("is not connected", GONE)
 """How reasons begin that are no refusals, behind the site's name."""
 
 
@@ -67,7 +67,7 @@ class LiveLog:
         if isinstance(answer, Failure):
             reason = answer.reason.removeprefix(name).lstrip(": ")
             kind = _kind(reason)
-            text = f"round {answer.round}: {name} {reason}; the round goes on without it"
+            text = f"round {answer.round}: {name} {reason}; the round continues without it"
             if kind == "refused":
                 text = f"round {answer.round}: {name} left out: {reason}"
                 self.left_out[answer.client] = f"round {answer.round}: {reason}"
@@ -88,7 +88,7 @@ class LiveLog:
 
 def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: tuple[str, ...]) -> str:
     """A round in a line: accuracy where it was measured, who answered and who did not, how long it took."""
-    named: dict[str, list[str]] = {"late": [], "away": [], "refused": []}
+    named: dict[str, list[str]] = {"late": [], "offline": [], "refused": []}
     for client, reason in metrics["failed"].items():
         name = sites[int(client)]
         named[kind_of_failure(name, reason)].append(name)
@@ -105,17 +105,17 @@ def round_line(metrics: Mapping[str, Any], timing: Mapping[str, float], sites: t
 
 
 def kind_of_failure(name: str, reason: str) -> str:
-    """What became of a site: ``late``, ``away`` or ``refused``."""
+    """What became of a site: ``late``, ``offline`` or ``refused``."""
     return _kind(str(reason).removeprefix(name).lstrip(": "))
 
 
 def _kind(reason: str) -> str:
     """What became of a site that has no part in a round."""
-    return "late" if reason.startswith(LATE) else "away" if reason.startswith(AWAY) else "refused"
+    return "late" if reason.startswith(LATE) else "offline" if reason.startswith(OFFLINE) else "refused"
 
 
 def _on(metrics: Mapping[str, Any]) -> str:
-    """On what accuracy was measured, where not every site that keeps images back took part in it."""
+    """On what accuracy was measured, where not every site that holds out images took part in it."""
     source = metrics.get("evaluation", {})
     if not source.get("missing"):
         return ""

@@ -1,4 +1,4 @@
-"""Where accuracy comes from: test images at the server, or what each site keeps back, weighted by size."""
+"""Where accuracy comes from: test images at the server, or what each site holds out, weighted by size."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ServerTest:
 
 
 class SiteTest:
-    """Accuracy on what the sites keep back: counts are added up, so that larger sites weigh more.
+    """Accuracy on what the sites hold out: counts are added up, so that larger sites weigh more.
 
     A site that does not answer is left out of this round's accuracy, which says so; with no answer at all it
     is asked again up to ``patience``. With ``by_site`` what each site measured is noted, and in the ``last``
@@ -96,8 +96,8 @@ class SiteTest:
                 return Evaluation(total.confusion, total.scores, own=partial(_own, counts))
             if time.monotonic() >= until:
                 raise RunError(
-                    f"round {state.round}: no site measured accuracy; is any connected that keeps images "
-                    "back? The last checkpoint is kept, go on with 'proxyfl deploy run'"
+                    f"round {state.round}: no site measured accuracy; is any connected that holds out "
+                    "images? The last checkpoint is kept, continue with 'proxyfl deploy run'"
                 )
             time.sleep(min(PAUSE, self.patience))
 
@@ -139,7 +139,7 @@ class SiteTest:
 
 
 def _own(counts: Mapping[int, SiteCounts], client: int) -> tuple[int, int]:
-    """What a site's table of counts says: how many of the images that it keeps back are recognised."""
+    """What a site's table of counts says: how many of the images that it holds out are recognised."""
     if client not in counts:
         return 0, 0
     table = counts[client].confusion

@@ -32,18 +32,18 @@ PATIENCE, MOST = 10.0, 8
 
 FAMILIES = {
     "proxyfl_build": ("info", "version and name of the federation"),
-    "proxyfl_run_running": ("gauge", "1 while a run is being played"),
-    "proxyfl_run_finished": ("gauge", "1 when all rounds are played"),
+    "proxyfl_run_running": ("gauge", "1 while a run is in progress"),
+    "proxyfl_run_finished": ("gauge", "1 when all rounds are finished"),
     "proxyfl_round": ("gauge", "rounds that are finished"),
     "proxyfl_rounds": ("gauge", "rounds of the whole run"),
-    "proxyfl_round_begun": ("gauge", "the round that is being played; 0: none"),
+    "proxyfl_round_begun": ("gauge", "the round in progress; 0: none"),
     "proxyfl_accuracy": ("gauge", "of the global model in the last measured round"),
     "proxyfl_measure": ("gauge", "other measures of the global model, as macro_f1 and auroc"),
-    "proxyfl_site_accuracy": ("gauge", "of the global model on the images that a site keeps back"),
+    "proxyfl_site_accuracy": ("gauge", "of the global model on the images that a site holds out"),
     "proxyfl_site_connected": ("gauge", "1 where a site was heard within the last minute"),
     "proxyfl_site_seen_timestamp_seconds": ("gauge", "when a site was last heard"),
     "proxyfl_site_images": ("gauge", "images a site enrolled with, by kind"),
-    "proxyfl_site_rounds": ("counter", "rounds in which a site answered, was late, away or refused"),
+    "proxyfl_site_rounds": ("counter", "rounds in which a site answered, was late, offline or refused"),
     "proxyfl_last_round_sites": ("gauge", "sites of the last round, by outcome"),
     "proxyfl_site_received_bytes": ("counter", "what a site sent to the gate since it opened"),
     "proxyfl_site_sent_bytes": ("counter", "what the gate sent to a site since it opened"),
@@ -111,14 +111,14 @@ def render(found: Mapping[str, Any]) -> str:
     endings = {"counter": "_total", "info": "_info"}
     by_name: dict[str, list[str]] = {name: [] for name in FAMILIES}
     for name, labels, value in samples(found):
-        told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         ending = endings.get(FAMILIES[name][0], "")
-        by_name[name].append(f"{name}{ending}{{{told}}} {float(value):.15g}" if told else
+        by_name[name].append(f"{name}{ending}{{{shown}}} {float(value):.15g}" if shown else
                              f"{name}{ending} {float(value):.15g}")  # fmt: skip
     lines = []
-    for name, (kind, told) in FAMILIES.items():
+    for name, (kind, meaning) in FAMILIES.items():
         if by_name[name]:
-            lines += [f"# TYPE {name} {kind}", f"# HELP {name} {told}", *by_name[name]]
+            lines += [f"# TYPE {name} {kind}", f"# HELP {name} {meaning}", *by_name[name]]
     return "\n".join([*lines, "# EOF\n"])
 
 

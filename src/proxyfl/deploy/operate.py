@@ -24,8 +24,8 @@ from proxyfl.deploy import approval, entrance, expiry, signing
 from proxyfl.deploy.addresses import split_address
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.client_app import SITE, SITE_DATA
-from proxyfl.deploy.connector import Trouble
-from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
+from proxyfl.deploy.connector import Problem
+from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader
 from proxyfl.deploy.post import Post, private
 from proxyfl.deploy.programs import FlowerError, Program, ask_flwr, environment, wait_until
 from proxyfl.deploy.roster import NOTES, noted, previous_key, previous_note, site_keys
@@ -114,7 +114,7 @@ def server(deployment: Deployment, say: Say) -> Iterator[tuple[Program, ...]]:
     with Program([*words, "--host", "127.0.0.1", "--port", str(port)], env, log) as program:
         ready = wait_until(lambda: program.ended is not None or answers(deployment), START)
         if not ready or program.ended is not None:
-            raise RunError(f"the SuperLink did not start: {program.trouble()}; see {log}")
+            raise RunError(f"the SuperLink did not start: {program.failure()}; see {log}")
         _require_guard(program, port)
         if deployment.insecure:
             yield (program,)
@@ -186,8 +186,8 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
     split_address(address)
     private(settings.state)
 
-    def changed(trouble: Trouble | None) -> None:
-        say(f"{settings.name} waits: {trouble.text}" if trouble else f"{settings.name} is connected")
+    def changed(problem: Problem | None) -> None:
+        say(f"{settings.name} waits: {problem.text}" if problem else f"{settings.name} is connected")
 
     extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
     env = environment(settings.state / "flower", extra)
@@ -233,12 +233,12 @@ def look(settings: Site, data: Path, say: Say) -> None:
     counts, what = found.counts, settings.called
     say(
         f"{settings.name} has {sum(counts.labelled):,} labelled and {counts.unlabelled:,} unlabelled {what} "
-        f"to train on, {sum(counts.held_out):,} kept back"
+        f"to train on, {sum(counts.held_out):,} held out"
     )
     for note in (*found.notes, *settings.limits_in_words, *expiry.of_site(settings)):
         say(f"note: {note}")
     if not settings.insecure and settings.trusted.is_file():
-        say(f"{settings.name} {signing.told_of(settings)}")
+        say(f"{settings.name} {signing.trusted_by(settings)}")
 
 
 def require_approval(settings: Site) -> None:
@@ -282,22 +282,6 @@ def submit(deployment: Deployment) -> str:
     return str(answer["run-id"])
 
 
-def stop(deployment: Deployment) -> bool:
-    """End the run in the SuperLink; its checkpoint stays. False where it had finished before."""
-    run = under_way(deployment)
-    try:
-        ask_flwr(["stop", run, LINK], flower_home(deployment))
-    except FlowerError:
-        if run in _going(deployment):
-            raise
-        return False
-    wait_until(lambda: not is_running(deployment), START)
-    AuditLog(deployment.path).add("stop asked for", now=True)
-    log = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
-    log.tell("stopped", asked=True, reason="stopped, as asked", text="stopped, as asked")
-    return True
-
-
 def supervisor(deployment: Deployment) -> Post:
     """What is locked while ``proxyfl deploy server`` runs, also while it starts a program again."""
     return Post(deployment.state, f"the server of {deployment.path}")
@@ -310,12 +294,12 @@ def is_running(deployment: Deployment) -> bool:
 def under_way(deployment: Deployment) -> str:
     """Flower's number of the run that is being played."""
     require_server(deployment)
-    if not (going := _going(deployment)):
+    if not (runs := going(deployment)):
         raise RunError(f"no run is under way; 'proxyfl deploy status {deployment.path}' says what there is")
-    return going[0]
+    return runs[0]
 
 
-def _going(deployment: Deployment) -> list[str]:
+def going(deployment: Deployment) -> list[str]:
     """Flower's numbers of runs that have not ended."""
     listed = ask_flwr(["ls", LINK], flower_home(deployment))
     return [str(run["run-id"]) for run in listed.get("runs", []) if "finished" not in str(run.get("status"))]

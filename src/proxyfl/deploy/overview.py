@@ -26,7 +26,7 @@ from proxyfl.deploy.tally import STRANGERS, Count, read_tally
 from proxyfl.runs.directory import RunDirectory, measured
 from proxyfl.runs.run import Run, seconds_of
 
-OUTCOMES = ("answered", "late", "away", "refused")
+OUTCOMES = ("answered", "late", "offline", "refused")
 CONNECTED = 60.0
 """Seconds since its last request within which a site counts as connected: it asks for work far more often."""
 
@@ -155,7 +155,7 @@ class Overview:
             "state": self._state(client, name, seen),
             "seen": seen or None,
             "images": None if row is None else {"labelled": row.labelled, "unlabelled": row.unlabelled,
-                                                "kept_back": row.heldout},
+                                                "held_out": row.heldout},
             "rounds": {outcome: played.outcomes[outcome][client] for outcome in OUTCOMES},
             "accuracy": at.get(name, {}).get("accuracy"),
             "last_answer": {key: answers[-1].get(key) for key in ("round", "bytes", "seconds", "time")}
@@ -172,7 +172,7 @@ class Overview:
             return REMOVED
         if not seen:
             return "not seen"
-        return "connected" if time.time() - seen < CONNECTED else "away"
+        return "connected" if time.time() - seen < CONNECTED else "offline"
 
     def _enrolled(self) -> dict[int, Enrolled]:
         with contextlib.suppress(ProxyFLError):

@@ -34,8 +34,8 @@ class Pace:
         self, client: httpx.AsyncClient, kind: str, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> httpx.Response:
         """Pass a request on, as :func:`proxyfl.deploy.forward.ask` does, at this pace."""
-        told = [*headers, (b"content-length", str(len(body)).encode())]
-        request = client.build_request("POST", PREFIX + kind, content=self._pieces(body), headers=told)
+        complete = [*headers, (b"content-length", str(len(body)).encode())]
+        request = client.build_request("POST", PREFIX + kind, content=self._pieces(body), headers=complete)
         found = await client.send(request, stream=True)
         try:
             parts = []

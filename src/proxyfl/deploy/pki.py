@@ -174,19 +174,18 @@ def days_left(certificate: Path) -> int:
     return left.days
 
 
-def check_server(certificate: Path, authority: Path) -> None:
+def check_server(certificate: Path, authority: Path, folder: Path | str = "DIR") -> None:
     """Raise where a server's certificate is not of this authority or has ended, with the cure."""
+    renew = f"renew it with: proxyfl deploy init {folder} --renew"
     if not is_issued_by(read_certificate(certificate), authority):
-        raise ConfigError(
-            f"{certificate} is not signed by {authority}; renew it with: proxyfl deploy init DIR --renew"
-        )
+        raise ConfigError(f"{certificate} is not signed by {authority}; {renew}")
     if days_left(authority) < 0:
         raise ConfigError(
             f"{authority} has ended, and nothing it signed is trusted any more; make another with "
-            "'proxyfl deploy rotate DIR --ca' and hand out the sites' folders again"
+            f"'proxyfl deploy rotate {folder} --ca' and distribute the sites' folders again"
         )
     if days_left(certificate) < 0:
-        raise ConfigError(f"{certificate} has ended; renew it with: proxyfl deploy init DIR --renew")
+        raise ConfigError(f"{certificate} has ended; {renew}")
 
 
 def check_key(key: Path, certificate: Path) -> None:

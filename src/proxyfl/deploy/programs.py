@@ -151,7 +151,7 @@ class Program:
             return True
         return False
 
-    def trouble(self, lines: int = 4) -> str:
+    def failure(self, lines: int = 4) -> str:
         """What it said last that was an error, else its last lines: for an error message."""
         self._pump.join(timeout=2)
         said = list(self.said)

@@ -48,7 +48,7 @@ def _in_a_run(deployment: Deployment, name: str, staying: int) -> list[str]:
     later = f"the next run begins without {name}: 'proxyfl deploy run' then takes it off the list"
     if is_finished(deployment):
         return [f"the finished run keeps its list of sites; {later}"]
-    said = [f"the run keeps its list of sites and goes on without {name}; {later}"]
+    said = [f"the run keeps its list of sites and continues without {name}; {later}"]
     if staying < deployment.quorum:
         said.append(
             f"quorum = {deployment.quorum}, but {staying} site(s) are left: no round can count; "

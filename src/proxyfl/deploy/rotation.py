@@ -72,7 +72,7 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
         deployment.operator_key.unlink(missing_ok=True)
         signing.create_operator(deployment)
     for site in map(deployment.site, deployment.present):
-        if not site.certificate.is_file() or expiry.ends_soon(site.certificate):
+        if not site.certificate.is_file() or pki.days_left(site.certificate) < expiry.SOON:
             certify(deployment, site)
         write_bytes(site.trusted, deployment.trusted.read_bytes())
     write_app(deployment.app)
@@ -147,7 +147,7 @@ def finish_authority(folder: str | Path, *, force: bool = False) -> list[str]:
     if waiting and not force:
         raise RunError(
             f"{', '.join(waiting)} did not yet show a certificate of the new authority; hand over ca.crt and "
-            "site.crt, let them connect once, or give --force: whoever lacks them is locked out then"
+            "site.crt, let them connect once, or give --force: sites without them are then locked out"
         )
     hosts, authority = pki.hosts_of(deployment.server_certificate), deployment.ca_certificate
     (first, *_) = pki.read_authorities(authority)

@@ -206,7 +206,7 @@ def _experiment(plan: Plan) -> Config:
     ours: Tree = {"partition": {"clients": count}, "federation": {"per_round": per_round}}
     if "dtype" not in written.get("compute", {}):
         ours["compute"] = {"dtype": "fp32"}  # what all machines have, whatever this one has
-    if not plan.sample and _own_images(plan):
+    if not plan.sample and plan.form.get("classes"):
         ours["data"] = {"name": OWN_DATA}
     if plan.form.get("image_size") == 0 and not str(preset).endswith(".toml"):
         ours["model"] = {"name": VECTOR_NETWORK}
@@ -214,10 +214,6 @@ def _experiment(plan: Plan) -> Config:
     if asked != count:
         raise ConfigError(f"partition.clients = {asked}, but there are {count} sites")
     return load_config(preset, merge(ours, plan.overrides), plan.method)
-
-
-def _own_images(plan: Plan) -> bool:
-    return bool(plan.form.get("classes"))
 
 
 def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation | None) -> Deployment:

@@ -8,7 +8,7 @@ from flwr.app import MessageType, RecordDict
 
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import Failure, Update
-from proxyfl.deploy import sealing, signing
+from proxyfl.deploy import model_signing, signing
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.settings import Deployment
@@ -18,7 +18,7 @@ from proxyfl.runs.settings import identity
 
 
 class ServerAudit:
-    """An observer of rounds, told behind the recorder; a courier tells it what goes out and comes in."""
+    """An observer of rounds, called after the recorder; a courier reports what is sent and received."""
 
     def __init__(self, deployment: Deployment, roster: SiteRoster) -> None:
         self.deployment, self.roster, self.log = deployment, roster, AuditLog(deployment.path)
@@ -30,7 +30,7 @@ class ServerAudit:
         app = "" if form.insecure else str(signing.signature_of(form)["app"])
         config = form.config
         self.log.add(event, app=app, settings=identity(config), method=config.method.name, **details)
-        self.seal()
+        self.sign()
 
     def sent(self, client: int, kind: str, records: RecordDict) -> None:
         size, digest = digest_of(records)
@@ -72,13 +72,13 @@ class ServerAudit:
         metrics = report.metrics
         found = {name: metrics[name] for name in ("round", "accuracy") if name in metrics}
         self.log.add("round finished", **found)
-        self.seal(round=metrics["round"])
+        self.sign(round=metrics["round"])
 
-    def seal(self, **about: Any) -> None:
+    def sign(self, **about: Any) -> None:
         """Sign the models that are new."""
         if self.deployment.insecure:
             return
-        for model, digest in sealing.seal_models(self.deployment, **about).items():
+        for model, digest in model_signing.sign_models(self.deployment, **about).items():
             self.log.add("signed", model=model, sha256=digest, **about)
 
     def failed(self, error: BaseException) -> None:

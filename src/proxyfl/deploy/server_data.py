@@ -17,7 +17,7 @@ from proxyfl.encoders.encoding import FOLDER as FEATURES
 from proxyfl.engines.flower.site import SiteImages, encoded_images
 from proxyfl.runs.checkpoint import Checkpoint
 
-SEAL = "server data"
+CHECKSUM = "server data"
 """Under this name a checkpoint has the hash of the images."""
 
 
@@ -57,14 +57,14 @@ def notes(found: SiteData) -> list[str]:
     return notes
 
 
-def seal(found: SiteData) -> dict[str, str]:
+def checksum(found: SiteData) -> dict[str, str]:
     """By which it is noticed that the images changed while a run was under way."""
     index = torch.cat([found.labelled, found.held])
-    return {SEAL: content_hash({"images": found.images[index], "labels": found.labels[index]})}
+    return {CHECKSUM: content_hash({"images": found.images[index], "labels": found.labels[index]})}
 
 
 def require_same(saved: Checkpoint, found: SiteData, deployment: Deployment) -> None:
-    if saved.run_files.get(SEAL) != seal(found)[SEAL]:
+    if saved.run_files.get(CHECKSUM) != checksum(found)[CHECKSUM]:
         raise RunError(
             f"{deployment.server_data} is not what the run began with; put it back, or move "
             f"{deployment.run} away to begin anew"

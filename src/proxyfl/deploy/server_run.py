@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from proxyfl.data.dataset import Encoded, Split
 from proxyfl.data.partition import Partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.data.stream import ViewSettings
+from proxyfl.deploy import approval
 from proxyfl.deploy.crosssite import SharedModels
 from proxyfl.deploy.draws import Draws
 from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
@@ -35,7 +37,7 @@ from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.server_audit import ServerAudit
-from proxyfl.deploy.server_data import open_server_data, own_images, require_same, seal
+from proxyfl.deploy.server_data import checksum, open_server_data, own_images, require_same
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
 from proxyfl.deploy.stopping import StopAsked, stop_asked
@@ -93,7 +95,7 @@ class DeployedServer:
         return open_server_data(self.deployment) if self.deployment.server_data else None
 
     def _enrolling(self) -> dict[str, Any]:
-        """What a site is told when it enrols: what it has to agree with, and what its owner approved."""
+        """What a site receives when it enrols: what it has to agree with, and what its owner approved."""
         config = json.loads(json.dumps(self.deployment.config.to_tree()))
         return {**self.form, **spoken(), "config": config}
 
@@ -104,7 +106,7 @@ class DeployedServer:
         """Begin the run or go on with it, to the end. What stops it is the last line of the live file."""
         try:
             with RunDirectory(self.deployment.state, self.again).locked():
-                self.live.tell("began")
+                self.live.tell("began", pid=os.getpid())
                 if not self.directory.path.exists():
                     self._create()
                 with self.directory.locked():
@@ -146,7 +148,7 @@ class DeployedServer:
             federation, trainer, _ = self._federation(aside, config, method, enrolment)
             state = federation.start(trainer.initial_weights())
             files = {file.name: sha256(file) for file in (aside.partition, aside.environment)}
-            files |= {"data": AT_SITES, **trainer.seal, **(seal(own) if own is not None else {})}
+            files |= {"data": AT_SITES, **trainer.checksums, **(checksum(own) if own is not None else {})}
             checkpoint.save(aside, state, Mark.of(b""), config.keep.checkpoints, files)
             aside.event("created")
 
@@ -164,7 +166,7 @@ class DeployedServer:
         card = self._card(config, method)
         run.tidy()
         trainer = self._trainer(run, config, method)
-        require_same_frozen(run, saved, trainer.seal)
+        require_same_frozen(run, saved, trainer.checksums)
         if self.own is not None:
             require_same(saved, self.own, self.deployment)
         whole = trainer.whole
@@ -210,11 +212,13 @@ class DeployedServer:
                 draws.begin(state.round + 1)
             except BelowQuorum as error:
                 draws.failed(error.failed)
-                now = time.monotonic()
+                now, lack = time.monotonic(), error.lack("sites", self.roster.name)
+                if any(map(approval.is_missing, error.failed.values())):
+                    lack += "; a site's owner approves with: proxyfl deploy approve SITE"
                 until = until or now + self.deployment.patience
                 if now + pause > until:
-                    raise BelowQuorum(f"{error}, with '{self.again}'") from error
-                self.live.tell("waiting", text=f"{error}; trying again for {until - now:.0f} s")
+                    raise RunError(f"{lack}; the checkpoint is kept; continue with: {self.again}") from error
+                self.live.tell("waiting", text=f"{lack}; asking again for {until - now:.0f} s")
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_LAST)
 
@@ -235,7 +239,7 @@ class DeployedServer:
                 self.live.tell("waiting", text=f"{text}; waiting")
             if time.monotonic() > until:
                 raise RunError(
-                    f"{text}; the last checkpoint is kept, go on with '{self.again}' when they are back"
+                    f"{text}; the last checkpoint is kept, continue with '{self.again}' when they are back"
                 )
             time.sleep(LOOK)
 

@@ -174,7 +174,7 @@ class Deployment(DeploymentSettings):
         """What the site's ``site.toml`` holds."""
         shared, where = _table_of(self, ImageForm), self.scenario
         if where == SERVER:
-            shared["holdout"] = 0.0  # it is the server that keeps labelled images back
+            shared["holdout"] = 0.0  # it is the server that holds out labelled images
         return Site(
             **shared,
             name=name,
@@ -208,7 +208,7 @@ class Deployment(DeploymentSettings):
 
     @property
     def sites_measure(self) -> bool:
-        """Whether accuracy comes from images that sites keep back."""
+        """Whether accuracy comes from images that sites hold out."""
         return not self.test and self.scenario != SERVER
 
     @property
@@ -311,7 +311,7 @@ class Site(SiteSettings):
     def read(cls, folder: str | Path) -> Self:
         path = Path(folder).expanduser().resolve()
         settings = _read(
-            SiteSettings, path / SITE_FILE, "give the folder that the federation's operator handed out"
+            SiteSettings, path / SITE_FILE, "give the folder that the federation's operator distributed"
         )
         return cls(**_table_of(settings, type(settings)), path=path)
 

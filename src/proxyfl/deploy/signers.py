@@ -58,7 +58,7 @@ def server_signer(pem: str, authority: Path, when: datetime) -> Signer:
     if not pki.is_issued_by(certificate, authority):
         raise RunError(f"it was signed by {name}, which {authority} does not know: another federation's")
     if ExtendedKeyUsageOID.SERVER_AUTH not in usage:
-        raise RunError(f"it was signed by {name}, which is no server of the federation")
+        raise RunError(f"it was signed by {name}, which is not a server of the federation")
     if not certificate.not_valid_before_utc <= when <= certificate.not_valid_after_utc:
         raise RunError(f"it was signed at {when:%Y-%m-%d}, when the certificate of {name} was not valid")
     return Signer(name, certificate)

@@ -33,8 +33,6 @@ from proxyfl.deploy.settings import Deployment, Site
 MARK = 8
 """So many digits of an app's SHA-256 are shown, as many as Flower puts into the name of its folder."""
 
-CURE = "make it again with: proxyfl deploy init DIR --renew"
-
 
 def create_operator(deployment: Deployment) -> None:
     """The operator's key, and its public half in the form that Flower's programs read."""
@@ -95,17 +93,18 @@ def fingerprint(file: Path) -> str:
 def signature_of(deployment: Deployment) -> dict[str, Any]:
     """The signature record, checked against the key and the app as it is now."""
     file = deployment.app_signature
+    cure = f"make it again with: proxyfl deploy init {deployment.path} --renew"
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         key = read_trusted(deployment.trusted)[record["key"]]
         digest, raw = bytes.fromhex(record["app"]), base64.urlsafe_b64decode(record["signature"])
         key.verify(raw, _message(digest, record["signed_at"]))
     except FileNotFoundError:
-        raise ConfigError(f"{file} is missing: the app is not signed; {CURE}") from None
+        raise ConfigError(f"{file} is missing: the app is not signed; {cure}") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, InvalidSignature):
-        raise ConfigError(f"{file} is no signature by the operator's key; {CURE}") from None
+        raise ConfigError(f"{file} is no signature by the operator's key; {cure}") from None
     if digest != hashlib.sha256(app_bytes(deployment)).digest():
-        raise ConfigError(f"{deployment.app} is not what the operator signed; {CURE}")
+        raise ConfigError(f"{deployment.app} is not what the operator signed; {cure}")
     return dict(record)
 
 
@@ -115,13 +114,13 @@ def verifications(record: dict[str, Any]) -> dict[str, str]:
     return {"valid_license": "true", str(record["key"]): json.dumps(signed)}
 
 
-def told_by(deployment: Deployment) -> str:
+def signed_by(deployment: Deployment) -> str:
     """What the operator can compare with what sites show, which is the same."""
     app = str(signature_of(deployment)["app"])[:MARK]
     return f"sites run the app {app}, signed by the operator's key {fingerprint(deployment.trusted)}"
 
 
-def told_of(site: Site) -> str:
+def trusted_by(site: Site) -> str:
     return f"runs only apps signed by the operator's key {fingerprint(site.trusted)}"
 
 

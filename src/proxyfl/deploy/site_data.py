@@ -46,7 +46,7 @@ class SiteData:
     """A site's images as uint8 (N, channels, size, size), or vectors (N, d), their labels (-1: none), and
     who is what.
 
-    ``labelled`` and ``unlabelled`` are what is trained on, ``held`` is kept back: indices, in reading order.
+    ``labelled`` and ``unlabelled`` are what is trained on, ``held`` is held out: indices, in reading order.
     """
 
     classes: tuple[str, ...]
@@ -87,7 +87,7 @@ class SiteData:
         """What the site's people should know before they take part."""
         notes, what = list(self.remarks), Split(self.images, self.labels).called
         if self.ignored:
-            notes.append(f"files ignored because they are no images: {self.ignored:,}")
+            notes.append(f"files ignored because they are not images: {self.ignored:,}")
         if self.scenario == SERVER:
             ignored = f"; the labels of {self.unused:,} {what} here are not used" if self.unused else ""
             return [*notes, f"labels are at the server alone: this site needs none{ignored}"]
@@ -121,8 +121,8 @@ def open_site(
     0 means vectors of ``channels`` features in an npz file or a table. ``keys`` names arrays or columns that
     are called otherwise.
 
-    ``holdout`` is the share of labelled images kept back, drawn by class, the same for the same ``seed``;
-    where the data has a test or validation split of its own, that is kept back instead.
+    ``holdout`` is the share of labelled images held out, drawn by class, the same for the same ``seed``;
+    where the data has a test or validation split of its own, that is held out instead.
     ``cache`` is a folder for the decoded images: the next process then reads them in a moment.
     Where the ``scenario`` is ``server``, labels that are here are not used; where it is ``partial``, all
     images have one or none has.
@@ -249,7 +249,7 @@ def client_arrays(data: ClientData) -> tuple[Tensor, Tensor]:
 
 
 def held_out(labels: Tensor, classes: int, share: float, seed: int) -> Tensor:
-    """True for the labelled images to keep back: ``share`` of them, spread over the classes in proportion.
+    """True for the labelled images to hold out: ``share`` of them, spread over the classes in proportion.
 
     Every class keeps at least one image to train on; which ones go is a pure function of the seed.
     """

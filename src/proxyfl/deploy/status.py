@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.shrink import settled
 from proxyfl.runs.directory import measured, read_json_lines
 from proxyfl.runs.run import Run
+
+STOPPED = re.compile(r"^stopped( after round \d+)?[:,]? *")
+"""How the words about an end begin, which the line on the run says itself."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,10 @@ def look(deployment: Deployment) -> Status:
 
 def as_table(deployment: Deployment, found: Status) -> dict[str, Any]:
     """The same for other programs, with all that the deployment's files say."""
-    told = Overview(deployment.path).look()
+    seen = Overview(deployment.path).look()
     nodes = {row[0]: row[1] for row in found.sites}
-    sites = [{**site, "node": nodes.get(site["name"], "–")} for site in told["sites"]]
-    return {"server": found.server, **told, "sites": sites, "notes": found.notes}
+    sites = [{**site, "node": nodes.get(site["name"], "–")} for site in seen["sites"]]
+    return {"server": found.server, **seen, "sites": sites, "notes": found.notes}
 
 
 def _nodes(deployment: Deployment) -> dict[str, str]:
@@ -84,22 +88,27 @@ def run_line(deployment: Deployment) -> str:
     lines, going = newest(LiveReader(deployment.state / LIVE_FILE).new()), operate.is_running(deployment)
     if going and any(line["event"] in ENDS for line in lines):
         lines = []  # of the run before
-    last = next((str(line["text"]) for line in reversed(lines) if "text" in line), "")
+    latest = next((line for line in reversed(lines) if "text" in line), {"event": "", "text": ""})
+    last = str(latest["text"])
     if not deployment.run.is_dir():
         if going:
             return f"the run is being prepared{f'; {last}' if last else ''}"
         return f"the run has not begun; start it with: proxyfl deploy run {deployment.path}"
-    said = f"; {last}" if last and not last.startswith("finished") else ""
     try:
         run = Run(deployment.run)
         metrics, total = run.metrics, run.config.federation.rounds
     except (ProxyFLError, OSError) as error:
         return f"the run cannot be read: {error}"
     state = "finished" if run.finished else "running" if going else "stopped"
-    scored = measured(metrics)
+    scored, said = measured(metrics), f"; {last}" if last else ""
     accuracy = f", accuracy {scored[-1]['accuracy']:.1%}" if scored else ""
     done = f"round {len(metrics)} of {total}{accuracy}"
     begun = max((line["round"] for line in lines if line["event"] == "round"), default=0)
+    if latest["event"] == "finished round":
+        done, said = last.replace(":", f" of {total}:", 1), ""
+    elif latest["event"] in ENDS:
+        why = STOPPED.sub("", last)
+        said = f" ({why})" if why and not run.finished else ""
     if going and begun > len(metrics):
         done = f"round {begun} of {total} is being trained" + (f"; so far: {done}" if metrics else "")
     return f"run {state}: {done}{said}"

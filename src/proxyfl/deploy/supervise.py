@@ -183,7 +183,7 @@ class ServerWatch:
             log = LiveLog(self.deployment.state / LIVE_FILE, self.deployment.sites, "")
             log.tell("stopped", asked=True, reason=text, text=text)
         if self.owed:
-            self.say("the run goes on from its last checkpoint")
+            self.say("the run continues from its last checkpoint")
             self.going, self.owed = operate.submit(self.deployment), False
 
     def _await_room(self) -> None:
@@ -227,7 +227,7 @@ def serve(deployment: Deployment, say: Say, ready: Callable[[], None]) -> NoRetu
 def take_part(settings: Site, data: Path, say: Say, address: str = "") -> NoReturn:
     """Run a site until it is stopped; one command at a time may.
 
-    A server that is away or does not let it in is waited for.
+    A server that is offline or does not let it in is waited for.
     """
     with Post(settings.state, settings.name).taken():
         _take_part(settings, data, say, address)
@@ -271,7 +271,7 @@ def _watch_site(program: Program) -> str:
 
 def _cause(program: Program) -> str:
     """Why a program ended, as it says itself; what it says at a proper end is no reason."""
-    said, code = program.trouble(), program.ended or 0
+    said, code = program.failure(), program.ended or 0
     if code < 0:
         return f"killed by signal {-code}"
     return said if said.startswith("ERROR") or GRACEFUL in said else f"exit code {program.ended}"

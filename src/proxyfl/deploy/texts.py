@@ -55,8 +55,8 @@ def measured_on(deployment: Deployment) -> str:
     if deployment.test:
         return f"the server's test {deployment.called} ({deployment.test})"
     if deployment.sites_measure:
-        return f"the {deployment.holdout:.0%} of labelled {deployment.called} that every site keeps back"
-    return f"the {deployment.holdout:.0%} of its labelled {deployment.called} that the server keeps back"
+        return f"the {deployment.holdout:.0%} of labelled {deployment.called} that every site holds out"
+    return f"the {deployment.holdout:.0%} of its labelled {deployment.called} that the server holds out"
 
 
 def labels_are(deployment: Deployment) -> str:
@@ -135,8 +135,8 @@ def _warning(insecure: bool) -> str:
     if not insecure:
         return ""
     return (
-        "> **Insecure.** No encryption, no authentication: whoever reaches the port reads and joins. For "
-        "trying out on one machine only.\n\n"
+        "> **Insecure.** No encryption, no authentication: anyone who reaches the port can read and join. "
+        "For trials on one machine only.\n\n"
     )
 
 

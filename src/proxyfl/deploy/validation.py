@@ -66,7 +66,7 @@ def check_experiment(config: Config) -> None:
         )
     if config.data.validation:
         raise ConfigError(
-            "data.validation is for simulations; sites keep images back with holdout in federation.toml"
+            "data.validation is for simulations; sites hold out images with holdout in federation.toml"
         )
     if config.data.norm == "release":
         raise ConfigError(

@@ -75,7 +75,7 @@ class Cache:
     def open(self) -> Tensor:
         """The features, read as they are needed; writing to them changes nothing on the disk."""
         if not begins_with(self.data, self._header):  # looked at first: numpy would parse any Python literal
-            raise DataError(f"{self.data} is damaged; remove {self.folder}, and it is made again")
+            raise DataError(f"{self.data} is damaged; remove {self.folder} and it will be rebuilt")
         return torch.from_numpy(np.lib.format.open_memmap(self.data, mode="c"))
 
     def rows(self, block: int) -> slice:
@@ -126,7 +126,10 @@ class Cache:
         start, length = self._place(block)
         content = features.contiguous().numpy().tobytes()
         if features.dtype != torch.float16 or len(content) != length:
-            raise DataError(f"features of shape {tuple(features.shape)} do not fit; an encoder's are alike")
+            raise DataError(
+                f"features of shape {tuple(features.shape)} do not fit; all features of an "
+                "encoder have one shape"
+            )
         with self.data.open("r+b") as file:
             file.seek(start)
             file.write(content)
@@ -143,16 +146,16 @@ def require_room(caches: list[Cache], root: Path) -> None:
     limit = _limit() * 1e9
     if needed > limit:
         raise ConfigError(
-            f"the features take {in_words(needed)}, and {in_words(limit)} are allowed; {cure}, or allow "
-            f"more gigabytes with {VARIABLE}"
+            f"the features need {in_words(needed)}, but {in_words(limit)} are allowed; "
+            f"{cure}, or allow more gigabytes with {VARIABLE}"
         )
     root.mkdir(parents=True, exist_ok=True)
     used = sum(cache.data.stat().st_blocks * 512 for cache in caches if cache.data.is_file())
     free = shutil.disk_usage(root).free
     if needed - used > free:
         raise ConfigError(
-            f"the features take {in_words(needed)}, and {root} has room for {in_words(free)}; {cure}, or "
-            "name another data folder (PROXYFL_DATA)"
+            f"the features need {in_words(needed)}, but {root} has room for "
+            f"{in_words(free)}; {cure}, or name another data folder (PROXYFL_DATA)"
         )
 
 

@@ -31,7 +31,7 @@ class Frozen:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.network, nn.Module) or (callable(self.network) and self.weights_hash)):
-            raise ConfigError("an encoder is an nn.Module; of any other function give its weights_hash, too")
+            raise ConfigError("an encoder is an nn.Module; for any other function also give its weights_hash")
         if isinstance(self.network, nn.Module):
             self.network.eval().requires_grad_(False)
 
@@ -63,7 +63,7 @@ class Frozen:
         given = "texts" if is_texts(samples) else "images"
         if given != self.takes:
             raise DataError(
-                f"{self.called} takes {self.takes}, and these are {given}; choose another encoder"
+                f"{self.called} takes {self.takes}, but these are {given}; choose another encoder"
             )
         try:
             found = self.network(self.prepared(samples))
@@ -73,12 +73,12 @@ class Frozen:
         if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != len(samples):
             gave = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise DataError(
-                f"{self.called} gave {gave} for {len(samples)} {self.takes}; an encoder gives one vector for "
-                "each"
+                f"{self.called} returned {gave} for {len(samples)} {self.takes}; an encoder "
+                "returns one vector for each"
             )
         features = found.half()
         if not bool(features.isfinite().all()):
-            raise DataError(f"{self.called} gave features that are no finite numbers in 16 bits")
+            raise DataError(f"{self.called} returned features that are not finite in 16 bits")
         return features
 
 

@@ -34,7 +34,9 @@ def read_hf(place: str) -> Frozen:
         file, folder = find(FILE), Path(place).expanduser()
         if file is None:
             where = folder / FILE if folder.is_dir() else FILE
-            raise ConfigError(f"{where} is missing: it says how images are prepared; take it from the source")
+            raise ConfigError(
+                f"{where} is missing: it defines how images are prepared; get it from the source"
+            )
         return Encoder(_Vision(network), channels=3, weights_hash=weights, **preparation(file))
     if getattr(network, "main_input_name", "") != "input_ids" or network.config.is_encoder_decoder:
         raise ConfigError(f"hf:{place} is a {type(network).__name__}, which encodes neither images nor texts")
@@ -178,8 +180,8 @@ def _why(place: str, folder: Path, local: bool, error: Exception) -> str:
         return f"hf:{place} needs code that comes with it, which is never run; choose another encoder"
     if not any(folder.glob("*.safetensors")):
         return (
-            f"hf:{place} has no weights in safetensors files, and other files can hold code; convert them, "
-            "or take the model's safetensors files"
+            f"hf:{place} has no weights in safetensors files, and other formats can "
+            "contain code; convert them, or get the model's safetensors files"
         )
     return f"hf:{place} cannot be read by transformers: {_line(text)}"
 

@@ -48,8 +48,8 @@ def load_encoder(name: str, expected: str = "") -> Frozen:
     found = _read(name)
     if expected and found.hash != expected:
         raise ConfigError(
-            f"the encoder {name} is not the one that was used before; put that one back, or clear "
-            "model.encoder_hash to begin with what is there"
+            f"the encoder {name} is not the one that was used before; put that one "
+            "back, or clear model.encoder_hash to use the present one"
         )
     return found
 

@@ -41,9 +41,7 @@ def read_onnx(place: str) -> Frozen:
             "input_ids of texts"
         )
     if isinstance(shape[0], int):
-        raise ConfigError(
-            f"onnx:{place} takes batches of {shape[0]} alone; export it for batches of any size"
-        )
+        raise ConfigError(f"onnx:{place} takes only batches of {shape[0]}; export it for batches of any size")
     beside, channels, side = file.with_name(FILE), _number(shape[1]), _number(shape[3])
     prepared = preparation(beside) if beside.is_file() else {"size": side}
     outputs = session.get_outputs()
@@ -59,7 +57,7 @@ def _session(place: str, file: Path) -> Any:
     except ImportError as error:
         raise missing_extra("onnxruntime", "encoders") from error
     if not file.is_file():
-        raise ConfigError(f"onnx:{place} is no file; name an ONNX file")
+        raise ConfigError(f"onnx:{place} is not a file; name an ONNX file")
     try:
         return onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has an exception of its own for every fault

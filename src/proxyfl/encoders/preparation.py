@@ -31,10 +31,12 @@ def preparation(file: Path) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{file} does not say how images are prepared ({error}); take it from the model's source"
+            f"{file} does not define how images are prepared ({error}); get it from the model's source"
         ) from None
     if abs(float(given.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-3 or not given.get("do_rescale", True):
-        raise ConfigError(f"{file} scales values otherwise than by 1 / 255; no such encoder is supported")
+        raise ConfigError(
+            f"{file} scales values by something other than 1 / 255; such encoders are not supported"
+        )
     return found
 
 
@@ -44,5 +46,5 @@ def _side(size: Any) -> int:
         return size
     sides = {int(size[name]) for name in ("height", "width", "shortest_edge") if size.get(name)}
     if len(sides) != 1:
-        raise ValueError(f"{size} is no square")
+        raise ValueError(f"{size} is not a square")
     return sides.pop()

@@ -41,7 +41,7 @@ class Tokens:
         file = find(FILE)
         if file is None:
             raise ConfigError(
-                f"{FILE} is missing: it says how texts are cut into tokens; take it from the source"
+                f"{FILE} is missing: it defines how texts are split into tokens; get it from the source"
             )
         try:
             self.tokenizer = Tokenizer.from_file(str(file))
@@ -79,7 +79,7 @@ def settings_in(find: Find, name: str) -> dict[str, Any]:
     try:
         found = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); take it from the source") from None
+        raise ConfigError(f"{file} cannot be read ({error}); get it from the source") from None
     return found if isinstance(found, dict) else {}
 
 

@@ -32,7 +32,8 @@ def choose_engine(trainer: ClientTrainer, holdings: Holdings, workers: int | Non
         try:
             return PoolEngine(trainer, holdings, count)
         except CannotHandOver as error:
-            print(f"note: clients train in this process; other processes cannot be given {error}",
+            print("note: clients train in this process, because other processes cannot receive "
+f"{error}",
                   file=sys.stderr)  # fmt: skip
     return InlineEngine.over(trainer, holdings)
 

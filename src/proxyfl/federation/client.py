@@ -19,6 +19,7 @@ from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
 from proxyfl.core.state import STATISTICS, Task, Tensors, Update, content_hash, detached, namespace, within
+from proxyfl.core.text import shortened
 from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.data.vectors import prepared
 from proxyfl.federation.client_store import ClientStore
@@ -112,7 +113,7 @@ class ClientTrainer:
         return self.method.shared(detached(self.plain_network().state_dict()))
 
     @property
-    def seal(self) -> dict[str, str]:
+    def checksums(self) -> dict[str, str]:
         """A hash of the network that frozen tensors are part of, for who must find it again; empty where
         nothing is frozen.
         """
@@ -271,10 +272,9 @@ def fitting(start: Tensors, own: Tensors) -> Tensors:
     ]
     for names, what in ((other, "other shapes"), (missing, "no"), (strange, "unknown tensors:")):
         if names:
-            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise ConfigError(
-                f"the weights to start from do not fit this network: {what} {listed}; choose the model.name, "
-                "model.width, classes and channels that they were trained with"
+                f"the initial weights do not fit this network: {what} {shortened(names)}; choose the "
+                "model.name, model.width, classes and channels that they were trained with"
             )
     return {name: value for name, value in start.items() if name in own}
 
@@ -304,8 +304,8 @@ def _require_terms(ctx: ClientContext) -> None:
     adding = [addon.name for addon in ctx.method.addons if overrides(addon, "term")]
     if adding and ctx.stream.steps and not ctx.terms_taken:
         raise MethodError(
-            f"{ctx.method.name} has a step of its own that leaves out +{', +'.join(adding)}; "
-            "add ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"
+            f"{ctx.method.name} has its own step, which ignores +{', +'.join(adding)}; add "
+            "ctx.terms(outputs) to its losses, or refuse them in refuses(addon)"
         )
 
 

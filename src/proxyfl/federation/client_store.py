@@ -52,7 +52,7 @@ class ClientStore:
         except RunError as error:
             raise RunError(f"{what} is damaged: {file}; {self.cure}") from error
         if whose and (whose.get("client"), whose.get("round")) != (str(client), str(round)):
-            raise RunError(f"{what} is damaged: {file} is another's; {self.cure}")
+            raise RunError(f"{what} is damaged: {file} belongs to another client; {self.cure}")
         return tensors
 
     def has(self, client: int, round: int) -> bool:

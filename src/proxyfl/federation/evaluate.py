@@ -71,7 +71,7 @@ def evaluate(
     are measured as well, with ``histograms`` they are counted.
     """
     if not len(split):
-        raise DataError("there are no test images to measure accuracy on")
+        raise DataError("there are no test images to evaluate on")
     device = next(network.parameters()).device
     network.eval()
     confusion, kept, right = torch.zeros(0, dtype=torch.int64), list[Tensor](), list[Tensor]()

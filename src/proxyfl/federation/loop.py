@@ -268,7 +268,7 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold, traffic: Traffic) -> 
 
 def _measure(server: Server, state: ServerState, rows: list[Row]) -> tuple[dict[str, Any], Tensors]:
     """What metrics and snapshots hold of a round's accuracy: nothing where it is not measured. The rows of
-    clients get that on their own images, where some are kept back.
+    clients get that on their own images, where some are held out.
     """
     if not server.settings.measures(state.round):
         return {}, {}
@@ -291,9 +291,4 @@ def _measure(server: Server, state: ServerState, rows: list[Row]) -> tuple[dict[
 def _require_quorum(quorum: int, fold: Fold, clients: list[int]) -> None:
     wanted = min(quorum, len(clients))
     if len(fold.answered) < wanted:
-        reasons = "; ".join(f"client {k}: {reason}" for k, reason in list(fold.failed.items())[:3])
-        raise BelowQuorum(
-            f"round {fold.guard.round}: {len(fold.answered)} of {len(clients)} clients gave a usable update, "
-            f"{wanted} are needed ({reasons}); the last checkpoint is kept, resume when this is fixed",
-            fold.failed,
-        )
+        raise BelowQuorum(fold.guard.round, len(clients), len(fold.answered), wanted, fold.failed)

@@ -46,11 +46,11 @@ class OwnImages:
             restore_momentum(ctx, momentum)
             for batches in every_step(ctx):
                 trainer.method.learn(next(batches), ctx)
-        told = {"loss": float(ctx.losses["supervised"]) / ctx.steps, "steps": float(ctx.steps)}
+        metrics = {"loss": float(ctx.losses["supervised"]) / ctx.steps, "steps": float(ctx.steps)}
         trained = trainer.method.learned(ctx)
         kept = momentum_of(ctx) if usual.keeps_momentum("server") else {}
         vars(ctx).clear()
-        return trained, kept, told
+        return trained, kept, metrics
 
     def measure(self, round: int, weights: Tensors) -> Tensors:
         """What static batch norm sees of the images, as sums."""

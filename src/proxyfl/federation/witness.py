@@ -5,7 +5,7 @@ With d_k a client's change of the weights and w_k its weight in the mean::
     norm_k    ||d_k||, before anything clips it
     cosine_k  <d_k, d> / (||d_k|| ||d||),  d = sum_k w_k d_k / sum_k w_k
 
-over all floating tensors. Where clients keep images back, the accuracy of the global model on them is noted,
+over all floating tensors. Where clients hold out images, the accuracy of the global model on them is noted,
 too. The mean is known when all updates have come, so the changes of a round wait for it in memory, up to a
 bound; of larger rounds there are no cosines.
 """

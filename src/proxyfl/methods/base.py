@@ -140,7 +140,7 @@ class Addon(Part):
 class MethodParameters:
     """Parameters that every method has."""
 
-    tau: float = setting(0.95, "confidence from which a prediction is trusted", low=0, high=1)
+    tau: float = setting(0.95, "confidence required to accept a prediction", low=0, high=1)
     strict: bool = setting(False, "confidence must exceed tau (true) or reach it (false)")
 
 
@@ -161,7 +161,7 @@ class Method(Part):
     oracle: ClassVar[bool] = False
     """Whether the true labels of unlabelled images are given to it (``ctx.truth``). Declared and listed."""
     undefined: ClassVar[Mapping[str, str]] = {
-        SERVER: "it learns from labelled images of clients, which have none (server-only uses the server's)"
+        SERVER: ("it learns from labelled images at clients, which have none (server-only uses the server's)")
     }
     protocol: ClassVar[Mapping[str, object]] = {}
     """Settings of its own paper's federation by dotted name (``--protocol own``); empty: it has none."""
@@ -232,8 +232,8 @@ class Method(Part):
         if addon.name not in masks:
             return ""
         if not self.takes_masks:
-            return "none of its losses takes weights of unlabelled images"
-        return "" if addon.name == masks[0] else f"+{masks[0]} weighs its images already"
+            return "none of its losses supports weights of unlabelled images"
+        return "" if addon.name == masks[0] else f"+{masks[0]} already weights its images"
 
     def require(self, where: str) -> None:
         """Refuse a scenario in which the method or one of its add-ons makes no sense."""

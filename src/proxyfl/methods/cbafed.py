@@ -54,17 +54,17 @@ AT_CLIENTS, AT_SERVER = 0.8, 0.5
 class CBAFedParameters(MethodParameters):
     """Parameters of CBAFed."""
 
-    tau: float = setting(0.95, "highest threshold of a class, and what add-ons trust", low=0, high=1)
-    strict: bool = setting(True, "what add-ons trust must exceed tau (true) or reach it (false)")
-    base: float = setting(0.84, "threshold of a class to which its share is added", low=0, high=1)
+    tau: float = setting(0.95, "highest threshold of a class, also used by add-ons", low=0, high=1)
+    strict: bool = setting(True, "for add-ons, confidence must exceed tau (true) or reach it (false)")
+    base: float = setting(0.84, "base threshold of a class, to which its share is added", low=0, high=1)
     rare: float = setting(0.03, "share below which a class is rare", low=0)
-    warmup: int = setting(3, "first rounds, in which labelled clients train alone", low=0)
-    unlabelled_epochs: int = setting(0, "epochs of clients without labels; 0: as train.epochs", low=0)
+    warmup: int = setting(3, "first rounds, in which only labelled clients train", low=0)
+    unlabelled_epochs: int = setting(0, "epochs of clients without labels; 0: same as train.epochs", low=0)
     unlabelled_lr: float = setting(1.0, "learning rate of these clients, as a multiple of train.lr", low=0)
     residual_epochs: int = setting(
-        5, "epochs after which labelled clients mix old weights in; 0: never", low=0
+        5, "epochs after which labelled clients mix in old weights; 0: never", low=0
     )
-    residual_rounds: int = setting(5, "rounds after which the server mixes old weights in; 0: never", low=0)
+    residual_rounds: int = setting(5, "rounds after which the server mixes in old weights; 0: never", low=0)
 
 
 class CBAFed(Method):
@@ -72,7 +72,7 @@ class CBAFed(Method):
     wants = frozenset({"x", "u_weak"})
     undefined: ClassVar[Mapping[str, str]] = {
         CLIENTS: "it needs clients that have labels for all their images or for none",
-        SERVER: "it warms up on labelled images of clients, which have none",
+        SERVER: "it warms up on labelled images at clients, which have none",
     }
     protocol: ClassVar[Mapping[str, object]] = {
         "labels.where": "partial",

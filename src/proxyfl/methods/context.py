@@ -184,7 +184,7 @@ class ClientContext:
     def truth(self) -> Tensor:
         """The true labels of the pool by position, for a declared oracle."""
         if self.stream.truth is None:
-            raise MethodError(f"{self.method.name} asks for true labels, which need oracle = True")
+            raise MethodError(f"{self.method.name} requests true labels, which requires oracle = True")
         return self.stream.truth.to(self.device)
 
     @cached_property

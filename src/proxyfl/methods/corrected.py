@@ -34,7 +34,7 @@ class CorrectedParameters(PseudoLabelParameters):
     """Parameters of label-corrected training."""
 
     corrected: float = setting(
-        1.0, "share of the unsure images that train with their true label", low=0, high=1
+        1.0, "share of the unconfident images that train with their true label", low=0, high=1
     )
 
 

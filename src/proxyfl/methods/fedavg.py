@@ -81,6 +81,6 @@ register(
     Shown("labels at the server", 60, "black", "dash-dot", "s", page="fedavg"),
 )
 register(
-    Recipe("fedprox", "labelled images only, pulled towards the global weights", FedAvg, ("prox",)),
+    Recipe("fedprox", "labelled images only, with a proximal term", FedAvg, ("prox",)),
     Shown("labelled only", 12, "black", "dotted", "v"),
 )

@@ -44,14 +44,14 @@ OFF_ONE = 1e-2
 class FedDBParameters(PseudoLabelParameters):
     """Parameters of FedDB."""
 
-    momentum: float = setting(0.5, "share of the old average prediction that stays each step", low=0, high=1)
+    momentum: float = setting(0.5, "share of the average prediction kept each step", low=0, high=1)
     over: str = setting(
         "selected",
-        "selected: batches of selected images only; batch: batches of all, the others count as zero",
+        "selected: batches of selected images only; batch: batches of all images, the others contribute zero",
         choices=("selected", "batch"),
     )
     solver: str = setting(
-        "release", "how the weights of the mean are found", choices=("release", "simplex_qp")
+        "release", "how the aggregation weights are computed", choices=("release", "simplex_qp")
     )
     solver_steps: int = setting(100, "steps of the released solver", low=0)
     server_momentum: float = setting(0.0, "momentum of the server's update; 0: plain average", low=0, high=1)
@@ -99,7 +99,7 @@ class FedDB(FixMatch):
     def receive(self, update: Update) -> Tensors:
         average = update.extras["feddb/average"]
         if bool((average < 0).any()) or abs(float(average.double().sum()) - 1) > OFF_ONE:
-            raise UpdateRefused("its average prediction is no distribution")
+            raise UpdateRefused("its average prediction is not a distribution")
         return {"average": average}
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> list[float]:

@@ -71,7 +71,7 @@ class FedDureParameters(MethodParameters):
     hidden: int = setting(128, "hidden units of the fine regulator; 100 in the release", low=1)
     regulator_lr: float = setting(1e-3, "learning rate of the fine regulator (Adam)", low=0)
     release_lr: float = setting(5e-4, "release: learning rate of teacher and student (Adam)", low=0)
-    release_tau: float = setting(0.6, "release: confidence from which a soft label counts", low=0, high=1)
+    release_tau: float = setting(0.6, "release: confidence from which a soft label is used", low=0, high=1)
     release_weight: float = setting(8.0, "release: full weight of the unlabelled loss", low=0)
     release_ramp: int = setting(20, "release: steps of a round until that weight is reached", low=1)
     release_tune: int = setting(5, "release: labelled steps of the teacher besides", low=0)

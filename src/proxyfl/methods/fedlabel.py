@@ -34,7 +34,7 @@ class FedLabelParameters(PseudoLabelParameters):
 
     score: str = setting(
         "confidence",
-        "what makes an expert: largest probability, negative entropy, or variance",
+        "measure of expertise: largest probability, negative entropy, or variance",
         choices=("confidence", "entropy", "variance"),
     )
     consistency: float = setting(1.0, "weight of the consistency term (lambda)", low=0)
@@ -83,6 +83,10 @@ def _score(probabilities: Tensor, score: str) -> Tensor:
 
 
 register(
-    Recipe("fedlabel", "the surer of local and global model names the label, both stay consistent", FedLabel),
+    Recipe(
+        "fedlabel",
+        "the more confident of local and global model gives the label, both stay consistent",
+        FedLabel,
+    ),
     Shown("federated SSL", 31, "green", "dashed", ">"),
 )

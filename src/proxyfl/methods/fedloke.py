@@ -42,8 +42,8 @@ from proxyfl.methods.registry import Recipe, Shown, register
 class FedLoKeParameters(MethodParameters):
     """Parameters of FedLoKe."""
 
-    keep: float = setting(0.9, "share of the private model that survives the blend (m)", low=0, high=1)
-    delta: float = setting(0.1, "entropy in nats below which a soft prediction teaches", low=0)
+    keep: float = setting(0.9, "share of the private model kept in the blend (m)", low=0, high=1)
+    delta: float = setting(0.1, "entropy in nats below which a soft prediction is used", low=0)
     ramp: int = setting(200, "rounds until the unlabelled loss has its full weight", low=1)
     clip: float = setting(0.0, "element-wise bound on gradients; 0: none", low=0)
 

@@ -68,13 +68,13 @@ class FedMatchParameters:
     agreement: float = setting(0.01, "weight of pseudo-labels and helpers (lambda_i)", low=0)
     l2: float = setting(10.0, "weight of the squared distance between sigma and psi (lambda_l2)", low=0)
     l1: float = setting(1e-4, "weight of the sum of absolute psi (lambda_l1)", low=0)
-    confidence: float = setting(0.75, "confidence from which a prediction is trusted", low=0, high=1)
-    helpers: int = setting(2, "clients whose psi is lent to a client (H)", low=0)
-    helper_every: int = setting(10, "rounds from one lending to the next", low=1)
+    confidence: float = setting(0.75, "confidence required to accept a prediction", low=0, high=1)
+    helpers: int = setting(2, "helper clients whose psi is sent to a client (H)", low=0)
+    helper_every: int = setting(10, "rounds between updates of the helpers", low=1)
     share: float = setting(0.2, "psi at the start, as a share of sigma", low=0)
     zero: float = setting(5e-6, "psi below this counts as zero in predictions", low=0)
     delta: float = setting(5e-5, "changes up to this are not sent", low=0)
-    uniform: bool = setting(True, "clients weigh the same in the mean; false: as federation.weighting says")
+    uniform: bool = setting(True, "weight clients equally in the mean; false: as in federation.weighting")
 
 
 class FedMatch(Method):

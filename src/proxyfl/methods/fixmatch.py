@@ -47,13 +47,15 @@ class PseudoLabelParameters(MethodParameters):
 class FixMatchParameters(PseudoLabelParameters):
     """Parameters of FixMatch."""
 
-    teacher: str = setting("local", "who names the label: local or global model", choices=("local", "global"))
+    teacher: str = setting(
+        "local", "model that gives the pseudo-label: local or global", choices=("local", "global")
+    )
     mask: str = setting(
-        "local", "whose confidence admits an image", choices=("local", "global", "either", "all")
+        "local", "whose confidence selects an image", choices=("local", "global", "either", "all")
     )
     teacher_mode: str = setting(
         "train",
-        "batch norm of the local teacher: train = same pass; eval = a pass of its own",
+        "batch norm of the local teacher: train = same pass; eval = a separate pass",
         choices=("train", "eval"),
     )
 
@@ -99,12 +101,12 @@ class FixMatch(Method):
 
 _GLOBAL = {"teacher": "global", "mask": "global"}
 register(
-    Recipe("fixmatch-lpl", "FixMatch, the local model names labels", FixMatch),
+    Recipe("fixmatch-lpl", "FixMatch, pseudo-labels from the local model", FixMatch),
     Shown("FixMatch", 20, "sky", "solid", "s", page="fixmatch"),
     aliases=["fixmatch"],
 )
 register(
-    Recipe("fixmatch-gpl", "FixMatch, the global model names labels", FixMatch, defaults=_GLOBAL),
+    Recipe("fixmatch-gpl", "FixMatch, pseudo-labels from the global model", FixMatch, defaults=_GLOBAL),
     Shown("FixMatch", 24, "blue", "solid", "D", page="fixmatch"),
 )
 register(
@@ -116,7 +118,7 @@ register(
     Shown("FixMatch", 25, "blue", "dotted", "P", page="fixmatch"),
 )
 register(
-    Recipe("fedprox+fixmatch", "FixMatch-LPL, pulled towards the global weights", FixMatch, ("prox",)),
+    Recipe("fedprox+fixmatch", "FixMatch-LPL with a proximal term", FixMatch, ("prox",)),
     Shown("FixMatch", 21, "sky", "dashed", "<", page="fedprox"),
     aliases=["fixmatch-lpl+prox", "fixmatch+prox"],
 )
@@ -127,7 +129,7 @@ register(
 register(
     Recipe(
         "proto-all",
-        "prototypes of every image, unsure ones too",
+        "prototypes of every image, including unconfident ones",
         FixMatch,
         ("proto",),
         defaults=_GLOBAL | {"proto": {"assign": "all"}},
@@ -145,10 +147,10 @@ register(
     Shown("prototypes", 42, "purple", "dashed", "d", page="proto"),
 )
 register(
-    Recipe("freematch", "FixMatch with thresholds that learning sets", FixMatch, ("freematch",)),
+    Recipe("freematch", "FixMatch with self-adaptive thresholds", FixMatch, ("freematch",)),
     Shown("FixMatch", 27, "sky", "long-dash", "d"),
 )
 register(
-    Recipe("softmatch", "FixMatch that trusts images by degrees", FixMatch, ("softmatch",)),
+    Recipe("softmatch", "FixMatch with soft sample weights", FixMatch, ("softmatch",)),
     Shown("FixMatch", 28, "blue", "dash-dot-dot", "^"),
 )

@@ -33,11 +33,13 @@ from proxyfl.methods.registry import Recipe, Shown, register
 class FlexMatchParameters(PseudoLabelParameters):
     """Parameters of FlexMatch."""
 
-    teacher: str = setting("local", "who names the label: local or global model", choices=("local", "global"))
-    warmup: bool = setting(True, "count images never trusted when thresholds are formed")
+    teacher: str = setting(
+        "local", "model that gives the pseudo-label: local or global", choices=("local", "global")
+    )
+    warmup: bool = setting(True, "count images that were never selected when thresholds are computed")
     memory: str = setting(
         "rounds",
-        "rounds: a client remembers between rounds; round: it starts anew each time",
+        "rounds: a client keeps its state between rounds; round: it starts anew each round",
         choices=("rounds", "round"),
     )
 
@@ -78,7 +80,7 @@ def class_thresholds(last: Tensor, classes: int, tau: float, warmup: bool = True
 
 
 register(
-    Recipe("flexmatch", "FixMatch with a threshold per class that follows learning", FlexMatch),
+    Recipe("flexmatch", "FixMatch with a threshold per class that follows the learning status", FlexMatch),
     Shown("FixMatch", 22, "sky", "dash-dot", "p"),
     aliases=["fedavg+flexmatch"],
 )

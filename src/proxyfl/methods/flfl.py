@@ -57,12 +57,16 @@ LEAST = 1e-6
 class FLFLParameters(MethodParameters):
     """Parameters of (FL)²."""
 
-    weight: float = setting(1.0, "weight of the consistency loss; 0: no step uphill", low=0)
-    rho: float = setting(0.1, "length of the step uphill", low=0)
-    eta: float = setting(0.01, "added to a weight's size, which scales its step uphill", low=0)
+    weight: float = setting(1.0, "weight of the consistency loss; 0: no ascent step", low=0)
+    rho: float = setting(0.1, "norm of the ascent step", low=0)
+    eta: float = setting(0.01, "added to a weight's magnitude, which scales its ascent step", low=0)
     pretrain: int = setting(5, "epochs of the server on its own images before the first round", low=0)
-    server_epochs: int = setting(0, "epochs of the server after each mean; 0: as train.epochs", low=0)
-    server_batch: int = setting(0, "images in a batch of the server; 0: as train.batch", low=0, high=100_000)
+    server_epochs: int = setting(
+        0, "epochs of the server after each aggregation; 0: same as train.epochs", low=0
+    )
+    server_batch: int = setting(
+        0, "images per batch at the server; 0: same as train.batch", low=0, high=100_000
+    )
 
 
 class FLFL(Method):
@@ -171,7 +175,7 @@ class FLFL(Method):
 
     def receive(self, update: Update) -> Tensors:
         if not 0 <= float(update.extras["flfl/tau"]) <= 1:
-            raise UpdateRefused("its mean confidence is no number between 0 and 1")
+            raise UpdateRefused("its mean confidence is not a number between 0 and 1")
         return {}
 
     def weight_of(self, update: Update, rule: float) -> float:

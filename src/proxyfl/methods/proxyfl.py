@@ -37,11 +37,11 @@ class ProxyFLParameters(FixMatchParameters):
     """Parameters of ProxyFL's share of the client loss; ICPL, prior and GPT have tables of their own."""
 
     teacher: str = setting(
-        "global", "who names the label: local or global model", choices=("local", "global")
+        "global", "model that gives the pseudo-label: local or global", choices=("local", "global")
     )
     mask: str = setting(
         "either",
-        "whose confidence admits an image",
+        "whose confidence selects an image",
         choices=("local", "global", "either", "all"),
         paper="global",
     )
@@ -80,11 +80,11 @@ register(
     aliases=["icpl-prior"],
 )
 register(
-    Recipe("icpl-top1", "ICPL with the likeliest category only", ProxyFL, ("icpl",), defaults=_TOP1),
+    Recipe("icpl-top1", "ICPL with the most likely category only", ProxyFL, ("icpl",), defaults=_TOP1),
     Shown("ProxyFL and parts", 53, "vermillion", "dotted", "^", page="proxyfl"),
 )
 register(
-    Recipe("icpl-top5", "ICPL with the five likeliest categories", ProxyFL, ("icpl",), defaults=_TOP5),
+    Recipe("icpl-top5", "ICPL with the five most likely categories", ProxyFL, ("icpl",), defaults=_TOP5),
     Shown("ProxyFL and parts", 54, "vermillion", "dash-dot-dot", "<", page="proxyfl"),
 )
 register(

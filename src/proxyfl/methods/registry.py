@@ -234,7 +234,8 @@ def resolve(
     suggested = {
         key: value
         for key, value in (lenient or {}).items()
-        if key in attached or (not isinstance(value, Mapping) and _has(recipe.method.Parameters, key))
+        if key in attached
+        or (not isinstance(value, Mapping) and key in recipe.method.Parameters.__dataclass_fields__)
     }
     table = merge(recipe.defaults_for(fidelity), suggested, parameters)
     tables = {addon: table.pop(addon, {}) for addon in attached}
@@ -299,7 +300,3 @@ def _asked(name: str) -> dict[str, str]:
         for addon in _with_needs(BUNDLES.get(word, (word,))):
             asked.setdefault(addon, word)
     return asked
-
-
-def _has(parameters: type[Any], key: str) -> bool:
-    return any(spec.name == key for spec in dataclasses.fields(parameters))

@@ -52,23 +52,23 @@ class RSCFedParameters(MethodParameters):
 
     weight: float = setting(0.02, "weight of the loss on unlabelled images", low=0)
     temperature: float = setting(0.5, "temperature of sharpening; 1: none", low=0.01, high=1)
-    keep: float = setting(0.999, "most of the teacher that stays each step", low=0, high=1)
+    keep: float = setting(0.999, "highest share of the teacher kept each step", low=0, high=1)
     statistics: str = setting(
         "received",
         "batch-norm statistics of the teacher: of the model received this round, or of the first one",
         choices=("received", "first"),
         code="first",
     )
-    warmup: int = setting(3, "first rounds, in which labelled clients train alone", low=0)
+    warmup: int = setting(3, "first rounds, in which only labelled clients train", low=0)
     unlabelled_lr: float = setting(
         1.0, "learning rate of clients without labels, as a multiple of train.lr", low=0
     )
-    subsets: int = setting(3, "subsets of clients in a round", low=1, high=1000)
-    subset_size: int = setting(5, "clients in a subset, or all of the round where these are fewer", low=1)
-    scale: float = setting(100.0, "how much distance counts in a subset with a labelled client", low=0)
-    scale_unlabelled: float = setting(1e4, "how much it counts in one without", low=0)
-    times: float = setting(6.0, "how often an image of a labelled client counts", low=1e-3)
-    twice: bool = setting(False, "multiply by that once more after distances are taken", code=True)
+    subsets: int = setting(3, "subsets of clients per round", low=1, high=1000)
+    subset_size: int = setting(5, "clients per subset, or all of the round if there are fewer", low=1)
+    scale: float = setting(100.0, "effect of distance in a subset with a labelled client", low=0)
+    scale_unlabelled: float = setting(1e4, "effect of distance in a subset without one", low=0)
+    times: float = setting(6.0, "factor for the images of a labelled client", low=1e-3)
+    twice: bool = setting(False, "apply that factor again after distances are computed", code=True)
 
 
 class RSCFed(Method):
@@ -76,7 +76,7 @@ class RSCFed(Method):
     wants = frozenset({"x", "u_weak"})
     undefined: ClassVar[Mapping[str, str]] = {
         CLIENTS: "it needs clients that have labels for all their images or for none",
-        SERVER: "it warms up on labelled images of clients, which have none",
+        SERVER: "it warms up on labelled images at clients, which have none",
     }
     protocol: ClassVar[Mapping[str, object]] = {
         "labels.where": "partial",
@@ -102,7 +102,7 @@ class RSCFed(Method):
     walks_labelled = True
     needs_all_updates = True
     shows_steps = False
-    sends: ClassVar[str] = "whether a client has labels up (1 number)"
+    sends: ClassVar[str] = "whether a client has labels, up (1 number)"
     keeps = "the teacher of a client without labels (a network), and its number of steps"
     Parameters = RSCFedParameters
 

@@ -46,8 +46,10 @@ class SemiFLParameters(MethodParameters):
 
     mix: float = setting(1.0, "weight of the loss on mixed images; 0: none are mixed", low=0)
     beta: float = setting(0.75, "both parameters of the Beta distribution of lambda", low=1e-3, high=1000)
-    server_epochs: int = setting(0, "epochs of the server on its own images; 0: as train.epochs", low=0)
-    server_batch: int = setting(0, "images in a batch of the server; 0: as train.batch", low=0, high=100_000)
+    server_epochs: int = setting(0, "epochs of the server on its own images; 0: same as train.epochs", low=0)
+    server_batch: int = setting(
+        0, "images per batch at the server; 0: same as train.batch", low=0, high=100_000
+    )
 
 
 class SemiFL(Method):

@@ -30,6 +30,6 @@ def attach_heads(net: nn.Module, name: str) -> nn.Module:
             f"the (N, {classifier.in_features}) input of its classifier"
         )
     if hasattr(net, "heads"):
-        raise MethodError(f"model '{name}' has something called heads already; give it another name")
+        raise MethodError(f"model '{name}' already has an attribute called heads; rename it")
     net.heads = ProjectionHeads(classifier.in_features)
     return net

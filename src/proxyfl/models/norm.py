@@ -73,7 +73,7 @@ def _change(
         layer.__class__ = StaticNorm2d
     elif type(layer) not in STATIC_NORMS:  # what two places share is changed already
         raise ConfigError(
-            f"model '{name}' has a {type(layer).__name__} of its own kind or without statistics, which "
+            f"model '{name}' has a custom {type(layer).__name__}, or one without statistics, which "
             "model.norm = 'static' cannot replace; use 'batch' or 'group'"
         )
 

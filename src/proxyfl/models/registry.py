@@ -133,7 +133,7 @@ class Network:
             return cls(type(factory).__name__, factory, *sizes, **more)
         if not callable(factory):
             raise ConfigError(
-                f"{factory!r} is no network; give a registered name, an nn.Module class or a function"
+                f"{factory!r} is not a network; give a registered name, an nn.Module class or a function"
             )
         return cls(getattr(factory, "__name__", type(factory).__name__), factory, *sizes, **more)
 
@@ -200,7 +200,7 @@ class Network:
             net = self.factory(**_accepted(self.factory, self.name, sizes | more))
         if not isinstance(net, nn.Module):
             given = type(net).__name__
-            raise ConfigError(f"model '{self.name}' gave a {given}; it must give a torch.nn.Module")
+            raise ConfigError(f"model '{self.name}' returned a {given}; it must return a torch.nn.Module")
         net = with_norm(net, self.norm, self.name)
         return attach_heads(net, self.name) if heads else net
 

@@ -1,4 +1,4 @@
-"""ResNet-8 with a width factor, and a frozen copy of a network with its batch norm folded away."""
+"""ResNet-8 with a width factor, and a network frozen with its batch norm folded away."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from proxyfl.models.base import TrunkClassifier
 from proxyfl.models.lora import merge
-from proxyfl.models.trainable import duplicate
 
 STAGES = (16, 32, 64)
 """Channels of the three stages at width 1."""
@@ -61,17 +60,17 @@ class ResNet(TrunkClassifier):
 
 
 def fold_batchnorm(net: nn.Module) -> nn.Module:
-    """A frozen copy in evaluation mode, faster where it is built of ``ConvNorm``; ``net`` is left as it is.
+    """``net`` frozen and in evaluation mode, in place; faster where it is built of ``ConvNorm``.
     Adapters become part of the weights.
 
-    Other layers are copied as they are: only ``ConvNorm`` promises that nothing looks between its two parts.
+    Other layers stay as they are: only ``ConvNorm`` promises that nothing looks between its two parts.
     """
-    frozen = merge(duplicate(net)).eval().requires_grad_(False)
-    for module in frozen.modules():
+    merge(net).eval().requires_grad_(False)
+    for module in net.modules():
         if not isinstance(module, ConvNorm):
             continue
         conv, norm = module
         if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
             module.conv = fuse_conv_bn_eval(conv, norm).requires_grad_(False)
             module.norm = nn.Identity()
-    return frozen
+    return net

@@ -26,7 +26,7 @@ def freeze(net: nn.Module, trainable: str, name: str) -> nn.Module:
     parameter: batch norm among them keeps the statistics it has. Adapters and projection heads are trained
     in any case, the weights that have adapters in none.
     """
-    patterns = _patterns(trainable)
+    patterns = {ALL: ["*"], HEAD: ["classifier.*"]}.get(trainable) or split(trainable)
     _require_matches(net, patterns, trainable, name)
     trained = {
         id(value) for full, value in net.named_parameters(remove_duplicate=False) if _chosen(full, patterns)
@@ -71,10 +71,6 @@ def duplicate(net: nn.Module) -> nn.Module:
 def _stay(module: nn.Module, inputs: Any) -> None:
     """Frozen batch norm computes with its statistics, whatever mode the network is in."""
     module.training = False
-
-
-def _patterns(trainable: str) -> list[str]:
-    return {ALL: ["*"], HEAD: ["classifier.*"]}.get(trainable) or split(trainable)
 
 
 def _chosen(full: str, patterns: list[str]) -> bool:

@@ -62,8 +62,8 @@ def wide_resnet(name: str) -> Callable[..., nn.Module] | None:
     depth, widen = int(found[1]), int(found[2])
     if depth < 10 or depth % 6 != 4 or not widen:
         raise ConfigError(
-            f"model '{name}' cannot be: in wrn-D-K the depth D is 6 n + 4 (10, 16, 22, 28, 40, …) and the "
-            "width K at least 1"
+            f"model '{name}' does not exist: in wrn-D-K the depth D is 6 n + 4 (10, "
+            "16, 22, 28, 40, …) and the width K at least 1"
         )
     return partial(WideResNet, depth, widen)
 

@@ -58,7 +58,7 @@ def counted(
 def bounds(item: Item) -> list[str]:
     """Who has no rank though it has numbers; pictures rank nobody."""
     names = [row.label for row in item.rows if row.bound and not item.picture]
-    return [f"{', '.join(names)}: knows every label, so it is not ranked."] if names else []
+    return [f"{', '.join(names)}: uses every label, so it is not ranked."] if names else []
 
 
 def remarks(item: Item, size: Scale, columns: Sequence[Column]) -> list[str]:

@@ -94,8 +94,8 @@ _ITEMS = (
         columns=EVERY,
         references=(SAME_MASK, "GPT + ICPL"),
         notes=(
-            "GPT and ICPL alone trust an image when the local or the global model is sure, as ProxyFL does. "
-            "The second row gives the baseline that mask, so that its share of the gain shows.",
+            "GPT and ICPL alone accept an image if the local or the global model is confident, as ProxyFL "
+            "does. The second row gives the baseline this mask, to show its share of the gain.",
         ),
     ),
     Item(
@@ -159,7 +159,7 @@ _ITEMS = (
         kind="traffic",
         notes=(
             "Ours: parameters only, M uploads and M downloads. The same at every scale: the paper's "
-            "network, CIFAR-100, 8 clients. 'proxyfl comm' tells how the printed figures come about.",
+            "network, CIFAR-100, 8 clients. 'proxyfl comm' explains the printed figures.",
         ),
     ),
     Item(
@@ -214,7 +214,7 @@ _ITEMS = (
     Item(
         "fig2b",
         "Images left out against alpha",
-        "unlabelled images that FixMatch does not trust",
+        "unlabelled images that FixMatch does not select",
         kind="picture",
         rows=(WITHOUT,),
         columns=cells(["cifar10"], LOW_ALPHAS),
@@ -224,7 +224,7 @@ _ITEMS = (
     ),
     Item(
         "fig2c",
-        "What low-confidence images are worth",
+        "The value of low-confidence images",
         "accuracy curves without them, and with a share of their labels corrected (oracle)",
         kind="picture",
         rows=(
@@ -298,7 +298,7 @@ _ITEMS = (
 COST = Item(
     "cost",
     "What an accuracy costs",
-    "rounds, processor time and megabytes of table 1's methods until they are nearly as good as the best",
+    "rounds, CPU time and megabytes that the methods of table 1 need to get close to the best accuracy",
     kind="cost",
     exported="table1",
     rows=LEADING,

@@ -195,7 +195,7 @@ def from_csv(path: Path) -> dict[tuple[str, str], list[Result]]:
                 result = _read(row)
                 found[result.row, result.column].append(result)
     except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"{path} is no table of 'proxyfl paper export': {error}") from error
+        raise ConfigError(f"{path} is not a table of 'proxyfl paper export': {error}") from error
     return dict(found)
 
 

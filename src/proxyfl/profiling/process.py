@@ -71,7 +71,7 @@ def profile_in_process(
                 raise raised(message)
     finally:
         code = _end(process)
-    raise RunError(f"the process that took the profile ended with code {code}; is memory short?")
+    raise RunError(f"the profiling process ended with code {code}; is there enough memory?")
 
 
 def _end(process: subprocess.Popen[str]) -> int:

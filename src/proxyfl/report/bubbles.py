@@ -70,7 +70,9 @@ def partition_bubbles(
 def _describe(run: Run) -> str:
     partition = run.config.partition
     data = name_alone(run.config.data.name)
-    return f"Who holds what: {data}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
+    return (
+        f"Distribution of data over clients: {data}, scheme {partition.scheme}, alpha = {partition.alpha:g}"
+    )
 
 
 def _labels_in_words(partition: Partition, server: Indices, classes: Sequence[str], what: str) -> list[str]:
@@ -118,7 +120,7 @@ def _draw(
 def _caption(drawn: Mapping[str, Indices], clients: int, classes: int, what: str) -> list[str]:
     """What the bubbles mean, and what is left out."""
     largest = " and ".join(f"{counts.max():,} ({part})" for part, counts in drawn.items())
-    lines = [f"Area in proportion to the number of {what}; the largest bubbles are {largest}."]
+    lines = [f"Area proportional to the number of {what}; the largest bubbles are {largest}."]
     if classes > MANY_CLASSES:
         lines.append(f"More than {MANY_CLASSES} classes: the numbers are in the CSV file only.")
     if clients > MOST_CLIENTS:

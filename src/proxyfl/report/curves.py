@@ -70,10 +70,10 @@ def _accuracies(method: str, runs: Sequence[Run]) -> NDArray[np.float64]:
     lines = [[line.get("accuracy", np.nan) for line in run.metrics] for run in runs]
     common = min(map(len, lines), default=0)
     if not common:
-        raise RunError(f"not every run of {method} has finished a round; go on with 'proxyfl resume RUN'")
+        raise RunError(f"not every run of {method} has finished a round; continue with 'proxyfl resume RUN'")
     found = 100 * np.array([line[:common] for line in lines])
     if not _measured_by_all(found).any():
-        raise RunError(f"the runs of {method} have measured no round in common (federation.evaluate_every)")
+        raise RunError(f"the runs of {method} have no evaluated round in common (federation.evaluate_every)")
     return found
 
 

@@ -47,7 +47,7 @@ def phase_bars(profile: Profile, path: str | Path, title: str = "") -> list[Path
     ]
     for where, once in (("client", profile.client), ("server", profile.server)):
         rows += [(where, phase.name, phase.ms, "", "", "") for phase in once]
-    figure = _draw(profile, title or f"Where a step's time goes: {profile.method} on {profile.data}")
+    figure = _draw(profile, title or f"Time per step: {profile.method} on {profile.data}")
     header = ("where", "phase", "ms", "share_of_step", "gflop", "gflop_per_second")
     return [*plot_style.save(figure, path), plot_style.save_csv(path, header, rows)]
 
@@ -59,10 +59,10 @@ def _draw(profile: Profile, title: str) -> Figure:
     above, below = figure.subplots(2, 1, height_ratios=[count + 1 for count in counts])
     shares = [f"{phase.ms:,.1f} ms · {100 * profile.share(phase):.1f} %" for phase in profile.step]
     _bars(above, profile.step, shares, [kind_of(phase.name) for phase in profile.step])
-    plot_style.dress(above, title=title, x=f"ms of a step, {profile.step_ms:,.0f} together", grid="x")
+    plot_style.dress(above, title=title, x=f"ms per step, {profile.step_ms:,.0f} in total", grid="x")
     kinds = ["client"] * len(profile.client) + ["server"] * len(profile.server)
     _bars(below, once, [f"{phase.ms:,.1f} ms" for phase in once], kinds)
-    plot_style.dress(below, title="Once a round, on the client and on the server", x="ms", grid="x")
+    plot_style.dress(below, title="Once per round, on the client and on the server", x="ms", grid="x")
     plot_style.note(figure, caption(profile))
     return figure
 

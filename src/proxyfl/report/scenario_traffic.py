@@ -16,9 +16,10 @@ from proxyfl.methods.context import ServerContext
 from proxyfl.report.communication import Setting
 
 FACTS = {
-    SERVER: "the server's labelled images and its own training send nothing: they stay there",
-    PARTIAL: "labelled and unlabelled clients send the same; methods that need labels ask labelled clients "
-    "alone",
+    SERVER: ("the server's labelled images and its own training cause no traffic: they stay at the server"),
+    PARTIAL: (
+        "labelled and unlabelled clients send the same; methods that need labels sample only labelled clients"
+    ),
 }
 
 

@@ -48,5 +48,5 @@ def _best(variants: dict[tuple[object, ...], list[Outcome]]) -> tuple[tuple[obje
         return statistics.fmean(score for score in scores if score is not None)
 
     best = max(variants, key=mean)
-    where = "validation images" if held else "the test data, so its accuracy is too high"
+    where = "validation images" if held else "the test data, so its accuracy is optimistic"
     return best, f"chosen on {where}"

@@ -91,9 +91,15 @@ MEASURES = (
         form="{:.2f}".format,
     ),
     Measure(
-        "norm", _of("norm"), 0, 0.05, low="its update is short", high="its update is long", logarithmic=True
+        "norm",
+        _of("norm"),
+        0,
+        0.05,
+        low="its update has a small norm",
+        high="its update has a large norm",
+        logarithmic=True,
     ),
-    Measure("trusted", _of("trusted"), -1, 0.02, low="few of its images are trusted", form=_share),
+    Measure("trusted", _of("trusted"), -1, 0.02, low="few of its images are confident", form=_share),
     Measure("labels", _labels, -1, 0.2, low="it has few labels", logarithmic=True, form=_COUNT),
     Measure("images", _of("images"), -1, 0.2, low="it has few images", logarithmic=True, form=_COUNT),
     Measure("seconds", _of("seconds"), 1, 0.2, high="it is slow", logarithmic=True, form=_SECONDS),
@@ -139,7 +145,7 @@ class Client:
         if self.rejected:
             found.append(f"left out by the aggregation rule in {self.rejected} of {self.rounds} rounds")
         if self.failed:
-            found.append(f"{self.failed} of {self.rounds + self.failed} updates failed or were refused")
+            found.append(f"{self.failed} of {self.rounds + self.failed} updates failed or were rejected")
         return found
 
     def record(self) -> dict[str, Any]:
@@ -251,17 +257,17 @@ def why_none(run: Run) -> str:
     """Why nothing was noted of single clients, and what to do."""
     config = run.config
     if config.privacy.clip:
-        return f"{run.path} notes nothing of single clients: differential privacy forbids it"
+        return f"{run.path} has no records of individual clients: differential privacy forbids them"
     if config.keep.clients == "none":
-        return f"{run.path} notes nothing of single clients: start a run with keep.clients = 'auto'"
+        return f"{run.path} has no records of individual clients: start a run with keep.clients = 'auto'"
     if not config.keep.watches(config.federation.per_round):
         return (
-            f"{run.path} notes nothing of single clients: its rounds have {config.federation.per_round:,} of "
-            "them; start a run with keep.clients = 'all'"
+            f"{run.path} has no records of individual clients: its rounds have "
+            f"{config.federation.per_round:,} of them; start a run with keep.clients = 'all'"
         )
     if not run.metrics:
         return f"{run.path} has not finished a round yet"
     return (
-        f"{run.path} notes nothing of single clients: an earlier version played its rounds, or "
-        f"{run.directory.client_log} is lost"
+        f"{run.path} has no records of individual clients: an earlier version ran its "
+        f"rounds, or {run.directory.client_log} is lost"
     )

@@ -139,7 +139,7 @@ def _difference_caption(metric: str, found: Sequence[Difference]) -> list[str]:
     ]
     if family > 1:
         lines.append(
-            f"p: exact sign-flip test, corrected by Holm's rule for {family} comparisons a data set."
+            f"p: exact sign-flip test, corrected by Holm's rule for {family} comparisons per data set."
         )
     return [*lines, f"{warning(fewest)}."] if fewest else lines
 

@@ -67,8 +67,8 @@ class Outcome:
             return float(getattr(self.summary, name))
         if name not in self.measures:
             raise RunError(
-                f"{self.name} has no {MEASURES[name].name} in its metrics; runs measure it with "
-                "--set keep.metrics=all, where the data allows it"
+                f"{self.name} has no {MEASURES[name].name} in its metrics; runs record it with "
+                "--set keep.metrics=all, if the data allows it"
             )
         return self.measures[name]
 
@@ -122,7 +122,7 @@ def read_all(
             notes.append(f"left out, damaged: {run.path}: {error}")
     if not outcomes:
         why = "".join(f" ({note})" for note in [*notes, *unreadable][:1])
-        raise RunError(f"there is no finished run to compare{why}; 'proxyfl ls' shows how far runs are")
+        raise RunError(f"there is no finished run to compare{why}; 'proxyfl ls' shows the progress of runs")
     outcomes, twice = _without_copies(outcomes)
     return outcomes, [*unreadable, *notes, *twice]
 
@@ -195,8 +195,8 @@ def find_copies(runs: Iterable[tuple[K, str, Settings, object]]) -> dict[K, K]:
         first, its_name, its_curve = seen[identity]
         if curve is not None and its_curve is not None and curve != its_curve:
             raise RunError(
-                f"{its_name} and {name} have the same settings and the same seed, but not the same "
-                "accuracies; name the runs, only one of these two among them"
+                f"{its_name} and {name} have the same settings and the same seed, but "
+                "different accuracies; name the runs and leave out one of these two"
             )
         copies[key] = first
     return copies

@@ -157,7 +157,10 @@ def _gains(comparison: Comparison, asked: Question) -> Panel:
         gain = comparison.gain(group, asked.metric)
         if gain is not None:
             rows.append(([*map(plain, group), str(gain.best), str(gain.second)], gain.paired))
-    said = "Gain: over the seeds that both have. Who is best was chosen on the same runs, so gains lean high."
+    said = (
+        "Gain: over the seeds that both have. The best method was chosen on the "
+        "same runs, so gains are biased upwards."
+    )
     panel = difference_panel(
         "gain",
         "Best against second best (points)",
@@ -190,15 +193,15 @@ def _remarks(comparison: Comparison, *, best: bool) -> list[str]:
         lines.append(_how_chosen(comparison))
     bounds = [str(each) for each in comparison.contenders if each.oracle]
     if 0 < len(bounds) < len(comparison.contenders):
-        lines.append(f"Not ranked, because it knows more labels than a method may: {', '.join(bounds)}.")
+        lines.append(f"Not ranked, because it uses more labels than a method may: {', '.join(bounds)}.")
     if comparison.follow:
         leading = " and ".join(comparison.names[key] for key in comparison.settings)
         lines.append(f"Settings that change along with {leading}: {', '.join(comparison.follow)}.")
     if len(comparison.seed_sets) > 1:
-        lines.append("Not every cell has the same seeds: trust paired differences more than means.")
+        lines.append("Not every cell has the same seeds: rely on paired differences rather than means.")
     if len(comparison.tails) > 1:
         low, *_, high = comparison.tails
-        lines.append(f"The last rounds are {low} to {high}, as keep.last_rounds of each run says.")
+        lines.append(f"The last rounds are {low} to {high}, depending on keep.last_rounds of each run.")
     unfinished = sum(not outcome.finished for cell in comparison.cells.values() for outcome in cell.outcomes)
     if unfinished:
         lines.append(f"{unfinished} of the runs {'is' if unfinished == 1 else 'are'} not finished.")
@@ -211,7 +214,7 @@ def _how_chosen(comparison: Comparison) -> str:
     if ways == {"validation"}:
         return "Best round: chosen on validation images."
     some = " where runs have no validation images" if "validation" in ways else ""
-    return f"Best round: chosen on the test data{some}, so it is too high."
+    return f"Best round: chosen on the test data{some}, so its accuracy is optimistic."
 
 
 def _metric_in_words(comparison: Comparison, metric: str) -> str:
@@ -241,7 +244,9 @@ def _tail(comparison: Comparison) -> str:
 
 
 def _rounds_caption() -> str:
-    return f"Rounds: median over seeds of the first round that gets there; {NONE}: not every seed does."
+    return (
+        f"Rounds: median over seeds of the first round that reaches the target; {NONE}: not every seed does."
+    )
 
 
 def _rounds(cell: Cell, asked: Question) -> str:

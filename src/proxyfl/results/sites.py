@@ -1,4 +1,4 @@
-"""Models against sites: how good each model is on the images that each site keeps back.
+"""Models against sites: how good each model is on the images that each site holds out.
 
 So that one site's failure is not hidden in the sum: the global model of the last measured round and of the
 best one, and the models that sites let the others measure. What records hold may come from an untrusted run,
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Matrix:
-    """``sizes`` are the images that each site keeps back; the first row is the last global model."""
+    """``sizes`` are the images that each site holds out; the first row is the last global model."""
 
     sizes: dict[str, int]
     rows: list[Row]
@@ -72,10 +72,10 @@ def matrix(run: Run) -> Matrix:
 
 def matrix_of(lines: Sequence[Mapping[str, Any]]) -> Matrix | None:
     """From the lines of ``metrics.jsonl``; None where no round says what single sites measured."""
-    told = [line for line in lines if _cells(_part(line, "evaluation").get("at"))]
-    if not told:
+    evaluated = [line for line in lines if _cells(_part(line, "evaluation").get("at"))]
+    if not evaluated:
         return None
-    last, best = told[-1], max(told, key=choosing)
+    last, best = evaluated[-1], max(evaluated, key=choosing)
     rows = [Row("global", last["round"], _cells(last["evaluation"]["at"]))]
     if best["round"] != last["round"]:
         rows.append(Row("global best", best["round"], _cells(best["evaluation"]["at"])))
@@ -119,16 +119,16 @@ def _is_share(value: Any) -> bool:
 
 
 def why_none(run: Run) -> str:
-    """Why single sites are not told apart, and what to do."""
+    """Why there are no records of individual sites, and what to do."""
     if not run.at_sites:
         return (
-            f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' measures its model at every "
-            "client that keeps images back (data.validation)"
+            f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' evaluates its "
+            "model at every client with held-out images (data.validation)"
         )
     if run.config.privacy.clip:
-        return f"{run.path} notes nothing of single sites: differential privacy forbids it"
+        return f"{run.path} has no records of individual sites: differential privacy forbids them"
     if run.config.keep.clients == "none":
-        return f"{run.path} notes nothing of single sites: start a run with keep.clients = 'auto'"
+        return f"{run.path} has no records of individual sites: start a run with keep.clients = 'auto'"
     if not run.metrics:
         return f"{run.path} has not finished a round yet"
-    return f"{run.path}: sites keep no images back; accuracy is measured on the server's test images"
+    return f"{run.path}: sites hold out no images; accuracy is measured on the server's test images"

@@ -81,7 +81,7 @@ class Child(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    def trouble(self) -> str:
+    def error_text(self) -> str:
         """What it could not do; empty when all is well."""
         ...
 
@@ -131,8 +131,8 @@ def work_off(
             pause(running)
             for child in [child for child in running if not child.alive]:
                 running.remove(child)
-                if trouble := child.trouble():
-                    failed[child.job.path] = trouble
+                if error_text := child.error_text():
+                    failed[child.job.path] = error_text
             look(failed)
     finally:
         for child in running:
@@ -172,12 +172,14 @@ class _Child:
     def alive(self) -> bool:
         return self.process.is_alive()
 
-    def trouble(self) -> str:
+    def error_text(self) -> str:
         try:
             return self.answer.recv_bytes().decode("utf-8", "replace")
         except EOFError:
             code = self.process.exitcode
-            return f"the process ended with code {code}; the same command goes on from there" if code else ""
+            return (
+                f"the process ended with code {code}; run the same command again to continue" if code else ""
+            )
 
     def end(self) -> None:
         self.process.terminate()
@@ -195,8 +197,8 @@ def make_run(job: Job, workers: int, modules: list[str], answer: Connection, ann
         logging.getLogger(sources.__name__).setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if trouble := finish(job, workers, modules):
-        answer.send_bytes(trouble.encode("utf-8", "replace")[-LONGEST:])
+    if error_text := finish(job, workers, modules):
+        answer.send_bytes(error_text.encode("utf-8", "replace")[-LONGEST:])
 
 
 def finish(job: Job, workers: int, modules: Sequence[str]) -> str:
@@ -205,7 +207,7 @@ def finish(job: Job, workers: int, modules: Sequence[str]) -> str:
         for module in modules:
             plugins.load_plugin(module)
         if job.path.exists():
-            RunDirectory(job.path).require("move it away or delete it: a run is to be made there")
+            RunDirectory(job.path).require("move it away or delete it: a run is to be created there")
             if (rounds := Run(job.path).config.federation.rounds) != job.rounds:
                 raise RunError(
                     f"{job.path} was extended to {rounds} rounds; move it away to train one of {job.rounds}"

@@ -142,7 +142,7 @@ def _require_state(state: ServerState, round: int) -> None:
         raise ValueError(f"its state is of round {state.round}")
     clients, rounds = state.versions.clients, state.versions.rounds
     if any(part.dtype != torch.int64 or part.ndim != 1 for part in (clients, rounds)):
-        raise ValueError("its versions are no lists of whole numbers")
+        raise ValueError("its versions are not lists of whole numbers")
     if len(clients) != len(rounds) or (len(clients) and int(clients.min()) < 0):
         raise ValueError("its versions do not belong to clients")
     if bool((rounds > round).any()) or bool((clients[1:] <= clients[:-1]).any()):

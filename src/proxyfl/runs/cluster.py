@@ -74,16 +74,16 @@ class _Remote:
         if not self.cluster.first([self.pending], 0):
             return True
         try:
-            self.said = unframed(self.cluster.answer(self.pending))[0]["trouble"]
+            self.said = unframed(self.cluster.answer(self.pending))[0]["error_text"]
         except Lost as lost:
             if self.tries < TRIES:
                 self._begin()
                 return True
-            self.said = f"its actor died {TRIES} times ({lost}); the same command goes on from there"
+            self.said = f"its actor died {TRIES} times ({lost}); run the same command again to continue"
         self.end()
         return False
 
-    def trouble(self) -> str:
+    def error_text(self) -> str:
         return self.said
 
     def end(self) -> None:
@@ -117,8 +117,8 @@ class RunActor:
             root = Path(header["data_root"]) if header["data_root"] else None
             job = Job(header["name"], resolve("", header["config"]), Path(header["path"]), root)
         except ProxyFLError as error:
-            return framed({"trouble": str(error)}, {})
-        return framed({"trouble": finish(job, header["workers"], ())}, {})
+            return framed({"error_text": str(error)}, {})
+        return framed({"error_text": finish(job, header["workers"], ())}, {})
 
 
 def _require_seen(mark: Path) -> None:

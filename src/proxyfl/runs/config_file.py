@@ -56,11 +56,11 @@ def load_toml(path: Path, if_missing: str = "") -> Tree:
     """
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no file of settings")
+            raise ConfigError(f"{path} is not a settings file")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(f"{path} is longer than any file of settings ({MAX_BYTES // 1024} kB)")
+            raise ConfigError(f"{path} is longer than any settings file ({MAX_BYTES // 1024} kB)")
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:
             raise ConfigError(f"{path} cannot be read: it looks like UTF-16; save it as UTF-8")
         text = content.decode("utf-8-sig")
@@ -86,7 +86,7 @@ def _require_shallow(tree: Mapping[str, Any], what: str) -> None:
         level = [value for part in inner for value in part if isinstance(value, Mapping | list)]
         if not level:
             return
-    raise ConfigError(f"{what} has tables more than {DEEPEST} deep; settings are at most four")
+    raise ConfigError(f"{what} has tables more than {DEEPEST} levels deep; settings have at most four")
 
 
 def recorded(path: Path) -> Config:

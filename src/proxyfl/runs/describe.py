@@ -112,6 +112,6 @@ def require_names(table: Mapping[str, Any], place: str) -> None:
     """Refuse to build from a config what was made of objects."""
     if found := objects_of(table):
         raise ConfigError(
-            f"{place} was recorded from Python objects ({', '.join(found)}); go on with it in Python: build "
-            f"the same Federation and call .resume({place!r})"
+            f"{place} was recorded from Python objects ({', '.join(found)}); continue it "
+            f"in Python: build the same Federation and call .resume({place!r})"
         )

@@ -198,8 +198,8 @@ class RunDirectory:
             found = json.loads(read_bounded(self.environment, JSON_SWELLS, SHORT))
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(
-                f"{self.environment} cannot be read ({error}); training goes on without it, to see it put it "
-                "back from a copy"
+                f"{self.environment} cannot be read ({error}); training continues without it; "
+                "restore it from a copy to see it"
             ) from error
         return found if isinstance(found, dict) else {}
 

@@ -34,8 +34,8 @@ def evaluate_model(
 
 
 class GlobalModel:
-    """The model of a round on a split. ``holders`` are the lists of images of the clients that keep them
-    back; the split has each image once, in order.
+    """The model of a round on a split. ``holders`` are the lists of images of the clients that hold them
+    out; the split has each image once, in order.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ def _measured(
 
 
 def at_holders(holders: Ragged, right: Tensor) -> Own:
-    """What ``right``, of all images that clients keep back, each once and in order, comes to at a client."""
+    """What ``right``, of all images that clients hold out, each once and in order, comes to at a client."""
     images = np.unique(holders.flat()[1])
 
     def own(client: int) -> tuple[int, int]:

@@ -172,7 +172,8 @@ def _restored(
     simulation = prepare(config, root, repair.intact_partition(run, saved))
     if simulation.fingerprint() != saved.run_files["data"]:
         raise RunError(
-            f"the data in {root or 'the data folder'} is not what {run.path} began with; see --data-root"
+            f"the data in {root or 'the data folder'} is not the data {run.path} was "
+            "started with; see --data-root"
         )
     return assemble(config, simulation, start=read_start(run, config), workers=workers, engine=engine)
 
@@ -209,7 +210,7 @@ def _below(
         written, asked = table.get("fidelity"), overrides.get("fidelity")
         if written and asked and written != asked:
             raise ConfigError(
-                f"{preset} was written for fidelity '{written}'; take that line out to read it as '{asked}', "
+                f"{preset} was written for fidelity '{written}'; remove that line to read it as '{asked}', "
                 f"or make another with 'proxyfl config copy PRESET FILE.toml --fidelity {asked}'"
             )
         named = table.get("method", {}).get("name") if isinstance(table.get("method"), dict) else None

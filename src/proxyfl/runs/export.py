@@ -124,12 +124,12 @@ class TrainedModel:
         if self.encoder is None and card.encoder.startswith(OBJECT):
             name = card.encoder.removeprefix(OBJECT)
             raise NotRegistered(
-                f"the model takes features of an encoder that only a program has, {name}; open it in Python "
-                "with proxyfl.load_model(PATH, encoder=…)"
+                f"the model takes features of the encoder {name}, which exists only in "
+                "Python; open it with proxyfl.load_model(PATH, encoder=…)"
             )
         encoder = self.encoder or load_encoder(card.encoder)
         if encoder.hash != card.encoder_hash:
-            raise RunError(f"the encoder {encoder.called} is not the one that the model was trained with")
+            raise RunError(f"the encoder {encoder.called} is not the one the model was trained with")
         return in_batches(encoder, self._fitting(images).cpu(), BATCH)
 
     def _fitting(self, images: Any) -> Tensor:
@@ -145,7 +145,7 @@ class TrainedModel:
         else:
             given = pixels(images)
         if given.shape[1] != channels:
-            raise DataError(f"the images have {given.shape[1]} channel(s), those of the model {channels}")
+            raise DataError(f"the images have {given.shape[1]} channel(s), but the model takes {channels}")
         if given.shape[-2:] == (size, size):
             return given
         theirs = " × ".join(map(str, given.shape[-2:]))
@@ -161,7 +161,7 @@ def fitting_vectors(samples: Any, features: int) -> Tensor:
         )
     found = vectors(samples)
     if found.shape[1] != features:
-        raise DataError(f"the vectors have {found.shape[1]} features, those of the model {features}")
+        raise DataError(f"the vectors have {found.shape[1]} features, but the model takes {features}")
     return found
 
 
@@ -210,19 +210,17 @@ def _require_plausible(card: ModelCard, weights: Tensors, built: Network) -> Non
     texts = (card.network, card.method, card.norm, *card.classes, *card.features, *encoder)
     sizes = (card.width, card.channels, card.image_size, card.round, *card.hidden, *card.encodes)
     if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in sizes):
-        raise ValueError("its card has a name that is no text or a size that is no whole number")
+        raise ValueError("its card has a name that is not text or a size that is not a whole number")
     numbers = (*card.mean, *card.std, card.dropout, 0.0 if card.accuracy is None else card.accuracy)
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise ValueError("its card has a number that is none")
+        raise ValueError("its card has a value that is not a number")
     if not len(card.mean) == len(card.std) == card.channels or not 0 <= card.image_size <= MAX_SIZE:
-        raise ValueError(
-            f"its card speaks of {card.channels} channels and images of {card.image_size} pixels"
-        )
+        raise ValueError(f"its card claims {card.channels} channels and images of {card.image_size} pixels")
     fits = len(card.encodes) == 2 and card.encoder and 0 < card.encodes[1] <= MAX_SIZE
     if card.encodes and card.encodes != NUMBERS and not fits:
-        raise ValueError(f"its card speaks of an encoder of images of shape {card.encodes}")
+        raise ValueError(f"its card claims an encoder for images of shape {card.encodes}")
     if card.norm not in NORMS:
-        raise ValueError("its card names a normalisation that does not exist")
+        raise ValueError("its card names an unknown normalisation")
     with torch.device("meta"):  # shapes without memory
         shapes = built(card.heads).state_dict()
     if {name: value.shape for name, value in shapes.items()} != {k: v.shape for k, v in weights.items()}:

@@ -61,14 +61,14 @@ def depends_on_total(config: Config, rounds: int) -> list[str]:
             f"others follow one over {rounds}, so this is not a run of {rounds} rounds from its start"
         )
     if before % config.federation.evaluate_every:
-        notes.append(f"round {before} was measured because it was the last (federation.evaluate_every)")
+        notes.append(f"round {before} was evaluated because it was the last one (federation.evaluate_every)")
     try:
         own = not registry.find(config.method.name).method.__module__.startswith("proxyfl.")
     except ProxyFLError:
         own = True
     if own:
         notes.append(
-            f"if {config.method.name} uses ctx.rounds, its first rounds were played with {before} and the "
-            f"others with {rounds}"
+            f"if {config.method.name} uses ctx.rounds, its first rounds ran with {before} "
+            f"and the others with {rounds}"
         )
     return notes

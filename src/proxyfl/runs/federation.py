@@ -151,7 +151,7 @@ class Federation:
         engine: EngineFactory | None = None,
     ) -> None:
         if method.oracle and not simulation.dataset.knows_all:
-            raise DataError(f"{method.name} needs the label of every image; some are -1, which nobody knows")
+            raise DataError(f"{method.name} needs the label of every image; some are -1 (unknown)")
         self.config, self.simulation, self.method = config, simulation, method
         # A damaged checkpoint sends a run back to the oldest one kept: client states must reach back as far.
         versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
@@ -260,7 +260,7 @@ class Federation:
     @contextmanager
     def _playing(self) -> Iterator[None]:
         if self.plays:
-            raise RunError("rounds of this federation are being played already; end that loop first")
+            raise RunError("rounds of this federation are already running; end that loop first")
         self.plays = True
         try:
             yield
@@ -278,7 +278,7 @@ class Federation:
     def _loggers(self, log: str | Iterable[str]) -> list[Logger]:
         tools = find_all(log)
         if tools and self.recording is None:
-            raise ConfigError("log needs a folder to write into; call record(PATH) before the rounds")
+            raise ConfigError("log needs a folder to write to; call record(PATH) before the rounds")
         return [tool(self.recording.run.path, self.config) for tool in tools if self.recording]
 
     def _accuracies(self) -> list[float | None]:
@@ -315,9 +315,9 @@ class Federation:
 
     def _require_unrecorded(self) -> None:
         if self.recording is not None:
-            raise RunError(f"this federation is recorded in {self.recording.run.path} already")
+            raise RunError(f"this federation is already recorded in {self.recording.run.path}")
         if self.plays:
-            raise RunError("rounds are being played; record or resume before the loop, or when it has ended")
+            raise RunError("rounds are running; record or resume before the loop, or after it has ended")
 
     def settle(self, folder: Path) -> None:
         """Keep what clients keep, and updates that wait, below this folder."""

@@ -46,7 +46,7 @@ class Logger(ABC):
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self.is_open:
-            with self._lost_on_failure("the run's record is whole without it"):
+            with self._lost_on_failure("the run's own records are complete"):
                 self.close(failed=kind is not None)
             self.is_open = False
 
@@ -72,7 +72,7 @@ class Logger(ABC):
         if not self.is_open:
             return
         values = {**scalars(report), "clients failed": float(self.failed)}
-        with self._lost_on_failure("training goes on without it"):
+        with self._lost_on_failure("training continues without it"):
             self.tell(report.state.round, values)
 
     @contextmanager
@@ -199,7 +199,8 @@ def checked(observers: Iterable[Observer]) -> list[Observer]:
             raise ConfigError(f"observers takes objects, and '{each}' is text; name a tool with {cure}")
         if not all(hasattr(each, hook) for hook in ("round_started", "answered", "round_finished")):
             raise ConfigError(
-                f"{type(each).__name__} is no observer; give it round_started, answered and round_finished"
+                f"{type(each).__name__} is not an observer; give it round_started, answered and "
+                "round_finished"
             )
     return found
 

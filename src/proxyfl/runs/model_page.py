@@ -37,7 +37,7 @@ def model_page(
         f"`{file}` takes {_taken(card)} The class names are in its metadata. {compared}",
         "## Data",
         f"- Data set: {name_alone(config.data.name)}\n- Labels: {_labels(run, card)}\n"
-        f"- Clients: {dealt.clients}, dealt by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
+        f"- Clients: {dealt.clients}, partitioned by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
         f"- Where the {card.called} come from, and who may use them: {BLANK}",
         "## Accuracy",
         _accuracies(card, per_class, accuracy),
@@ -59,8 +59,8 @@ def _taken(card: ModelCard) -> str:
     names = f" in the order {', '.join(card.features)}" if card.features and not card.encoder else ""
     whose = "the features as the data has them"
     if card.encoder:
-        seal = f"hash {card.encoder_hash[:16]}; not in this file"
-        whose = f"features of the frozen encoder {name_alone(card.encoder)} ({seal})"
+        identified = f"hash {card.encoder_hash[:16]}; not in this file"
+        whose = f"features of the frozen encoder {name_alone(card.encoder)} ({identified})"
     return (
         f"float32 vectors of shape (N, {card.channels}), {whose}{names}, and gives "
         "probabilities (N, classes). Standardisation and softmax are inside."
@@ -113,7 +113,7 @@ def _accuracies(
     if not per_class:
         known = "not measured" if accuracy is None else f"{accuracy:.2%}, as the run recorded it"
         what = f"test {card.called}"
-        return f"On {what}: {known}. Per class: not measured, since the {what} were not at hand."
+        return f"On {what}: {known}. Per class: not measured, because the {what} were not available."
     rows = [f"| class | test {card.called} | accuracy |", "|---|---:|---:|"]
     for name, (images, share) in zip(card.classes, per_class, strict=True):
         shown = name.replace("|", "\\|")

@@ -83,11 +83,11 @@ def _step(value: float, *steps: tuple[float, int], otherwise: int) -> int:
 def summary(config: Config) -> str:
     """What was chosen, in one line."""
     partition, train, federation = config.partition, config.train, config.federation
-    clients = f"{partition.clients} clients ({partition.scheme}), {federation.per_round} in a round"
+    clients = f"{partition.clients} clients ({partition.scheme}), {federation.per_round} per round"
     pixels, model = config.data.image_size, config.model
     size = f"{f'images of {pixels} pixels' if pixels else f'network {model.trained}'}, width {model.width}"
     if not pixels and model == ModelSettings(width=model.width):  # of texts, as long as nothing was set
-        size = "a frozen encoder has to be named (model.name = frozen:hf:FOLDER)"
+        size = "a frozen encoder is required (model.name = frozen:hf:FOLDER)"
     steps = f"batches of {train.batch}, {train.epochs} epochs, {federation.rounds} rounds"
     labels = f"{100 * config.labels.ratio:g} % of the labels"
     return f"chosen from the data: {size}, {clients}, {steps}, {labels}; change any of it with --set"

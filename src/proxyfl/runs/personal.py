@@ -1,4 +1,4 @@
-"""A run's model at each client: accuracy on the images that the client keeps back, as the model is and after
+"""A run's model at each client: accuracy on the images that the client holds out, as the model is and after
 one local epoch on the client's labelled images.
 """
 
@@ -25,7 +25,7 @@ from proxyfl.runs.simulation import Simulation, prepare
 
 @dataclass(frozen=True)
 class AtClient:
-    """How good a model is at a client that keeps ``held`` images back; ``personalised`` is None where it was
+    """How good a model is at a client that holds out ``held`` images; ``personalised`` is None where it was
     not asked for, or the client has no labelled images to train on.
     """
 
@@ -38,7 +38,7 @@ class AtClient:
 def at_clients(
     run: Run, which: str = "last", *, personalised: bool = False, data_root: Path | None = None
 ) -> list[AtClient]:
-    """The model at every client that keeps images back (``data.validation``), lowest accuracy first.
+    """The model at every client that holds out images (``data.validation``), lowest accuracy first.
 
     With ``personalised``, also after each client has trained it for an epoch of SGD on its labelled images,
     with the run's batch size, learning rate, momentum and weight decay.
@@ -46,14 +46,14 @@ def at_clients(
     config = run.config
     if run.at_sites:
         raise DataError(
-            "the images of a real federation stay at its sites; what they measured in the rounds is in "
-            f"'proxyfl show {run.path} --clients'"
+            "the images of a real federation stay at its sites; the results of their "
+            f"evaluations are in 'proxyfl show {run.path} --clients'"
         )
     simulation = prepare(config, data_root or run.directory.data_root(), run.partition)
     held = simulation.partition.validation
     if held is None or simulation.validation is None:
         raise RunError(
-            f"the clients of {run.path} keep no images back; start a run with --set data.validation=0.1"
+            f"the clients of {run.path} hold out no images; start a run with --set data.validation=0.1"
         )
     trained = run.model(which, config.compute.device)
     trainer = _trainer(trained, config, simulation) if personalised else None

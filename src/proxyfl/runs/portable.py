@@ -84,7 +84,9 @@ def export(trained: TrainedModel, form: Form, path: Path, images: Tensor) -> Agr
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # exporters talk of their own affairs
             warnings.simplefilter("ignore")
-            exported = _FORMS[form](network, images[:2].contiguous(), path, _metadata(trained.card))
+            card = trained.card
+            metadata = {CLASSES: json.dumps(card.classes), "proxyfl": json.dumps(card.as_json)}
+            exported = _FORMS[form](network, images[:2].contiguous(), path, metadata)
     except OSError as error:
         raise RunError(
             f"writing {path} failed: {error.strerror or error}; choose another --output"
@@ -98,10 +100,6 @@ def export(trained: TrainedModel, form: Form, path: Path, images: Tensor) -> Agr
 def probabilities(trained: TrainedModel, images: Tensor) -> Tensor:
     """Of many images, so many at a time."""
     return torch.cat([trained(part).cpu() for part in torch.split(images, BATCH)])
-
-
-def _metadata(card: ModelCard) -> dict[str, str]:
-    return {CLASSES: json.dumps(card.classes), "proxyfl": json.dumps(card.as_json)}
 
 
 def _write_onnx(network: nn.Module, images: Tensor, path: Path, metadata: dict[str, str]) -> Runs:

@@ -30,8 +30,8 @@ def protocol_layer(protocol: str, method: str, data: str) -> Tree:
     if not settings:
         known = [recipe.name for recipe in registry.recipes() if recipe.method.protocol]
         raise ConfigError(
-            f"{method} has no protocol of its own: no settings of its paper are known for a federation; use "
-            f"the protocol 'shared', or one of {', '.join(known)}"
+            f"{method} has no protocol of its own: no settings of its paper are known "
+            f"for a federation; use the protocol 'shared', or one of {', '.join(known)}"
         )
     return nested(settings)
 

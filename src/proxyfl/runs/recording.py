@@ -74,7 +74,7 @@ class Recording:
         rounds = federation.config.federation.rounds
         with nullcontext() if self.locked else self.run.locked():
             if manifests.folders(self.run) != self._known:
-                raise RunError(f"another process went on with {self.run.path}; resume it once more")
+                raise RunError(f"another process continued {self.run.path}; resume it once more")
             if self.unsure:
                 self._read_again(federation)
             ended = federation.state.round >= rounds
@@ -110,7 +110,7 @@ class Recording:
 
     def _begin(self, federation: Federation) -> Recorder:
         run, saved = self.run, self.saved
-        repair.require_same_frozen(run, saved, federation.trainer.seal)
+        repair.require_same_frozen(run, saved, federation.trainer.checksums)
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
         federation.settle(run.path)
         return Recorder(run, federation.config, federation.trainer.whole, card_of(federation), saved)
@@ -154,7 +154,7 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
     if federation.trainer.start:
         drawn = state.weights.keys() - federation.trainer.start.keys()
         if missing := sorted(name for name in drawn if not is_adapter(name)):
-            what = f"the weights to start from lack {', '.join(missing)}: those are as the seed makes them"
+            what = f"the initial weights lack {', '.join(missing)}: these are initialised from the seed"
             print(f"note: {what}", file=sys.stderr)
             run.event("note", text=what)
         write_verified(run.start, federation.trainer.start)
@@ -164,7 +164,7 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
         write_bytes(run.environment, json.dumps({**noted, "start_accuracy": accuracy}, indent=1).encode())
     metrics, clients = _write_history(run, federation)
     files = {file.name: sha256(file) for file in (run.partition, run.environment)}
-    files |= {"data": simulation.fingerprint(), **federation.trainer.seal}
+    files |= {"data": simulation.fingerprint(), **federation.trainer.checksums}
     kept, marks = config.keep.checkpoints, (Mark.of(metrics), Mark.of(clients))
     folder = checkpoint.save(run, state, marks[0], kept, files, clients=marks[1])
     run.event("created")
@@ -208,8 +208,10 @@ def _require_same(run: RunDirectory, saved: Checkpoint, federation: Federation) 
         shown = ", ".join(f"{name} was {theirs.get(name)!r}, is {ours.get(name)!r}" for name in changed[:3])
         raise RunError(f"{run.path} was recorded from another federation: {shown}; build it as it was")
     if federation.simulation.fingerprint() != saved.run_files["data"]:
-        raise RunError(f"the data is not what {run.path} began with; bring the same images and labels")
+        raise RunError(f"the data is not what {run.path} was started with; use the same images and labels")
     began = repair.intact_partition(run, saved)
     ours_dealt = content_hash(federation.simulation.partition.to_tensors())
     if began is not None and content_hash(began.to_tensors()) != ours_dealt:
-        raise RunError(f"the partition is not the one {run.path} began with; deal the images as then")
+        raise RunError(
+            f"the partition is not the one {run.path} was started with; partition the images the same way"
+        )

@@ -37,13 +37,13 @@ def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
         )
 
 
-def require_same_frozen(run: RunDirectory, saved: Checkpoint, seal: Mapping[str, str]) -> None:
+def require_same_frozen(run: RunDirectory, saved: Checkpoint, checksums: Mapping[str, str]) -> None:
     """Refuse to go on beside other frozen tensors than those the run began with."""
     known = saved.run_files.get("frozen")
-    if known is not None and known != seal.get("frozen"):
+    if known is not None and known != checksums.get("frozen"):
         raise RunError(
-            f"the seed gives other initial weights here than where {run.path} began, and its frozen tensors "
-            "are among them; go on with the version of torch that its environment.json names"
+            f"the seed gives other initial weights here than where {run.path} was started, and its frozen "
+            "tensors are among them; continue with the version of torch in its environment.json"
         )
 
 
@@ -71,7 +71,7 @@ def lost_clients(run: RunDirectory, saved: Checkpoint) -> list[str]:
     if saved.clients is not None:
         return []
     rounds = f"rounds 1 to {saved.state.round}"
-    return [f"{run.client_log} and its copy are damaged: what was noted of the clients of {rounds} is lost"]
+    return [f"{run.client_log} and its copy are damaged: the client records of {rounds} are lost"]
 
 
 def intact_partition(run: RunDirectory, saved: Checkpoint) -> Partition | None:
@@ -81,7 +81,7 @@ def intact_partition(run: RunDirectory, saved: Checkpoint) -> Partition | None:
             return Partition.from_tensors(load(read_bounded(run.partition)))
     except (OSError, SafetensorError, ProxyFLError):
         pass
-    print(f"warning: {run.partition} is damaged; making it again from the settings", file=sys.stderr)
+    print(f"warning: {run.partition} is damaged; rebuilding it from the settings", file=sys.stderr)
     return None
 
 
@@ -98,9 +98,7 @@ def repair(
     if not _partition_is_intact(run, saved):
         write_tensors(run.partition, partition.to_tensors())
         if not _partition_is_intact(run, saved):
-            raise RunError(
-                f"{run.partition} cannot be made again as it was; put it back from a copy of the run"
-            )
+            raise RunError(f"{run.partition} cannot be rebuilt as it was; restore it from a copy of the run")
     return [*lost_clients(run, saved), *repair_models(run, saved, whole, card)]
 
 

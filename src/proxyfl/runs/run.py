@@ -136,8 +136,8 @@ class Run:
         known = [manifest["run"].get(path.name) for manifest in manifests.of(self.directory)]
         if not known and manifests.folders(self.directory):
             raise RunError(
-                f"no checkpoint of {self.path} is intact, so nothing verifies {path}; "
-                "put the run back from a copy"
+                f"no checkpoint of {self.path} is intact, so {path} cannot be verified; "
+                "restore the run from a copy"
             )
         try:
             content = read_bounded(path)
@@ -145,7 +145,7 @@ class Run:
                 return Partition.from_tensors(load(content))
         except (OSError, RunError, SafetensorError):
             pass
-        raise RunError(f"{path} is damaged; 'proxyfl resume {self.path}' makes it again")
+        raise RunError(f"{path} is damaged; 'proxyfl resume {self.path}' rebuilds it")
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class Run:
             raise RunError(f"{self.path} has not finished a round yet")
         scored = measured(lines)
         if not scored:
-            raise RunError(f"{self.path} has not measured accuracy yet (federation.evaluate_every)")
+            raise RunError(f"{self.path} has not been evaluated yet (federation.evaluate_every)")
         tail = [line["accuracy"] for line in scored[-self.config.keep.last_rounds :]]
         best = max(scored, key=choosing)
         sent = sum(line["traffic"]["bytes_up"] + line["traffic"]["bytes_down"] for line in lines)

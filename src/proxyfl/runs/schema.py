@@ -92,7 +92,7 @@ def _is_privacy(value: Any) -> bool:
 Form = tuple[str, Callable[[Any], bool]]
 REQUIRED = ("round", "traffic")
 _NUMBERS: Form = ("a table of numbers", _all_in(_is_number))
-_TOLD: Form = ("made of numbers", _is_finite)
+_FINITE: Form = ("made of numbers", _is_finite)
 _CLIENTS: Form = ("a list of clients", lambda value: isinstance(value, list) and all(map(_is_count, value)))
 _SHARES: Form = (
     "a list of shares",
@@ -116,7 +116,7 @@ FORM: dict[str, Form] = {
     "idle": _CLIENTS,
     "rejected": _CLIENTS,
     "privacy": ("a table with epsilon and delta", _is_privacy),
-    **dict.fromkeys(("counts", "prior", "class_counts", "client_weights", "proxy_loss"), _TOLD),
+    **dict.fromkeys(("counts", "prior", "class_counts", "client_weights", "proxy_loss"), _FINITE),
     "failed": ("a table of reasons", _all_in(lambda value: isinstance(value, str))),
     "per_class": _SHARES,
     "precision": _SHARES,

@@ -133,11 +133,13 @@ def check(config: Config) -> None:
     if config.model.encoder:
         require_kind(config.model.encoder)
     elif config.model.head != ModelSettings().head:
-        raise ConfigError(f"model.head = {config.model.head} is for frozen encoders; choose it as model.name")
+        raise ConfigError(
+            f"model.head = {config.model.head} is for frozen encoders; choose one as model.name"
+        )
     sources.find(config.data.name)
     require_scheme(config.partition.scheme)
     if not (config.labels.ratio or config.labels.per_class):
-        raise ConfigError("labels.ratio = 0 leaves no image its label; give a share or labels.per_class")
+        raise ConfigError("labels.ratio = 0 leaves no labelled image; give a share or labels.per_class")
     if config.data.subset == 0:
         raise ConfigError("data.subset = 0 keeps no image; give a share up to 1 or a count")
     method = registry.method_of(config)
@@ -168,7 +170,7 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
     if train.nesterov and (train.optimiser != "sgd" or not train.momentum):
         raise ConfigError("train.nesterov needs train.optimiser = 'sgd' and train.momentum above 0")
     if train.leak_momentum and train.optimiser != "sgd":
-        raise ConfigError("train.leak_momentum hands on the momentum of SGD; set it to false for AdamW")
+        raise ConfigError("train.leak_momentum passes on the momentum of SGD; set it to false for AdamW")
     if train.keep_momentum != "none" and (train.optimiser != "sgd" or train.leak_momentum):
         raise ConfigError(
             "train.keep_momentum keeps the momentum of SGD where it is; set train.optimiser = 'sgd' and "
@@ -180,25 +182,25 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
             "'server'"
         )
     if method.own_optimiser and train.optimiser.startswith(OBJECT):
-        raise ConfigError(f"{method.name} trains with {method.own_optimiser}; take your own optimiser out")
+        raise ConfigError(f"{method.name} trains with {method.own_optimiser}; remove your own optimiser")
     usual = TrainSettings()
     schedule = ("optimiser", "nesterov", "schedule", "warmup", "max_grad_norm", "keep_momentum")
     changed = [name for name in schedule if getattr(train, name) != getattr(usual, name)]
     if method.own_optimiser and changed:
         raise ConfigError(
-            f"{method.name} trains with {method.own_optimiser}; leave train.{changed[0]} as it is"
+            f"{method.name} trains with {method.own_optimiser}; leave train.{changed[0]} unchanged"
         )
     plain = config.aggregation.rule == "mean" and not config.aggregation.clip
     if config.model.norm == "static" and (aggregator.private or aggregator.noised or not plain):
         raise ConfigError(
-            "model.norm = 'static' gathers sums from clients that neither privacy nor a robust rule covers; "
-            "use model.norm = 'group' with them"
+            "model.norm = 'static' gathers sums from clients that neither privacy nor a "
+            "robust rule covers; use model.norm = 'group' with them"
         )
     require_sound(aggregator, method, train, federation)
     if aggregator.private and config.keep.clients == "all":
         raise ConfigError(
-            "keep.clients = 'all' notes what each client sent, which differential privacy is to hide; "
-            "leave it as it is"
+            "keep.clients = 'all' records what each client sent, which differential "
+            "privacy is meant to hide; leave it unchanged"
         )
 
 

@@ -54,7 +54,7 @@ class Simulation:
 
     @property
     def validation(self) -> Split | None:
-        """Labelled images that nobody trains on, each once: those kept back of the training images, or the
+        """Labelled images that nobody trains on, each once: those held out of the training images, or the
         data set's own.
         """
         held, at_server = self.partition.validation, self.partition.server_validation
@@ -93,14 +93,16 @@ def simulate(
     for name, values in (parts | ({"validation": held.values} if held else {})).items():
         if len(values) and int(values.max()) >= len(dataset.train):
             raise DataError(
-                f"the partition names {name} image {int(values.max())}, but '{dataset.name}' has "
-                f"{len(dataset.train)} training images; make it from the same data"
+                f"the partition uses {name} image {int(values.max())}, but '{dataset.name}' has "
+                f"{len(dataset.train)} training images; create it from the same data"
             )
     labelled = [parts["labelled"], *([held.values] if held is not None else [])]
     if any(bool((dataset.train.labels[values] < 0).any()) for values in labelled):
-        raise DataError("the partition calls images labelled whose label is -1; make it from the same data")
+        raise DataError(
+            "the partition lists images as labelled whose label is -1; create it from the same data"
+        )
     if not partition.sizes.any():
-        raise DataError(f"'{dataset.name}' has no training {dataset.train.called} to share out")
+        raise DataError(f"'{dataset.name}' has no training {dataset.train.called} to partition")
     train, test = views or views_of(dataset, vectors or VectorSettings())
     return Simulation(dataset, partition, 0, train, test)
 
@@ -161,7 +163,7 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
             validation=config.data.validation,
         )
     if not partition.sizes.any():
-        raise DataError(f"'{config.data.name}' has no training {dataset.train.called} to share out")
+        raise DataError(f"'{config.data.name}' has no training {dataset.train.called} to partition")
     train, test = views_of(dataset, config.vectors, config.data.norm, config.data.flip)
     return Simulation(dataset, partition, per_class if isinstance(per_class, int) else 0, train, test)
 
@@ -198,7 +200,7 @@ def doubts(dataset: Dataset, partition: Partition) -> list[str]:
     if without:
         more = f" and {len(without) - MOST_NAMED:,} more" if len(without) > MOST_NAMED else ""
         named = ", ".join(f"'{name}'" for name in without[:MOST_NAMED])
-        lines.append(f"no labelled training {what} of class {named}{more}: it is never learnt")
+        lines.append(f"no labelled training {what} of class {named}{more}: this class cannot be learnt")
     count = len(dataset.train)
     if count < partition.clients:
         lines.append(f"{count:,} training {what} are fewer than {partition.clients:,} clients")

@@ -51,8 +51,8 @@ def load_start(config: Config, simulation: Simulation | None = None) -> Tensors:
     tensors = read_weights(place)
     if content_hash(tensors) != config.model.weights_hash:
         raise ConfigError(
-            f"the weights at {place} are not those this config was made for; put them back, or clear "
-            "model.weights_hash to start from what is there"
+            f"the weights at {place} are not those this config was made for; restore "
+            "them, or clear model.weights_hash to start from the present ones"
         )
     source = _run_of(place)
     if source and simulation is not None:
@@ -73,8 +73,8 @@ def read_start(run: RunDirectory, config: Config) -> Tensors:
         if content_hash(tensors) == wanted:
             return tensors
     raise RunError(
-        f"{run.start} is missing or damaged, and {config.model.weights} does not hold the same weights; "
-        "put one of them back from a copy"
+        f"{run.start} is missing or damaged, and {config.model.weights} does not "
+        "contain the same weights; restore one of them from a copy"
     )
 
 
@@ -105,16 +105,16 @@ def _require_known_labels(source: Run, config: Config, simulation: Simulation) -
     theirs = source.config
     if theirs.data.name != config.data.name or source.environment.get("data") == AT_SITES:
         return
-    cure = "train the start on the same data, labels and partition, or on another data set"
+    cure = "train the initial model on the same data, labels and partition, or on another data set"
     method = registry.method_of(theirs)
     if method.oracle:
         raise ConfigError(
-            f"{source.path} knew every label of {config.data.name}, which this run hides; {cure}"
+            f"{source.path} was trained with every label of {config.data.name}, which this run hides; {cure}"
         )
     if source.environment.get("data") != simulation.fingerprint():
         raise ConfigError(
-            f"{source.path} was trained on another selection of {config.data.name}, so it may know labels "
-            f"that this run hides; {cure}"
+            f"{source.path} was trained on another selection of {config.data.name}, so it "
+            f"may have used labels that this run hides; {cure}"
         )
     if not np.isin(_labelled(source.partition), _labelled(simulation.partition)).all():
         raise ConfigError(f"{source.path} was trained with labels that this run hides; {cure}")

@@ -54,7 +54,7 @@ class Grid:
 
 def read_grid(path: Path) -> Grid:
     """A grid from a TOML file; see ``proxyfl sweep --help`` for its form."""
-    table = load_toml(path, if_missing="give a grid file, whose form 'proxyfl sweep --help' shows")
+    table = load_toml(path, if_missing="give a grid file; 'proxyfl sweep --help' shows its format")
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{path}: unknown key '{key}'; {nearest(key, KEYS)}")
@@ -78,7 +78,7 @@ def require_distinct(given: Iterable[tuple[str, str]]) -> None:
     said: dict[str, str] = {}
     for key, how in given:
         if key in OWN_PLACE:
-            raise ConfigError(f"{how}: '{key}' is not given as a setting; {OWN_PLACE[key]}")
+            raise ConfigError(f"{how}: '{key}' cannot be given as a setting; {OWN_PLACE[key]}")
         full = COMMON.get(key, key)
         if full in said:
             raise ConfigError(f"'{full}' is given twice: {said[full]} and {how}; keep one")
@@ -137,19 +137,21 @@ def read_seeds(text: str) -> tuple[int, ...]:
     """How many (seeds 1 to n), or which, with commas: ``3`` is 1, 2, 3, ``3,`` is 3 alone."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--seeds {text} must be how many, or which: 11,12,13")
+        raise ConfigError(f"--seeds {text} must be a number of seeds or a list: 11,12,13")
     numbers = [int(word) for word in words]
     if "," in text:
         return tuple(dict.fromkeys(numbers))
     if not numbers[0]:
-        raise ConfigError(f"--seeds {text} makes no run; say how many, or which: '0,' is seed 0 alone")
+        raise ConfigError(
+            f"--seeds {text} selects no run; give a number of seeds, or a list: '0,' is seed 0 alone"
+        )
     return tuple(range(1, numbers[0] + 1))
 
 
 def _table(tree: Tree, key: str) -> Mapping[str, Any]:
     found = tree.get(key, {})
     if not isinstance(found, Mapping):
-        raise ConfigError(f"{key} must be a table; write [{key}] and a setting a line")
+        raise ConfigError(f"{key} must be a table; write [{key}] and one setting per line")
     return found
 
 
@@ -164,7 +166,7 @@ def _seeds(value: Any) -> tuple[int, ...]:
     """A count (seeds 1 to n) or a list."""
     seeds = list(range(1, value + 1)) if type(value) is int else value
     if not isinstance(seeds, list) or not seeds or not all(type(s) is int and s >= 0 for s in seeds):
-        raise ConfigError(f"seeds must be how many, or a list like [11, 12, 13], not {value!r}")
+        raise ConfigError(f"seeds must be a number of seeds or a list like [11, 12, 13], not {value!r}")
     return tuple(dict.fromkeys(seeds))
 
 

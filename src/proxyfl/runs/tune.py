@@ -77,14 +77,16 @@ def read_space(text: str, config: Config) -> Space:
     whole, numeric = type(known[name]) is int, type(known[name]) in (int, float)
     if ".." in wanted:
         if not numeric:
-            raise ConfigError(f"{name} is no number; list its values, as in --search {name}=A,B")
+            raise ConfigError(f"{name} is not a number; list its values, as in --search {name}=A,B")
         low, _, high = wanted.partition("..")
         try:
             ends = float(low), float(high)
         except ValueError:
-            raise ConfigError(f"'{wanted}' is no range; write it as in --search {name}=0.01..0.3") from None
+            raise ConfigError(
+                f"'{wanted}' is not a range; write it as in --search {name}=0.01..0.3"
+            ) from None
         if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
-            raise ConfigError(f"'{wanted}' is no range: it has to begin below its end")
+            raise ConfigError(f"'{wanted}' is not a range: it must begin below its end")
         if whole and not (ends[0].is_integer() and ends[1].is_integer()):
             raise ConfigError(f"{name} is a whole number; write its range as in --search {name}=1..5")
         return Space(name, *ends, whole=whole)
@@ -129,7 +131,7 @@ class Search:
         base = make({})
         if not base.data.validation:
             raise ConfigError(
-                "a search is judged on validation images; keep some back: --set data.validation=0.1"
+                "a search is judged on validation images; hold some out: --set data.validation=0.1"
             )
         for space in spaces:  # what no trial could be trained with is refused before the first
             for value in space.ends:

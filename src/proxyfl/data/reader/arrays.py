@@ -69,7 +69,9 @@ def read_headers(file: Path) -> Headers:
                 shape, dtype = read_header(stream, member.filename)
                 header = stream.tell()
             if math.prod(shape) * dtype.itemsize + header != member.file_size:
-                raise ValueError(f"{member.filename} does not hold what its header promises, {dtype} {shape}")
+                raise ValueError(
+                    f"{member.filename} does not contain what its header declares, {dtype} {shape}"
+                )
             headers[member.filename.removesuffix(".npy")] = (shape, dtype)
     return headers
 
@@ -182,7 +184,7 @@ def _numbered(where: str, labels: Array, classes: tuple[str, ...] | None) -> Arr
         names = [str(label).strip() for label in labels.tolist()]
         strange = next((name for name in names if name not in place), None)
         if strange is not None:
-            raise DataError(f"{where}: '{strange}' is none of the names in the array of classes")
+            raise DataError(f"{where}: '{strange}' is not one of the names in the array of classes")
         return np.array([place[name] for name in names], np.int64)
     if labels.dtype.kind == "f":
         labels = np.where(np.isnan(labels), NO_LABEL, labels)
@@ -211,8 +213,8 @@ def in_eight_bits(where: str, arrays: Sequence[Array]) -> tuple[Callable[[Array]
         return lambda array: _each(array, lambda part: part >> (bits - 8)), note
     if not (low >= 0 and high <= 255):
         raise DataError(
-            f"{where}: the numbers of images go from {low:g} to {high:g}, expected 0 to 255 or 0 to 1; save "
-            "images before they are normalised"
+            f"{where}: image values range from {low:g} to {high:g}, expected 0 to 255 or "
+            "0 to 1; save images before they are normalised"
         )
     top = 1 if high <= 1 else 255
     note = f"images of type {others[0].dtype} are read as grey levels from 0 to {top}"

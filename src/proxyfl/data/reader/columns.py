@@ -91,12 +91,12 @@ def read_rows(table: Table, classes: Sequence[str] | None = None, features: Sequ
     if faults:
         raise as_one_error(faults)
     hint = "; if texts are meant: data.keys=text=text" if table.roles["text"] in left_out else ""
-    shown = f"columns that are no numbers are left out: {', '.join(left_out)[:300]}{hint}"
+    shown = f"columns that are not numbers are left out: {', '.join(left_out)[:300]}{hint}"
     notes = [shown] if left_out else []
     counting = [name for name, column in zip(names, columns, strict=True) if not features and _counts(column)]
     if counting and not table.features:
         cure = f"data.keys=without={'+'.join(counting)}"
-        notes.append(f"{listed(counting)}: numbers that count the rows? leave them out with {cure}")
+        notes.append(f"{listed(counting)}: do these numbers only count the rows? leave them out with {cure}")
     return Rows(numbers(vectors, str(table.file), names, table.lines), tuple(names), found, tuple(notes))
 
 
@@ -143,8 +143,8 @@ def _found(table: Table) -> tuple[list[str], list[str]]:
     for name in others:
         if any(str(cell).lower().endswith(tuple(SUFFIXES)) for cell in table.columns[name][:NAMED]):
             raise DataError(
-                f"table: {table.file}: column '{name}' names image files; say so with data.keys=file={name}, "
-                "or choose the columns of vectors with data.keys=features=A+B"
+                f"table: {table.file}: column '{name}' contains names of image files; declare it with "
+                f"data.keys=file={name}, or choose the columns of vectors with data.keys=features=A+B"
             )
     if not found:
         columns = ", ".join(table.columns)[:300] or "nothing"

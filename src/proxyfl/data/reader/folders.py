@@ -45,8 +45,8 @@ def _require_classes(root: Path, below: Mapping[str, set[str]]) -> None:
     shared = sorted(set.intersection(*below.values())) if len(below) > 1 else []
     if shared:
         raise DataError(
-            f"folder: {listed(sorted(below), 3)} in {root} hold the same folders ({listed(shared, 3)}): "
-            "if these are the classes, call the folders above them client=NAME, or train and test; if not, "
+            f"folder: {listed(sorted(below), 3)} in {root} contain the same folders ({listed(shared, 3)}): "
+            "if these are the classes, name the folders above them client=NAME, or train and test; if not, "
             "move the images up into the folders of their classes, or write a labels.csv"
         )
 
@@ -139,5 +139,5 @@ class _Walk:
 def _client(folder: Path) -> str:
     name = folder.name[len(CLIENT) :].strip()
     if not name:
-        raise DataError(f"{folder} names no client; call the folder {CLIENT}NAME")
+        raise DataError(f"{folder} names no client; name the folder {CLIENT}NAME")
     return name

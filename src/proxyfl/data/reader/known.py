@@ -97,7 +97,9 @@ def read_known(place: Path, form: Form, cache: Path | None = None, *, by_name: b
     """
     found = find_form(place)
     if found == "npz" and form.of_texts:
-        raise DataError(f"{place} is an npz file, and texts are wanted; give a table with a column of them")
+        raise DataError(
+            f"{place} is an npz file, but texts are required; give a table with a column of texts"
+        )
     if found == "npz":
         return read_npz(place, form, by_name=by_name)
     if not form.size:
@@ -138,13 +140,13 @@ def fitting_keys(place: Path, keys: str) -> str:
 def _read_table(place: Path, form: Form) -> Known:
     """The vectors or texts in a table's rows."""
     if place.is_dir():
-        wanted = f"vectors of {form.channels} features are wanted; give an npz file or a table of numbers"
+        wanted = f"vectors of {form.channels} features are required; give an npz file or a table of numbers"
         if form.of_texts:
-            wanted = "texts are wanted; give a table with a column of them"
-        raise DataError(f"{place} is a folder, and {wanted}")
+            wanted = "texts are required; give a table with a column of texts"
+        raise DataError(f"{place} is a folder, but {wanted}")
     table = read_table(place, form.keys)
     rows = _rows(table, form)
-    unnamed = f"there is no column '{table.roles['label']}', so no row has a label; keys names another"
+    unnamed = f"there is no column '{table.roles['label']}', so no row has a label; set another with keys"
     notes = (*rows.notes, unnamed) if table.texts("label") is None else rows.notes
     clients = in_order(entry.client for entry in rows.entries if entry.client is not None)
     if not form.of_texts and rows.vectors.shape[1] != form.channels:
@@ -167,7 +169,7 @@ def _rows(table: Table, form: Form) -> Rows:
 
 
 def _other_features(file: Path, found: int, form: Form) -> str:
-    return f"{file}: its vectors have {found:,} features, {form.channels:,} are wanted"
+    return f"{file}: its vectors have {found:,} features, but {form.channels:,} are required"
 
 
 def _read(
@@ -229,7 +231,7 @@ def _misfits(file: Path, samples: Array, form: Form) -> list[str]:
     """Why these samples cannot be brought to the form that is wanted."""
     if is_vectors(samples) != (not form.size):
         theirs, ours = ("vectors", "images") if form.size else ("images", "vectors")
-        return [f"{file} holds {theirs}, but {ours} are wanted"]
+        return [f"{file} contains {theirs}, but {ours} are required"]
     if form.size or samples.shape[1] == form.channels:
         return []
     return [_other_features(file, samples.shape[1], form)]
@@ -261,8 +263,8 @@ def _renumbered(file: Path, labels: Tensor, names: Sequence[str] | None, classes
     """Labels of a file with its own order of classes, as numbers in ours."""
     if names is None and not _by_number(classes):
         raise DataError(
-            f"{file} has no array 'classes', so nobody knows which class a number means; add the names, in "
-            "the order of their numbers"
+            f"{file} has no array 'classes', so the meaning of the numbers is unknown; "
+            "add the names, in the order of their numbers"
         )
     known, places = torch.unique(labels, return_inverse=True)
     if names is not None and len(known) and int(known[-1]) >= len(names):

@@ -17,7 +17,7 @@ CLIENT = "client="
 """What the name of a client's folder begins with."""
 NO_LABEL = -1
 NONE_IN_ARRAYS = str(NO_LABEL)
-MINUS_ONE = "'-1' is read as a class; in tables, leave the cell empty where there is no label"
+MINUS_ONE = "'-1' is read as a class; in tables, leave the cell empty if there is no label"
 LONGEST_NUMBER = 18
 MOST_NAMED = 10
 """How many problems an error tells."""

@@ -81,7 +81,7 @@ def read_table(file: Path, keys: str = "") -> Table:
 
 def _csv(file: Path) -> tuple[dict[str, list[Any]], Sequence[int]]:
     if file.stat().st_size > MAX_CSV:
-        raise DataError(f"{file} is larger than {in_words(MAX_CSV)}; that is no table of labels")
+        raise DataError(f"{file} is larger than {in_words(MAX_CSV)}; that is not a table of labels")
     try:
         text = file.read_text(encoding="utf-8-sig")
         delimiter = _delimiter(text)

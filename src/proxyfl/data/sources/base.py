@@ -108,7 +108,7 @@ class Source(ABC):
         """Says so when an archive of this data set was downloaded but not unpacked."""
         archives = [file.path for file in (*self.files, *self.alternatives) if file.unpacks_to]
         here = next((path for path in archives if (root / path).is_file()), None)
-        return f"{here} is there but not unpacked: fetch unpacks it" if here else ""
+        return f"{here} exists but is not unpacked: fetch unpacks it" if here else ""
 
     def missing(self, root: Path, found: Found, expected: str) -> DataError:
         looked = ", ".join(str(place) for place in found.looked)

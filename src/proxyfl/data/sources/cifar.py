@@ -129,9 +129,9 @@ class Cifar(Source):
         batch = restricted_pickle.load(file)
         images, labels = batch.get("data"), batch.get(self.label_key)
         if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != PIXELS:
-            raise ValueError(f"'data' is no array of images with {PIXELS:,} bytes each")
+            raise ValueError(f"'data' is not an array of images with {PIXELS:,} bytes each")
         if not isinstance(labels, list) or not all(label in range(256) for label in labels):
-            raise ValueError(f"'{self.label_key}' is no list of labels")
+            raise ValueError(f"'{self.label_key}' is not a list of labels")
         if len(labels) != len(images) or not labels:
             raise ValueError(f"{len(images):,} images but {len(labels):,} labels")
         return images, np.array(labels, np.uint8)

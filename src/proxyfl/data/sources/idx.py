@@ -95,7 +95,7 @@ def _open(file: Path) -> BinaryIO:
 def _shape(stream: BinaryIO) -> tuple[int, ...]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0":
-        raise ValueError("it does not begin as an idx file")
+        raise ValueError("it does not start like an idx file")
     if magic[2] != UNSIGNED_BYTE or not 1 <= magic[3] <= 4:
         raise ValueError(f"data type {magic[2]} with {magic[3]} dimensions, expected unsigned bytes (8)")
     sizes = stream.read(4 * magic[3])
@@ -120,7 +120,9 @@ def read_idx(file: Path, dimensions: int) -> Array:
             raise ValueError(f"its array has shape {shape}, expected {dimensions} dimensions, none empty")
         room = size * GZIP_RATIO if file.suffix == ".gz" else size
         if expected > room:
-            raise ValueError(f"its header promises {expected:,} bytes, more than {in_words(size)} can hold")
+            raise ValueError(
+                f"its header declares {expected:,} bytes, more than {in_words(size)} can contain"
+            )
         if expected > memory_limit():
             raise ValueError(f"it holds {in_words(expected)}, too much for this machine's memory")
         content = bytearray()
@@ -128,7 +130,7 @@ def read_idx(file: Path, dimensions: int) -> Array:
             content += piece
     if len(content) != expected:
         word = "at least" if len(content) > expected else "only"
-        raise ValueError(f"its header promises {expected:,} bytes, there are {word} {len(content):,}")
+        raise ValueError(f"its header declares {expected:,} bytes, there are {word} {len(content):,}")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 

@@ -92,15 +92,15 @@ class Listed(Source):
             looked.require_sound()
         notes = tuple(filter(None, ("; ".join(dealt.notes), depth, looked.left_out)))
         clients = [entry.client for entry, keep in zip(dealt.train, sound, strict=False) if keep]
-        told = list(notes)
-        owners = holders(clients, parts[0][1], "images", told)
+        noted = list(notes)
+        owners = holders(clients, parts[0][1], "images", noted)
         return self.deliver(
             parts[0],
             parts[2],
             classes=dealt.classes,
             validation=parts[1],
             clients=owners,
-            notes=told,
+            notes=noted,
         )
 
 
@@ -141,9 +141,9 @@ def deal(name: str, listing: Listing) -> Dealt:
     if left_out:
         notes.append(f"{left_out:,} test or validation images without a label are left out")
     if listing.empty:
-        notes.append(f"folders without images are no classes: {listed(listing.empty)}")
+        notes.append(f"empty folders are not classes: {listed(listing.empty)}")
     if listing.ignored:
-        notes.append(f"files ignored because they are no images: {listing.ignored:,}")
+        notes.append(f"files ignored because they are not images: {listing.ignored:,}")
     return Dealt(train, val, test, classes, tuple(notes))
 
 
@@ -177,7 +177,9 @@ def holders(
         in_turn = nameless[np.argsort(labels[nameless], kind="stable")]
         numbers[in_turn] = np.arange(len(in_turn)) % len(known)
         count = f"{len(nameless):,} of {len(numbers):,} training {what}"
-        notes.append(f"{count} belong to no client: they are dealt evenly to the {len(known):,} there are")
+        notes.append(
+            f"{count} belong to no client: they are distributed evenly over the {len(known):,} clients"
+        )
     return numbers, known
 
 

@@ -44,7 +44,7 @@ class Svhn(Source):
         folder = first_folder(places, *FILES)
         if folder is None:
             near = [place / name for place in places for name in FILES if (place / name).is_file()]
-            note = f"{near[0]} is there, its fellow is not" if near else ""
+            note = f"{near[0]} exists, but the other file of the pair does not" if near else ""
             return Found(places, note=note)
         return Found(places, folder, tuple(folder / name for name in FILES))
 

@@ -116,8 +116,8 @@ def _engine(content: bytes, holdings: Holdings) -> InlineEngine:
         trainer: ClientTrainer = unpacked(content)
     except ImportError as error:
         raise RunError(
-            f"node {socket.gethostname()} cannot import '{error.name}', which this federation is made of; "
-            "install it on every node, or name its file with --plugin"
+            f"node {socket.gethostname()} cannot import '{error.name}', which this "
+            "federation uses; install it on every node, or name its file with --plugin"
         ) from error
     trainer.compute = dataclasses.replace(trainer.compute, device=_device(trainer.compute.device))
     return InlineEngine.over(trainer, holdings)

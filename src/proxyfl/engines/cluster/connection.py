@@ -65,8 +65,8 @@ class Needs:
 def require_address(address: str) -> None:
     if address not in (AUTO, LOCAL) and not _PLACE.fullmatch(address):
         raise ConfigError(
-            f"'{address}' is not the address of a Ray cluster; give HOST:PORT, 'auto' for the cluster that "
-            "this machine is part of, or 'local' for one that lives as long as the run"
+            f"'{address}' is not the address of a Ray cluster; give HOST:PORT, 'auto' for the cluster this "
+            "machine belongs to, or 'local' for one that lasts as long as the run"
         )
 
 
@@ -102,8 +102,8 @@ class Cluster:
         room = self.room(needs)
         if not room:
             raise RunError(
-                f"no node of the Ray cluster '{self.address}' has {needs}, as a {what} is to have; "
-                "ask for less or add a node"
+                f"no node of the Ray cluster '{self.address}' has {needs}, as required for "
+                f"a {what}; ask for less or add a node"
             )
         return room
 
@@ -213,8 +213,8 @@ def _in_words(address: str, error: Exception) -> RunError:
         )
     if isinstance(error, _ray().exceptions.AuthenticationError):
         return RunError(
-            f"the Ray cluster at '{address}' asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN "
-            "as they were when it was started"
+            f"the Ray cluster at '{address}' requires a token; set RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN as when it was started"
         )
     return RunError(
         f"the Ray cluster at '{address}' cannot be used: {_last_line(error)}; this machine must be one of "
@@ -242,18 +242,14 @@ def _require_listening(address: str) -> None:
 
 
 @cache
-def _token() -> str:
-    """What a private cluster knows its own processes by: Ray listens on all of the machine's networks."""
-    return secrets.token_hex(32)
-
-
 @contextlib.contextmanager
 def _private_cluster() -> Iterator[None]:
     """The environment in which Ray starts a cluster for this process alone, and tells nobody about it."""
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED")
     before = {name: os.environ.get(name) for name in names}
     if not any(before[name] for name in names[:3]):
-        os.environ["RAY_AUTH_TOKEN"] = _token()  # without it, Ray writes one to the user's home folder
+        # Ray listens on all of the machine's networks, and would write a token to the user's home folder.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         yield

@@ -69,11 +69,11 @@ class RayEngine:
     def __call__(self, trainer: ClientTrainer, holdings: Holdings) -> Engine:
         """The engine for these clients; the cluster must be there."""
         if trainer.settings.leak_momentum:
-            return _here(trainer, holdings, "each hands its momentum to the next")
+            return _here(trainer, holdings, "each passes its momentum to the next")
         try:
             packed(trainer)
         except CannotHandOver as error:
-            return _here(trainer, holdings, f"nodes cannot be given {error}")
+            return _here(trainer, holdings, f"nodes cannot receive {error}")
         return ClusterEngine(trainer, holdings, self)
 
     def needs(self, device: str, threads: int) -> Needs:
@@ -231,8 +231,8 @@ class ClusterEngine(Crew[_Hired]):
         """Say once where nodes compute differently: results are then the same but for rounding."""
         if theirs != arithmetic() and not self._differs and self.trainer.compute.device == "cpu":
             self._differs = True
-            print(f"note: node {host} has another kind of processor ({theirs} instead of {arithmetic()}), so "
-                  "results may differ in the last bits", file=sys.stderr)  # fmt: skip
+            print(f"note: node {host} has another kind of processor ({theirs} instead of "
+f"{arithmetic()}), so results may differ in the last bits", file=sys.stderr)  # fmt: skip
 
     def _watch(self) -> None:
         """Say so where nobody can train; give up where no node is left that could."""
@@ -245,8 +245,8 @@ class ClusterEngine(Crew[_Hired]):
             self._alone = now
             if not self.cluster.room(self.needs):
                 raise RunError(
-                    f"no node of the Ray cluster is left that has {self.needs}; the last checkpoint is kept, "
-                    "resume when nodes are back"
+                    f"no node of the Ray cluster with {self.needs} is left; the last checkpoint "
+                    "is kept, resume when nodes are back"
                 )
             print(
                 f"note: still waiting for the Ray cluster to start a process with {self.needs}",

@@ -125,7 +125,7 @@ def read_task(records: RecordDict) -> tuple[Task, Header]:
     for name in ("round", "client", "version"):
         whole(header, name)
     if header.get("purpose", TRAIN) not in (TRAIN, STATISTICS):
-        raise Malformed("it asks for something that no site does")
+        raise Malformed("it requests something that no site does")
     own = tensors_of(records, OWN)
     return unpack_task(header, own, namespace(sent, "weights"), namespace(sent, "extras")), header
 
@@ -167,7 +167,7 @@ def read_answer(records: RecordDict, task: Task) -> Update | Failure:
 def whole(header: Mapping[str, Any], name: str) -> int:
     value = header.get(name)
     if type(value) is not int or abs(value) > COUNT_LIMIT:
-        raise Malformed(f"'{name}' is not a whole number within reason")
+        raise Malformed(f"'{name}' is not a plausible whole number")
     return value
 
 
@@ -185,7 +185,7 @@ def _string(header: Mapping[str, Any], name: str) -> str:
 
 def _own_number(header: Mapping[str, Any], task: Task) -> int:
     if whole(header, "client") != task.client:
-        raise Malformed(f"it speaks for client {header['client']}")
+        raise Malformed(f"it answers for client {header['client']}")
     return task.client
 
 

@@ -1,7 +1,7 @@
 """What a site's people let a federation use of their machine: threads, memory, disk and time of a round.
 
 A round that would need more is refused before it begins, with the number; one that takes longer is given up
-between two steps. The memory of a round is estimated from a rehearsal with two samples::
+between two steps. The memory of a round is estimated from a dry run with two samples::
 
     now + 5 × weights + 1.25 × samples in a step × what the backward pass keeps of a sample
 
@@ -103,7 +103,7 @@ class Limits:
 
 
 def estimate(trainer: ClientTrainer) -> int:
-    """Bytes of memory that a round takes, as far as can be told before it."""
+    """Bytes of memory that a round takes, as far as it can be known beforehand."""
     train = trainer.settings
     weights = size_in_bytes(trainer.new_network().state_dict())
     step = sum(train.batch * (train.mu if view.startswith("u_") else 1) for view in trainer.method.all_wants)
@@ -112,7 +112,7 @@ def estimate(trainer: ClientTrainer) -> int:
 
 
 def kept_by_backward(trainer: ClientTrainer) -> int:
-    """Bytes that the backward pass keeps of a sample, seen in a rehearsal that leaves no trace."""
+    """Bytes that the backward pass keeps of a sample, seen in a dry run that leaves no trace."""
     seen: dict[int, int] = {}
 
     def note(value: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ from proxyfl.federation.histograms import counts_scores
 from proxyfl.methods import registry
 from proxyfl.models import Network
 
-CURE = "put it back from a copy of this site's state; without it the site cannot go on in this run"
+CURE = "put it back from a copy of this site's state; without it the site cannot continue this run"
 RUN_NAME = re.compile(r"[0-9a-f]{16}")
 FORM = ("classes", "channels", "image_size", "encoded", "mean", "std", "flip", "scenario")
 """What server and site must agree on, by name, in the site's settings and in a message's header."""
@@ -60,7 +60,7 @@ LATER = {"encoded": 0}
 
 @dataclass(frozen=True)
 class SiteImages:
-    """A site's own images: what it trains on, and what it keeps back to measure accuracy."""
+    """A site's own images: what it trains on, and what it holds out to measure accuracy."""
 
     client: ClientData
     heldout: Split
@@ -92,7 +92,7 @@ class SiteSide:
         return self._guarded(records, lambda header: self._train(records, header))
 
     def evaluate(self, records: RecordDict) -> RecordDict:
-        """Counts of (true class, predicted class) over the images kept back, and of scores where they may
+        """Counts of (true class, predicted class) over the images held out, and of scores where they may
         be.
         """
         return self._guarded(records, lambda header: self._evaluate(records))
@@ -210,8 +210,8 @@ class SiteSide:
             usual = LATER.get(name)
             if header.get(name, usual) != self.form.get(name, usual):
                 raise ConfigError(
-                    f"server and site disagree on '{name}'; hand the site its folder again, "
-                    "or put federation.toml back"
+                    f"server and site disagree on '{name}'; send the site its folder again, or "
+                    "restore federation.toml"
                 )
 
     def _say(self, words: str) -> None:

@@ -23,10 +23,11 @@ from proxyfl.methods.context import ClientContext
 class AverageParameters:
     """How averages are taken."""
 
-    ema: float = setting(0.999, "share of the averages that stays each step", low=0, high=1)
+    ema: float = setting(0.999, "share of the averages kept each step", low=0, high=1)
     statistics: str = setting(
         "pool",
-        "pool: averages of its whole pool, anew each round; client: over its steps, kept between rounds",
+        "pool: averages over the whole pool, computed anew each round; client: over "
+        "the client's steps, kept between rounds",
         choices=("pool", "client"),
     )
 

@@ -41,15 +41,13 @@ SMALLEST = 1e-12
 class FreeMatchParameters(AverageParameters):
     """Parameters of FreeMatch."""
 
-    low: float = setting(0.0, "least threshold, before it is lowered for single classes", low=0, high=1)
+    low: float = setting(0.0, "lowest threshold, before it is reduced for individual classes", low=0, high=1)
     high: float = setting(1.0, "largest threshold", low=0, high=1)
     fairness: float = setting(0.01, "weight of the fairness loss (w_f); 0: none", low=0)
 
     def __post_init__(self) -> None:
         if self.low > self.high:
-            raise ConfigError(
-                f"method.freematch.low = {self.low} is above high = {self.high}; exchange the two"
-            )
+            raise ConfigError(f"method.freematch.low = {self.low} is above high = {self.high}; swap the two")
 
 
 @register_addon

@@ -170,7 +170,7 @@ class GPTParameters:
 @register_addon
 class GPT(Addon):
     name = "gpt"
-    sends = "nothing beside the weights: the server reads every client's classifier rows"
+    sends = "nothing in addition to the weights: the server reads every client's classifier rows"
     Parameters = GPTParameters
 
     def start(self, ctx: ServerContext) -> Tensors:

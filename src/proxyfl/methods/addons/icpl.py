@@ -139,7 +139,7 @@ class ICPLParameters:
     weight: float = setting(1.0, "weight of the loss (beta)", low=0)
     project: bool = setting(True, "learned heads between features, proxies and the loss", paper=False)
     keep_heads: bool = setting(False, "each client keeps its heads to itself instead of sending them")
-    normalise: bool = setting(True, "unit length for features and proxies; raw dot products explode")
+    normalise: bool = setting(True, "normalise features and proxies to unit length; raw dot products explode")
     label_set: str = setting(
         "teacher",
         "category set of a labelled image: from the global model, or its true class",
@@ -148,16 +148,16 @@ class ICPLParameters:
     )
     scores: str = setting(
         "global",
-        "whose probabilities weigh the proxies of an unsure image",
+        "whose probabilities weight the proxies of an unconfident image",
         choices=("global", "local"),
         paper="local",
     )
     views: str = setting(
-        "both", "views that take part: weak and strong, or weak only", choices=("both", "weak"), paper="weak"
+        "both", "views used: weak and strong, or weak only", choices=("both", "weak"), paper="weak"
     )
     reduction: str = setting(
         "anchors",
-        "one mean over all anchors, or one over sure and one over unsure ones, summed",
+        "one mean over all anchors, or one over confident and one over unconfident anchors, summed",
         choices=("anchors", "hc+lc"),
         paper="hc+lc",
     )
@@ -169,10 +169,10 @@ class ICPLParameters:
     )
     sets: str = setting(
         "prior",
-        "categories of an unsure image: above the prior, or the k likeliest",
+        "categories of an unconfident image: above the prior, or the k most likely",
         choices=("prior", "top1", "top5"),
     )
-    train_proxies: bool = setting(True, "let the loss move the classifier rows")
+    train_proxies: bool = setting(True, "let the loss update the classifier rows")
 
 
 @register_addon

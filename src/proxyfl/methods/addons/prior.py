@@ -32,7 +32,7 @@ from proxyfl.methods.registry import register_addon
 class PriorParameters:
     """Parameters of the class prior."""
 
-    ema: float = setting(0.99, "share of the old prior that stays each round", low=0, high=1, paper=0.0)
+    ema: float = setting(0.99, "share of the old prior kept each round", low=0, high=1, paper=0.0)
     pooling: str = setting(
         "counts",
         "counts: pool all counts; clients: mean of the clients' shares",
@@ -45,7 +45,7 @@ class PriorParameters:
         choices=("true", "predicted"),
         paper="predicted",
     )
-    fixed: bool = setting(False, "keep the prior uniform (isolates what the prior adds)")
+    fixed: bool = setting(False, "keep the prior uniform (isolates the effect of the prior)")
 
 
 @register_addon

@@ -36,13 +36,13 @@ from proxyfl.methods.registry import register_addon
 class ProtoParameters:
     """Parameters of prototypes."""
 
-    weight: float = setting(1.0, "weight of the pull to the prototypes", low=0)
+    weight: float = setting(1.0, "weight of the prototype loss", low=0)
     assign: str = setting(
         "confident",
-        "images with a class: labelled and trusted ones, all, or labelled only",
+        "images with a class: labelled and confident ones, all, or labelled only",
         choices=("confident", "all", "labelled"),
     )
-    by_count: bool = setting(False, "weigh clients' prototypes by how many images made them")
+    by_count: bool = setting(False, "weight clients' prototypes by their number of images")
 
 
 @register_addon

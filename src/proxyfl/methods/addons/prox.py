@@ -25,7 +25,7 @@ from proxyfl.methods.registry import register_addon
 class ProxParameters:
     """Parameters of the proximal term."""
 
-    weight: float = setting(0.001, "strength of the pull (lambda); 0 is no pull", low=0)
+    weight: float = setting(0.001, "weight of the proximal term (lambda); 0: none", low=0)
 
 
 @register_addon

@@ -42,12 +42,13 @@ class SoftMatchParameters(AverageParameters):
     """Parameters of SoftMatch."""
 
     sigmas: float = setting(
-        2.0, "how steeply weights fall below the mean (n_sigma); 0: every image counts fully", low=0
+        2.0, "how steeply weights fall below the mean (n_sigma); 0: every image has full weight", low=0
     )
-    align: bool = setting(True, "divide predictions by the average one before they are weighed")
+    align: bool = setting(True, "divide predictions by the average prediction before they are weighted")
     sure: str = setting(
         "full",
-        "images that add-ons and metrics call sure: those of weight 1, or those that the parent trusts",
+        "images that add-ons and metrics treat as confident: those of weight 1, or "
+        "those that the parent accepts",
         choices=("full", "parent"),
     )
 

@@ -30,7 +30,7 @@ class Group:
             raise RunError(f"there is no run of {name} to draw")
         for run in runs:
             if not run.finished:
-                raise RunError(f"{run.path} has not finished; go on with 'proxyfl resume {run.path}'")
+                raise RunError(f"{run.path} has not finished; continue with 'proxyfl resume {run.path}'")
         return cls(runs, [value(run) for run in runs])
 
     @property

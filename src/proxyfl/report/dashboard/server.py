@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from proxyfl.core.text import one_line
 from proxyfl.report.dashboard.watch import Federation, Library
 from proxyfl.report.html.page import policy, render, script, shell, stylesheet
-from proxyfl.report.html.pieces import TROUBLE
+from proxyfl.report.html.pieces import UNREADABLE
 
 ADDRESS = "127.0.0.1"
 MOST_CONNECTIONS, MOST_FOLLOWERS, MOST_RUNS_A_PAGE = 64, 24, 12
@@ -55,7 +55,9 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-NOT_YOURS = "this page is for whoever started it; open the address, token and all, that its command printed"
+NOT_YOURS = (
+    "only the user who started this page can open it; use the address with the token that its command printed"
+)
 HTML, CSS, JS = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 TEXT, JSON, EVENTS = "text/plain; charset=utf-8", "application/json", "text/event-stream"
 
@@ -180,8 +182,8 @@ class Dashboard(ThreadingHTTPServer):
 
     def _as_json(self, names: list[str] | None) -> str:
         library = self.library
-        told = {"folder": library.folder.name, "runs": library.statuses(names), **library.federation()}
-        return json.dumps(told, allow_nan=False)
+        listed = {"folder": library.folder.name, "runs": library.statuses(names), **library.federation()}
+        return json.dumps(listed, allow_nan=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that goes away in the middle is no error; anything else is logged."""
@@ -217,7 +219,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.admitted = False
         if not self._is_ours():
-            return self.send_error(HTTPStatus.FORBIDDEN, "this page answers its own machine only")
+            return self.send_error(HTTPStatus.FORBIDDEN, "this page is only available on its own machine")
         try:
             address = urlsplit(self.path)
             query = parse_qs(address.query, max_num_fields=50)
@@ -228,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self.admitted:
             self.send_error(HTTPStatus.FORBIDDEN, NOT_YOURS)
         elif self.command not in ("GET", "HEAD"):
-            self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is for reading")
+            self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read-only")
         else:
             names = query.get("name", [])
             if len(names) > MOST_RUNS_A_PAGE:
@@ -295,7 +297,7 @@ class Handler(BaseHTTPRequestHandler):
         """The data of these runs; nothing where an error was sent instead."""
         try:
             data = self.server.library.data(names)
-        except TROUBLE as error:
+        except UNREADABLE as error:
             self.send_error(HTTPStatus.CONFLICT, f"the run cannot be read: {one_line(str(error))}")
             return None
         if data is None:
@@ -308,7 +310,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         with self.server.follower(self.connection) as place:
             if not place:
-                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages follow; close some")
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open; close some")
                 return
             self._head(EVENTS)
             if self.command == "GET":
@@ -329,7 +331,7 @@ class Handler(BaseHTTPRequestHandler):
     def _known(self, names: list[str]) -> bool:
         try:
             known = bool(names) and all(self.server.library.find(name) for name in names)
-        except TROUBLE:
+        except UNREADABLE:
             known = True  # it is there; why it cannot be read stands with its data
         if not known:
             self.send_error(HTTPStatus.NOT_FOUND, "there is no such run")

@@ -14,7 +14,7 @@ from proxyfl.core.files import JSON_SWELLS, opened
 from proxyfl.core.machine import usable_memory
 from proxyfl.core.text import reported
 from proxyfl.report.html.gather import page_data, run_data, status
-from proxyfl.report.html.pieces import TROUBLE, pieces
+from proxyfl.report.html.pieces import UNREADABLE, pieces
 from proxyfl.report.html.records import Line, Records, usable
 from proxyfl.runs.directory import RunDirectory, json_lines
 from proxyfl.runs.run import Run
@@ -163,7 +163,7 @@ class Library:
                 found = self.find(name)
                 if found is not None:
                     rows.append(found.status())
-            except TROUBLE as error:
+            except UNREADABLE as error:
                 state = "damaged" if isinstance(error, RunError) else "unreadable"
                 rows.append({"name": name, "problem": reported(str(error), 300), "state": state})
         return rows
@@ -183,7 +183,7 @@ class Library:
         try:
             with self._lock:
                 return {"federation": self._federation()}
-        except TROUBLE as error:
+        except UNREADABLE as error:
             return {"federation": {"problem": reported(str(error), 300)}}
 
     def _inside(self, path: Path) -> bool:

@@ -82,7 +82,9 @@ def page_data(runs: Sequence[tuple[Run, dict[str, Any]]], title: str = "") -> di
         "version": __version__,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "groups": groups([run.config for run, _ in runs], copies),
-        "notes": [f"Counted once: {names[copy]} is {names[first]} again." for copy, first in copies.items()],
+        "notes": [
+            f"Counted once: {names[copy]} is a copy of {names[first]}." for copy, first in copies.items()
+        ],
         "runs": [data for _, data in runs],
     }
 

@@ -37,7 +37,7 @@ MOST_SITES = 60
 MOST_PROXIES = 3000
 """Client proxies drawn; of more, those of the first clients."""
 
-TROUBLE = (
+UNREADABLE = (
     ProxyFLError, OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, SafetensorError,
 )  # fmt: skip
 """What reading a damaged or foreign file may raise."""
@@ -87,7 +87,7 @@ def pieces(run: Run, labels: Labels | None) -> dict[str, Any]:
 def _try(notes: dict[str, str], name: str, build: Callable[[], T]) -> T | None:
     try:
         return build()
-    except TROUBLE as error:
+    except UNREADABLE as error:
         notes[name] = " ".join(str(error).split())[:300] or type(error).__name__
         return None
 
@@ -111,7 +111,7 @@ def newest_snapshot(run: Run) -> tuple[int, Tensors] | None:
 def confusion(round: int, tensors: Tensors) -> dict[str, Any]:
     """Counts of (true class, predicted class)."""
     if "confusion" not in tensors:
-        raise ValueError(f"accuracy was not measured in round {round}, that of the newest snapshot")
+        raise ValueError(f"accuracy was not evaluated in round {round}, that of the newest snapshot")
     counts = tensors["confusion"]
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
         raise ValueError(f"the confusion matrix has the shape {tuple(counts.shape)}")
@@ -191,7 +191,7 @@ def site_matrix(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Models against sites, a table of values for each measure; None where sites measure nothing."""
     try:
         found = matrix_of(lines)
-    except TROUBLE:  # untrusted records
+    except UNREADABLE:  # untrusted records
         return None
     if found is None:
         return None

@@ -1,9 +1,9 @@
 // The sections of a page about runs. Each takes the page's data and gives nodes; without any it is left out.
 const PSEUDO = [
-  ["pseudo.selected_share", "Share selected", "pseudo-labels trusted", true],
+  ["pseudo.selected_share", "Share selected", "pseudo-labels selected", true],
   ["pseudo.selected_accuracy", "Accuracy of the selected", "selected and right", true],
   ["pseudo.accuracy", "Accuracy of all pseudo-labels", "right", true],
-  ["pseudo.set_recall", "Category sets: recall", "sets with the true class", true],
+  ["pseudo.set_recall", "Category sets: recall", "sets that contain the true class", true],
   ["pseudo.set_size", "Category sets: size", "classes in a set", false],
 ];
 const MEASURES = [
@@ -87,18 +87,18 @@ function federation({ federation: found }) {
   if (!found) return null;
   if (found.problem) return [nothing(found.problem)];
   const { run, sites, certificates } = found, clock = (time) => (time ? new Date(1000 * time).toLocaleTimeString("en-GB") : "–");
-  const heads = ["site", "state", "last heard", "now", "answered", "late", "away", "refused", "last update", "seconds", "sent", "accuracy"];
+  const heads = ["site", "state", "last heard", "now", "answered", "late", "offline", "refused", "last update", "seconds", "sent", "accuracy"];
   const rows = sites.map(({ name, state, seen, doing, rounds, last_answer: last, gate, accuracy: share }) => [
     name, el("span", { class: `state ${state === "connected" ? "finished" : "stopped"}` }, state), clock(seen), doing || "–",
-    ...["answered", "late", "away", "refused"].map((key) => String(rounds[key])),
+    ...["answered", "late", "offline", "refused"].map((key) => String(rounds[key])),
     last ? `round ${last.round}: ${bytes(last.bytes)}` : "–", last ? short(last.seconds) : "–", gate ? bytes(gate.received) : "–", percent(share),
   ]);
   const soon = Object.entries(certificates).filter(([, days]) => days < 30);
-  const playing = run.begun > run.round ? `Round ${run.begun} of ${run.rounds} is being played. ` : "";
+  const playing = run.begun > run.round ? `Round ${run.begun} of ${run.rounds} is in progress. ` : "";
   return [
     table(heads, rows, { caption: `${playing}${run.round} of ${run.rounds} rounds are finished. Server ${found.address}. Sent: to the gate since it opened.`, numeric: (place) => place > 3 && place !== 8, spare: (place) => place > 8 }),
     ...(run.said ? [nothing(`Last: ${run.said}`)] : []),
-    ...soon.map(([name, days]) => nothing(`The certificate of ${name} ${days < 0 ? "has ended" : `ends in ${days} days`}.`)),
+    ...soon.map(([name, days]) => nothing(`The certificate of ${name} ${days < 0 ? "has expired" : `expires in ${days} days`}.`)),
   ];
 }
 
@@ -148,7 +148,7 @@ function measured(one) {
 
 function accuracy(data) {
   const series = groupSeries(data, "accuracy").map(measured);
-  if (!series.length) return [nothing(data.runs.some((run) => run.done) ? "Accuracy has not been measured yet." : "No round is finished yet.")];
+  if (!series.length) return [nothing(data.runs.some((run) => run.done) ? "No round has been evaluated yet." : "No round is finished yet.")];
   const drawn = Math.max(...data.runs.map((run) => (run.curves.round || []).length)), done = Math.max(...data.runs.map((run) => run.done));
   const thinned = drawn < done ? ` ${drawn} of ${done} rounds are drawn, spread evenly.` : "";
   const nodes = [lineChart(capital(accuracyWords(data)), series, { y: accuracyWords(data), share: true, note: bandNote(data) + thinned })];
@@ -182,7 +182,7 @@ function perClass(data) {
   }));
   const precise = data.runs.filter((run) => run.precision);
   return [...classBars(data, held, "per_class", accuracyWords(data), "A class without a bar is never recognised."),
-    ...classBars(data, precise, "precision", "precision", "Share of right ones among those taken for a class."), columns(maps)];
+    ...classBars(data, precise, "precision", "precision", "Share of correct predictions among all predictions of a class."), columns(maps)];
 }
 
 // A chart for each list of classes. The runs of a group share a bar each: their mean over seeds.
@@ -245,7 +245,7 @@ function bySite(data) {
       rows, columns: sites, values, low: 0, high: 1, numbered: true, text: (value) => percent(value, 0), x: "site whose images are measured", y: "model",
       tell: (r, c, value) => [`${models[r][0]}, round ${models[r][1]}`, `at ${sites[c]}: ${percent(value, 2)} on ${whole(images[c])} ${run.called}`], note: () => `Faint: 0 %. Strong: 100 %.${more}`,
     }));
-    const caption = `${several}accuracy; in brackets the ${run.called} that each site keeps back.${more}`;
+    const caption = `${several}accuracy; in brackets the ${run.called} that each site holds out.${more}`;
     return [table(["model", "round", ...heads], cells(measures.accuracy), { caption: capital(caption) }), columns(drawn)];
   });
   return maps.length ? maps : null;
@@ -264,7 +264,7 @@ function partition(data) {
     const more = clients > labelled.length ? ` The first ${labelled.length} of ${whole(clients)} clients.` : "";
     const who = runs.length === data.runs.length ? "" : `${runs.map((run) => run.name).join(", ")}: `;
     nodes.push(columns([["labelled", labelled, "orange", totals[0]], ["unlabelled", unlabelled, "sky", totals[1]]].map(([word, counts, tone, total]) =>
-      bubbleMatrix(`${who}${word}, ${whole(total)} ${called}`, counts, classes, tone, `Area in proportion to the ${called}; the largest bubble is ${whole(Math.max(...counts.flat()))}.${more}${named}`, names))));
+      bubbleMatrix(`${who}${word}, ${whole(total)} ${called}`, counts, classes, tone, `Area proportional to the number of ${called}; the largest bubble is ${whole(Math.max(...counts.flat()))}.${more}${named}`, names))));
   }
   return [...nodes, ...missing(data, "partition")];
 }
@@ -273,7 +273,7 @@ function pseudo(data) {
   const charts = PSEUDO.map(([key, title, y, share]) => [title, groupSeries(data, key), y, share]).filter(([, series]) => series.length)
     .map(([title, series, y, share]) => lineChart(title, series, { y, share, note: bandNote(data) }));
   const truth = data.runs.some((run) => run.curves["pseudo.selected_share"] && !run.curves["pseudo.accuracy"]);
-  return [...(charts.length ? [columns(charts, true)] : []), ...(truth ? [nothing(`The true classes of unlabelled ${data.runs.every((run) => run.called === "vectors") ? "vectors" : "images"} are unknown, so nobody can tell how many pseudo-labels are right: they are counted only.`)] : []), ...missing(data, "pseudo")];
+  return [...(charts.length ? [columns(charts, true)] : []), ...(truth ? [nothing(`The true classes of unlabelled ${data.runs.every((run) => run.called === "vectors") ? "vectors" : "images"} are unknown, so the accuracy of pseudo-labels is unknown; they are only counted.`)] : []), ...missing(data, "pseudo")];
 }
 
 function prior(data) {
@@ -319,7 +319,7 @@ function clients(data) {
     const left = total > rows.length ? ` The most and the least unusual of ${whole(total)} clients.` : "";
     const body = [
       table(["client", "rounds", ...measures], rows.map(([name, rounds, cells]) => [name, String(rounds), ...cells.map(amount)]), { caption: `Medians over the rounds, most unusual clients first.${left}` }),
-      ...(odd.length ? odd.map(([name, , , said]) => el("p", {}, el("b", {}, name), `: ${said.join("; ")}.`)) : [nothing("Nobody is unusual.")]),
+      ...(odd.length ? odd.map(([name, , , said]) => el("p", {}, el("b", {}, name), `: ${said.join("; ")}.`)) : [nothing("No client is unusual.")]),
     ];
     return data.runs.length === 1 ? body : [el("details", {}, el("summary", {}, run.name), ...body)];
   });
@@ -333,8 +333,8 @@ function communication(data) {
   const rows = held.flatMap(({ label, runs }) => ways.map(([way, words]) => ({ label: held.length > 1 ? `${label}, ${words}` : words, parts: parts(runs, way) })));
   if (!rows.length) return null;
   const seeds = data.groups.some((group) => group.runs.length > 1) ? " Per run, mean over seeds." : "";
-  return [stackedBars("Sent in all rounds, by part of the model", rows, Object.keys(PART_COLOURS), PART_COLOURS, bytes, {
-    x: "megabytes", scale: 1e6, note: `trunk: all layers before the classifier. extras: what a method sends beside weights.${seeds}`,
+  return [stackedBars("Traffic of all rounds, by part of the model", rows, Object.keys(PART_COLOURS), PART_COLOURS, bytes, {
+    x: "megabytes", scale: 1e6, note: `trunk: all layers before the classifier. extras: what a method sends in addition to weights.${seeds}`,
   })];
 }
 
@@ -344,7 +344,7 @@ function time(data) {
   if (!names.length) return null;
   const colours = Object.fromEntries(names.map((name, k) => [name, PHASE_COLOURS[name] || SPARE[k % SPARE.length]]));
   const rows = held.map((run) => ({ label: run.name, parts: run.seconds }));
-  return [stackedBars("Time of all rounds, by phase", rows, names, colours, duration, { x: "seconds", note: "train: clients. serve: the mean and the server's own steps. evaluate: test data. record: files." })];
+  return [stackedBars("Time of all rounds, by phase", rows, names, colours, duration, { x: "seconds", note: "train: clients. serve: aggregation and the server's own steps. evaluate: test data. record: files." })];
 }
 
 function failed(data) {
@@ -359,5 +359,5 @@ const SECTIONS = [
   ["overview", "Result", overview], ["federation", "Federation", federation], ["settings", "Settings", settings], ["accuracy", "Accuracy", accuracy], ["measures", "More measures", measures], ["classes", "By class", perClass],
   ["confusion", "Confusion", confusion], ["pseudo", "Pseudo-labels", pseudo], ["losses", "Losses", losses], ["prior", "Class prior", prior],
   ["proxies", "Proxies", proxies], ["sites", "By site", bySite], ["partition", "Partition", partition], ["clients", "Clients", clients], ["communication", "Communication", communication],
-  ["time", "Time", time], ["failures", "Clients that failed", failed],
+  ["time", "Time", time], ["failures", "Failed clients", failed],
 ];

@@ -61,7 +61,7 @@ function sectionKey(id, data) {
 
 function follow(address, take) {
   const source = new EventSource(address);
-  const notice = el("p", { class: "muted", role: "status", hidden: true }, "The dashboard has stopped; this page shows what was last told.");
+  const notice = el("p", { class: "muted", role: "status", hidden: true }, "The dashboard has stopped; this page shows the last data it received.");
   document.body.prepend(notice);
   source.onmessage = (event) => take(JSON.parse(event.data));
   source.onopen = () => (notice.hidden = true);

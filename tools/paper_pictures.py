@@ -40,14 +40,14 @@ def draw_results(
     cells: Cells = {label: cell for label, cell in every.items() if cell}
     title = f"{name_of(item)}, scale {size.name}: {TITLES[column.data]}, α = {column.alpha:g}"
     if kind == "ranking":
-        figure = _ranking(cells, title, [row.label for row in item.rows if row.bound])
+        figure = _ranking(same_seeds(cells), title, [row.label for row in item.rows if row.bound])
     elif kind == "along":
         figure = _along(item, cells, title)
     else:
         cells, title = same_seeds(cells), f"{TITLES[column.data]}, Dirichlet α = {column.alpha:g}"
         warm = all(result.start_accuracy is not None for cell in cells.values() for result in cell)
         curves = {label: _curves(cell, warm=warm) for label, cell in cells.items()}
-        looks = _told_apart(_looks(cells))
+        looks = _distinct(_looks(cells))
         figure = draw_curves(curves, title, legend="", looks=looks, first=0 if warm else 1)
         if {*map(len, cells.values())} == {1}:
             plot_style.note(figure, "One seed.")
@@ -79,7 +79,7 @@ def _looks(cells: Cells) -> dict[str, plot_style.Look]:
     return {label: looks[name] for label, name in named.items()}
 
 
-def _told_apart(looks: Mapping[str, plot_style.Look]) -> dict[str, plot_style.Look]:
+def _distinct(looks: Mapping[str, plot_style.Look]) -> dict[str, plot_style.Look]:
     """A colour of its own for each as long as there is one: bands that overlap have no other mark."""
     found: dict[str, plot_style.Look] = {}
     for label in sorted(looks, key=lambda label: looks[label].line != plot_style.SOLID):

@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Sealed:
+class Signed:
     """Who signed a file, when, and what they said of it."""
 
     server: str
@@ -36,7 +36,7 @@ def signature_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.sig")
 
 
-def seal(file: Path, deployment: Deployment, **about: Any) -> Path:
+def sign(file: Path, deployment: Deployment, **about: Any) -> Path:
     """Sign a file as it is now, with the server's key."""
     record = {
         "format": FORMAT,
@@ -51,19 +51,19 @@ def seal(file: Path, deployment: Deployment, **about: Any) -> Path:
     return place
 
 
-def seal_models(deployment: Deployment, **about: Any) -> dict[str, str]:
+def sign_models(deployment: Deployment, **about: Any) -> dict[str, str]:
     """Sign the models of the run that changed since they were signed; the SHA-256 of each of these."""
     done: dict[str, str] = {}
     for file in sorted((deployment.run / "models").glob("*.safetensors")):
         with contextlib.suppress(RunError, OSError, ValueError, AttributeError):
             if has_hash(file, json.loads(read_bounded(signature_file(file), 1, SHORT)).get("sha256")):
                 continue
-        seal(file, deployment, **about)
+        sign(file, deployment, **about)
         done[file.stem] = sha256(file)
     return done
 
 
-def check(file: Path, authority: Path, signature: Path | None = None) -> Sealed:
+def check(file: Path, authority: Path, signature: Path | None = None) -> Signed:
     """Who signed a file; an error in words where nobody did who may."""
     place = signature or signature_file(file)
     if not file.is_file():
@@ -83,7 +83,7 @@ def check(file: Path, authority: Path, signature: Path | None = None) -> Sealed:
         raise RunError(f"{place} was changed: it is not what {signer.name} signed")
     if not has_hash(file, digest):
         raise RunError(f"{file} is not what was signed: it was changed, or {place.name} is of another file")
-    return Sealed(signer.name, when, about, signer.ended)
+    return Signed(signer.name, when, about, signer.ended)
 
 
 def deployment_of(run: Path) -> Deployment | None:

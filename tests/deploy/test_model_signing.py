@@ -11,7 +11,7 @@ import pytest
 
 from calling import invoke
 from proxyfl.core.errors import RunError
-from proxyfl.deploy import pki, rotation, sealing
+from proxyfl.deploy import model_signing, pki, rotation
 from proxyfl.deploy.settings import Deployment
 
 
@@ -25,21 +25,21 @@ def made(own_trial: Path) -> Deployment:
 
 @pytest.fixture
 def model(made: Deployment) -> Path:
-    sealing.seal_models(made, round=3)
+    model_signing.sign_models(made, round=3)
     return made.run / "models" / "last.safetensors"
 
 
 def broken(model: Path, authority: Path) -> str:
     with pytest.raises(RunError) as caught:
-        sealing.check(model, authority)
+        model_signing.check(model, authority)
     return str(caught.value)
 
 
 def forge(model: Path, made: Deployment, key: Path, certificate: Path) -> None:
     """A signature as it is made, by somebody else."""
-    file = sealing.signature_file(model)
+    file = model_signing.signature_file(model)
     record = {**json.loads(file.read_text()), "certificate": certificate.read_text()}
-    record["signature"] = sealing.signers.sign_with_server(key, sealing._message(record))
+    record["signature"] = model_signing.signers.sign_with_server(key, model_signing._message(record))
     file.write_text(json.dumps(record))
 
 
@@ -48,7 +48,7 @@ def test_a_signed_model_is_known_by_the_authority_alone(
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for file in (model, sealing.signature_file(model), made.ca_certificate):
+    for file in (model, model_signing.signature_file(model), made.ca_certificate):
         shutil.copy(file, elsewhere)
     done = invoke("verify", elsewhere / model.name, "--ca", elsewhere / "ca.crt")
     assert done.exit_code == 0, done.stderr
@@ -57,16 +57,16 @@ def test_a_signed_model_is_known_by_the_authority_alone(
 
 
 def test_models_are_signed_again_when_they_change_and_only_then(made: Deployment, model: Path) -> None:
-    before = sealing.signature_file(model).read_bytes()
-    assert sealing.seal_models(made, round=4) == {}
-    assert sealing.signature_file(model).read_bytes() == before
+    before = model_signing.signature_file(model).read_bytes()
+    assert model_signing.sign_models(made, round=4) == {}
+    assert model_signing.signature_file(model).read_bytes() == before
     model.write_bytes(b"weights of round 4")
-    assert list(sealing.seal_models(made, round=4)) == ["last"]
-    assert sealing.check(model, made.ca_certificate).about["round"] == 4
+    assert list(model_signing.sign_models(made, round=4)) == ["last"]
+    assert model_signing.check(model, made.ca_certificate).about["round"] == 4
 
 
 def test_another_file_another_claim_and_no_signature_are_named(made: Deployment, model: Path) -> None:
-    file, ca = sealing.signature_file(model), made.ca_certificate
+    file, ca = model_signing.signature_file(model), made.ca_certificate
     model.write_bytes(b"weights of nobody")
     done = invoke("verify", model, "--ca", ca)
     assert done.exit_code == 1
@@ -101,31 +101,31 @@ def test_a_site_cannot_sign_though_its_certificate_is_of_the_same_authority(
     site, key = made.site("site-01"), made.path / "site.pem"
     key.write_bytes(pki.site_key_pem(site.private_key))
     forge(model, made, key, site.certificate)
-    assert "signed by site-01, which is no server of the federation" in broken(model, made.ca_certificate)
+    assert "signed by site-01, which is not a server of the federation" in broken(model, made.ca_certificate)
 
 
 def test_a_signature_outlives_its_certificate_but_cannot_be_made_later(
     made: Deployment, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rotation.renew(made.path)
-    assert sealing.check(model, made.ca_certificate).about["round"] == 3  # of the certificate before
+    assert model_signing.check(model, made.ca_certificate).about["round"] == 3  # of the certificate before
 
     class Later(datetime.datetime):
         @classmethod
         def now(cls, zone=None):  # type: ignore[no-untyped-def, override]
             return super().now(zone) + datetime.timedelta(days=pki.SERVER_DAYS + 1)
 
-    monkeypatch.setattr(sealing.signers, "datetime", Later)
-    assert sealing.check(model, made.ca_certificate).ended
-    monkeypatch.setattr(sealing, "datetime", Later)
-    sealing.seal(model, made)
+    monkeypatch.setattr(model_signing.signers, "datetime", Later)
+    assert model_signing.check(model, made.ca_certificate).ended
+    monkeypatch.setattr(model_signing, "datetime", Later)
+    model_signing.sign(model, made)
     assert "when the certificate of fl.example.org was not valid" in broken(model, made.ca_certificate)
 
 
 def test_the_run_of_a_federation_knows_whose_it_is(made: Deployment, tmp_path: Path) -> None:
-    found = sealing.deployment_of(made.run)
+    found = model_signing.deployment_of(made.run)
     assert found is not None
     assert found.path == made.path
     made.server_key.unlink()
-    assert sealing.deployment_of(made.run) is None
-    assert sealing.deployment_of(tmp_path / "run") is None
+    assert model_signing.deployment_of(made.run) is None
+    assert model_signing.deployment_of(tmp_path / "run") is None

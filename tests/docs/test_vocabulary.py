@@ -1,0 +1,55 @@
+"""No word of an early dialect of this project comes back: CONTRIBUTING has the words to write instead."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+WORDS = re.compile(
+    r"(?<![a-z])(told|troubles?|vouch\w*|shel(f|ves)|ledgers?|seal(s|ed|ing)?|mend(s|ed|ing)?|rehears\w*)(?![a-z])",
+    re.IGNORECASE,
+)
+"""They stand nowhere in the source, neither in sentences nor in names."""
+PHRASES = re.compile(
+    r"(?<![\w.])(go(es|ing)? on|went on|(keep|keeps|kept) (\w+ )?back|hostile|strangers?|processor time"
+    r"|hand(s|ed)? out|(?<!there )(is|are) no [a-z]+ of|play(s|ed|ing)?|dealt|whoever|nobody is"
+    r"|has no account|beyond any use)\b",
+    re.IGNORECASE,
+)
+"""Besides, these stand in no sentence that a user sees."""
+CODE = re.compile(r"```.*?```|<!-- csv .*?<!-- /csv -->|`[^`]*`", re.DOTALL)
+ANIMALS = "sea seal shark"
+"""Classes of CIFAR-100."""
+
+
+def test_pages_keep_to_the_vocabulary() -> None:
+    assert not [
+        f"{page.relative_to(ROOT)}: {hit[0]}"
+        for page in PAGES
+        for banned in (WORDS, PHRASES)
+        for hit in banned.finditer(CODE.sub("", page.read_text(encoding="utf-8")))
+    ]
+
+
+def test_sources_keep_to_the_vocabulary() -> None:
+    found = []
+    for file in SOURCES:
+        text = file.read_text(encoding="utf-8").replace(ANIMALS, "")
+        hits = [*WORDS.finditer(text), *(hit for each in _seen(text) for hit in PHRASES.finditer(each))]
+        found += [f"{file.relative_to(ROOT)}: {hit[0]} in {hit.string[:80]!r}" for hit in hits]
+    assert not found
+
+
+def _seen(text: str) -> Iterator[str]:
+    """What a module may show to a user: its texts of several words, but no docstrings."""
+    tree = ast.parse(text)
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield from [node.value] if " " in node.value else []
