@@ -19,6 +19,7 @@ REFERENCE = {
     "paper-runs",
     "reliability-results",
     "robustness-results",
+    "scenario-results",
     "scaling-results",
 }
 GUIDES = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in ("SECURITY.md", "CONTRIBUTING.md"))]
