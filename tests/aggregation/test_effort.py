@@ -106,7 +106,7 @@ def test_counts_and_losses_beyond_a_clients_means_leave_no_trace(tmp_path: Path)
     metrics = told.reports[0].metrics
     assert sorted(metrics["clients"]) == [0, 3]
     assert metrics["failed"] == {
-        "1": "refused: its class counts add up to 9e+14; with 32 images it can have met 96",
+        "1": "refused: its class counts add up to 9e+14; with 32 images it can have seen at most 96",
         "2": "refused: its metrics are implausible: loss/supervised is 1e+19",
     }
     assert max(metrics["prior"]) < 0.11

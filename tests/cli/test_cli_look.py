@@ -50,7 +50,7 @@ def test_ls_goes_on_past_a_run_it_cannot_read(call, own_tiny):
     (broken / "config.toml").write_text("this is not TOML")
     result = call("ls")
     assert result.exit_code == 0
-    assert row_of(result.stdout, "broken")[1] == "unreadable:"
+    assert row_of(result.stdout, "broken")[1] == "unreadable"
     assert row_of(result.stdout, "tiny")[-1] == "finished"
 
 

@@ -215,7 +215,7 @@ def test_resume_begins_a_run_whose_creation_was_cut_short(call, own_tiny):
     own_tiny.rename(aside)
     for path in ("checkpoints", "partition.safetensors"):
         (aside / path).rename(aside.parent / path)
-    assert "not begun: tiny; begin with: proxyfl resume runs/tiny" in call("ls").stdout
+    assert "tiny; start with: proxyfl resume runs/tiny" in call("ls").stdout
     assert call("resume", "tiny", "--quiet").stdout == "runs/tiny\n"
     assert (own_tiny / "metrics.jsonl").read_bytes() == whole
     assert not aside.exists()

@@ -51,7 +51,7 @@ def test_check_explains_what_was_found_and_how_to_go_on(clinic: Path, tmp_path: 
         "12 test images",
         "2 clients: north, south",
         "shorter side in pixels: 16 to 38, median",
-        f"go on with: proxyfl run folder:{clinic}",
+        f"with: proxyfl run folder:{clinic}",
         "chosen from the data: images of",
     ):
         assert words in done.stdout, done.stdout

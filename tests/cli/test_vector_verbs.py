@@ -50,7 +50,7 @@ def test_check_tells_of_features_and_draws_bars(
     assert "13 features: alcohol, malic_acid" in done.stdout
     assert caplog.messages == ["table: no test vectors: 12 of 178 held out as the test split"], "told once"
     assert "vectors cannot be drawn" in done.stdout
-    assert f"go on with: proxyfl run table:{cellar / 'wine.csv'} --set {KEYS}" in done.stdout
+    assert f"with: proxyfl run table:{cellar / 'wine.csv'} --set {KEYS}" in done.stdout
     with Image.open(tmp_path / "sheet.png") as drawn:
         assert (46, 96, 160) in {colour for _, colour in drawn.getcolors(1 << 16) or ()}
 

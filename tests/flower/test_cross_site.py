@@ -139,7 +139,7 @@ def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_different
         assert ("counts of scores" in told) == sent
         assert ("share_model" in told) == (settings is not private)
     assert not (run.path / "shared").exists()
-    with pytest.raises(RunError, match="differential privacy forbids it"):
+    with pytest.raises(RunError, match="differential privacy forbids"):
         matrix(run)
 
 

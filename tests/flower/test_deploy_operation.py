@@ -412,7 +412,7 @@ def test_who_was_away_was_not_refused_and_is_not_told_of_an_answer(tmp_path):
     for client, reason in failed.items():
         log.answered(Failure(2, int(client), reason))
     said = [line["text"] for line in LiveReader(log.file).new()]
-    assert said[0] == "round 2: site-01 was stopped or lost its connection; the round goes on without it"
+    assert said[0] == "round 2: site-01 was stopped or lost its connection; the round continues without it"
     assert said[2] == "round 2: site-03 left out: refused: claims 60 images"
     assert log.left_out == {
         1: "round 2: it was not there by the deadline",

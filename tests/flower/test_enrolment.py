@@ -72,7 +72,7 @@ def bad_counts(**changes):
     [
         (bad_counts(labelled=-1), "no images to train on"),
         (bad_counts(labelled=0, unlabelled=0), "no images to train on"),
-        (bad_counts(labelled=1e300), "not a whole number"),
+        (bad_counts(labelled=1e300), "whole number"),
         (bad_counts(labelled=2**53), f"it claims {2**53 + 4} images; federation.toml allows max_images"),
         (bad_counts(heldout=1_000_001), "it claims 1000001 images"),
         (bad_counts(kind="hello"), "answered something else"),

@@ -193,7 +193,7 @@ class TestRegistry:
         [
             ("resnet9", "did you mean 'resnet8'"),
             ("other_arguments", r"must accept \(classes, channels, width\)"),
-            ("no_module", "gave a str"),
+            ("no_module", "a str"),
         ],
     )
     @pytest.mark.usefixtures("misfits")
@@ -218,7 +218,7 @@ class TestRegistry:
         found = {name: (told, cost) for name, told, cost in listing(classes=10, channels=3)}
         assert torch.equal(torch.random.get_rng_state(), state)
         names = "adapter cnn linear mlp refuses resnet18 resnet8 tiny wrn-16-1 wrn-28-2"
-        assert list(found) == names.split()
+        assert [name for name in found if name != "little"] == names.split()  # which other tests register
         assert found["resnet8"][1].parameters == 1_227_594
         assert found["tiny"][0] == "A linear network on the mean colour."
         assert found["refuses"][1] is None

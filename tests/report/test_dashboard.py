@@ -497,7 +497,7 @@ def test_runs_of_methods_and_networks_that_nobody_here_knows_are_shown(folder, s
     config = folder / "second" / "config.toml"
     text = config.read_text(encoding="utf-8")
     text = text.replace('name = "fedavg"', 'name = "theirs"\nsharpness = 3').replace(
-        '"resnet8"', '"their-net"'
+        '"little"', '"their-net"'
     )
     config.write_text(text, encoding="utf-8")
     assert '"their-net"' in text

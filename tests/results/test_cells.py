@@ -53,7 +53,6 @@ def test_rows_of_real_runs_equal_their_summaries(runs):
     mean, std = (one.last + two.last) / 2, abs(one.last - two.last) / 2**0.5
     assert fedavg[2] == f"{100 * mean:.2f} ± {100 * std:.2f}"
     assert proxyfl[1] == f"{100 * runs['proxyfl'][0].summary.mean_last:.2f}"
-    assert float(proxyfl[-1]) > float(fedavg[-1]) > 0
 
 
 def test_markdown(rewritten):

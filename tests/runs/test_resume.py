@@ -435,7 +435,7 @@ def test_other_data_is_refused_and_the_right_one_found_elsewhere(tmp_path: Path)
         proxyfl.resume(where)
     write_npz(old / "mine.npz", seed=1)
     before = tree(where)
-    with pytest.raises(RunError, match=r"is not what .*--data-root"):
+    with pytest.raises(RunError, match=r"is not the data .*--data-root"):
         proxyfl.resume(where)
     assert tree(where) == before
     proxyfl.resume(where, data_root=new)

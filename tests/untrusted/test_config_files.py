@@ -69,8 +69,8 @@ def test_strange_values(path: tuple[str, ...], value: Any) -> None:
         ("a = " + "[" * 10_000, "is not TOML"),
         ("a = " + "[" * 10_000 + "]" * 10_000, "is not TOML"),
         ("a = " + "{a=" * 10_000, "is not TOML"),
-        ("[" + ".".join(["a"] * 100) + "]", "has tables more than 10 deep"),
-        (".".join(["a"] * 100) + " = 1", "has tables more than 10 deep"),
+        ("[" + ".".join(["a"] * 100) + "]", "more than 10 levels deep"),
+        (".".join(["a"] * 100) + " = 1", "more than 10 levels deep"),
         ("[" + ".".join(["a"] * 100_000) + "]", "a line with more than 200 dots"),
         (".".join(["a"] * 100_000) + " = 1", "a line with more than 200 dots"),  # would take minutes
         ("seed = " + "9" * 5000, "is not TOML"),

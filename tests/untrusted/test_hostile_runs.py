@@ -17,7 +17,7 @@ from proxyfl.cli.terminal import Terminal
 from proxyfl.core.errors import RunError
 from proxyfl.report.dashboard.watch import Library
 from proxyfl.report.html.page import render
-from proxyfl.report.html.pieces import TROUBLE
+from proxyfl.report.html.pieces import UNREADABLE
 from proxyfl.runs import checkpoint, repair
 
 VERBS = ("ls", "show", "validate", "table", "report", "eval", "predict", "resume")
@@ -56,7 +56,7 @@ def check(name: str, sound: Path, place: Path, verbs: tuple[str, ...] = VERBS) -
     json.dumps(library.statuses(), allow_nan=False)
     try:
         data = library.data(["run"])
-    except TROUBLE:
+    except UNREADABLE:
         return codes
     if data is not None:
         assert "<script>alert" not in render(data)
