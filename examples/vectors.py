@@ -1,11 +1,12 @@
 """Measurements instead of images: a table of numbers, most rows without a diagnosis, from file to prediction.
 
-python examples/vectors.py
+python examples/vectors.py [FOLDER]
 """
 
 from __future__ import annotations
 
 import csv
+import sys
 import tempfile
 from pathlib import Path
 
@@ -45,4 +46,4 @@ def main(folder: Path, rounds: int = 10, workers: int | None = None) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        main(Path(place))
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else place))

@@ -88,6 +88,15 @@ def test_runs_that_lost_a_part_are_listed_with_the_reason(call, own_tiny):
     assert "checkpoints is missing" in listed[0]["reason"]
 
 
+def test_own_data_is_listed_without_the_folders_of_the_machine(call, own_tiny):
+    config, far = own_tiny / "config.toml", f"folder:/{'far/' * 40}clinic"
+    config.write_text(config.read_text().replace('name = "digits"', f'name = "{far}"'))
+    listed = call("ls", own_tiny.parent).stdout
+    assert "folder:clinic" in listed, listed
+    assert "far" not in listed
+    assert json.loads(call("ls", own_tiny.parent, "--json").stdout)[0]["data"] == far
+
+
 def test_runs_as_json(call, tiny):
     (listed,) = json.loads(call("ls", tiny.parent, "--json").stdout)
     assert (listed["method"], listed["rounds"], listed["state"]) == ("proxyfl", 1, "finished")

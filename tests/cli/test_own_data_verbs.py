@@ -73,6 +73,17 @@ def test_a_clinics_folder_is_run_and_evaluated(clinic: Path, tmp_path: Path) -> 
     assert "of 59 test images" in again.stdout, again.stderr  # neither unlabelled nor damaged ones
 
 
+def test_a_model_card_counts_labels_and_names_no_folder_of_the_machine(clinic: Path, tmp_path: Path) -> None:
+    quick = ("--rounds", 1, "--set", "train.epochs=1", "--method", "fedavg", "--workers", 0)
+    assert invoke("run", f"folder:{clinic}", *quick, "--name", "a", "--runs", tmp_path).exit_code == 0
+    assert invoke("export", tmp_path / "a", "--to", "torchscript", "-o", tmp_path / "m.pt").exit_code == 0
+    page = (tmp_path / "m.md").read_text()
+    assert "Labels: 47 of 127 training images" in page
+    assert "Clients: 2, as the data names them" in page
+    assert 'data.name = "folder:clinic"' in page
+    assert str(tmp_path) not in page
+
+
 def test_a_bare_path_is_answered_with_the_name_of_the_data(clinic: Path, monkeypatch) -> None:
     monkeypatch.chdir(clinic.parent)
     np.savez("scans.npz", images=np.zeros((4, 8, 8), np.uint8), labels=np.arange(4) % 2)

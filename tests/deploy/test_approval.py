@@ -305,7 +305,9 @@ def test_scores_leave_where_they_are_asked_for_and_the_site_allows_them(site: Si
     config = approval.read(site).offer.config
     more = dataclasses.replace(config, keep=dataclasses.replace(config.keep, metrics="all"))
     assert set(approval.leaving(measuring, config)[0]["evaluate"]) == {"confusion"}
-    assert set(approval.leaving(measuring, more)[0]["evaluate"]) == {"confusion", "histograms"}
+    assert set(approval.leaving(measuring, more)[0]["evaluate"]) == {
+        "confusion", "histograms", "calibration"
+    }  # fmt: skip
     silent = dataclasses.replace(measuring, send_scores=False)
     assert set(approval.leaving(silent, more)[0]["evaluate"]) == {"confusion"}
     assert approval.widened(config, more) == ["keep.metrics = 'all', approved: 'accuracy'"]

@@ -13,7 +13,15 @@ from proxyfl import __all__ as public
 from proxyfl.methods import registry
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = {"deploy-reference", "paper", "paper-runs", "robustness-results", "scaling-results"}
+REFERENCE = {
+    "deploy-reference",
+    "paper",
+    "paper-runs",
+    "reliability-results",
+    "robustness-results",
+    "scenario-results",
+    "scaling-results",
+}
 GUIDES = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in ("SECURITY.md", "CONTRIBUTING.md"))]
 
 

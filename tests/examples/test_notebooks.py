@@ -45,8 +45,12 @@ def test_a_notebook_is_its_script_and_has_outputs(name: str) -> None:
 
 
 def test_the_method_of_the_guide_has_at_most_20_lines() -> None:
-    (source,) = [cell.source for cell in stored("03_own_method").cells if "class Sharp(" in cell.source]
+    cells = stored("03_own_method").cells
+    (source,) = [cell.source for cell in cells if "class Sharp(" in cell.source]
     assert len([line for line in source.splitlines() if line.strip()]) <= 20
+    (table,) = [cell.outputs[0].text for cell in cells if "DataFrame(rows)" in cell.source]
+    assert ["entropy" in line for line in table.splitlines()] == [True, False, False, False]
+    assert ["NaN" in line for line in table.splitlines()[1:]] == [True, False, False]  # its parent has none
 
 
 @pytest.mark.parametrize(

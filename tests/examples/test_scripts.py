@@ -25,16 +25,6 @@ def test_own_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SmallNet" in capsys.readouterr().out
 
 
-def test_own_method(capsys: pytest.CaptureFixture[str]) -> None:
-    main_of("own_method")(rounds=1, workers=0)
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert "entropy" not in first
-    assert "entropy" in second
-    assert third.startswith("Sharp(")
-    assert "sharpness=0.3" in third
-    assert "addons=[GPT()]" in third
-
-
 def test_own_aggregator(capsys: pytest.CaptureFixture[str]) -> None:
     main_of("own_aggregator")(rounds=1)
     assert "GeometricMedian(steps=5)" in capsys.readouterr().out

@@ -193,11 +193,11 @@ class Loopback:
         self.wait_text(server, "ready")
         return server
 
-    def site(self, client: int, before: Sequence[str] = ()) -> Started:
+    def site(self, client: int, *more: object, before: Sequence[str] = (), plugin: str = "") -> Started:
         name = self.made.sites[client]
         data = self.folder / f"data-{client}.npz"
-        words = ("deploy", "site", self.folder / name, "--data", data, "--approve")
-        return self.start(name, *words, before=before)
+        words = ("deploy", "site", self.folder / name, "--data", data, "--approve", *more)
+        return self.start(name, *(("--plugin", plugin) if plugin else ()), *words, before=before)
 
     def move_sites(self, folder: Path) -> None:
         """Give the sites a place of their own, as on other machines."""

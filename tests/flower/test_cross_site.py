@@ -21,7 +21,8 @@ from proxyfl.deploy.enrolment import Enrolment
 from proxyfl.deploy.explain import explain
 from proxyfl.engines.flower import codec
 from proxyfl.engines.flower.site import SiteImages
-from proxyfl.federation.histograms import score_histograms
+from proxyfl.federation import measures
+from proxyfl.federation.score_counts import score_counts
 from proxyfl.report.html.gather import gather
 from proxyfl.results.sites import matrix, matrix_of
 from proxyfl.runs.run import Run
@@ -67,7 +68,9 @@ def test_each_site_is_told_apart_and_all_of_them_are_the_sum(tmp_path):
         assert [at[name]["images"] for name in deployed.sites] == [20, 25, 30, 35]
         right = sum(cell["images"] * cell["accuracy"] for cell in at.values())
         assert right / 110 == pytest.approx(line["accuracy"], abs=1e-5)
-        assert {"macro_f1", "balanced_accuracy", "auroc"} <= line["measures"].keys() & at["site-01"].keys()
+        assert {"macro_f1", "balanced_accuracy", "auroc", "ece"} <= line["measures"].keys() & at[
+            "site-01"
+        ].keys()
     found = matrix(run)
     worst, *_, best = sorted(deployed.sites, key=lambda name: at[name]["accuracy"])
     assert at[worst]["accuracy"] < line["accuracy"] < at[best]["accuracy"]
@@ -75,7 +78,7 @@ def test_each_site_is_told_apart_and_all_of_them_are_the_sum(tmp_path):
     shown = invoke("show", run.path, "--sites").output
     assert shown.index(worst) < shown.index(best)
     assert f"worst: {worst}" in shown
-    assert "AUROC" in shown
+    assert all(word in shown for word in ("AUROC", "calibration"))
     told = json.loads(invoke("show", run.path, "--sites", "--json").output)
     assert told["images"] == {"site-01": 20, "site-02": 25, "site-03": 30, "site-04": 35}
 
@@ -96,16 +99,19 @@ def test_models_that_sites_share_are_measured_at_every_site_in_the_last_round(tm
     part = gather([run])["runs"][0]["sites"]
     assert [name for name, _ in part["models"]][-1] == "of site-04"
     assert part["images"] == [20, 25, 30, 35]
-    assert set(part["measures"]) == {"accuracy", "macro-F1", "balanced accuracy", "AUROC"}
+    assert set(part["measures"]) == {
+        "accuracy", "macro-F1", "balanced accuracy", "AUROC", "calibration error"
+    }  # fmt: skip
 
 
-def test_auroc_of_all_needs_the_scores_of_all(tmp_path):
+@pytest.mark.parametrize("measure", ["auroc", "ece"])
+def test_measures_of_all_need_the_scores_of_all(measure, tmp_path):
     _, run = played(tmp_path, silent=(0,))
     line = run.metrics[-1]
-    assert "auroc" not in line["measures"]
+    assert measure not in line["measures"]
     assert "macro_f1" in line["measures"]
-    assert "auroc" not in line["evaluation"]["at"]["site-01"]
-    assert "auroc" in line["evaluation"]["at"]["site-02"]
+    assert measure not in line["evaluation"]["at"]["site-01"]
+    assert measure in line["evaluation"]["at"]["site-02"]
 
 
 def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_differential_privacy(tmp_path):
@@ -125,35 +131,35 @@ def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_different
 
             node.handler = watched
         server(deployed, net).run()
-        assert any("histograms" in keys for keys in seen) == sent
+        assert any({"histograms", "calibration"} <= set(keys) for keys in seen) == sent
         assert any("confusion" in keys for keys in seen)
         run = Run(deployed.run)
         assert ("at" in run.metrics[-1]["evaluation"]) == (settings is not private)
         told = explain(deployed).measured
-        assert ("histograms of scores" in told) == sent
+        assert ("counts of scores" in told) == sent
         assert ("share_model" in told) == (settings is not private)
     assert not (run.path / "shared").exists()
     with pytest.raises(RunError, match="differential privacy forbids it"):
         matrix(run)
 
 
-def reply(confusion, histograms):
-    parts = {"confusion": confusion, "histograms": histograms}
+def reply(confusion, counts):
+    parts = {"confusion": confusion, **counts}
     return codec.content({"kind": "evaluation"}, {codec.OWN: codec.packed(parts)})
 
 
-def test_histograms_that_cannot_be_are_refused():
+def test_counts_of_scores_that_cannot_be_are_refused():
     probabilities = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     confusion = torch.tensor([[1, 0], [1, 1]])
-    counts = score_histograms(probabilities, torch.tensor([0, 1, 1]))
-    assert crosssite.read_counts(reply(confusion, counts), 2, 3).scores == {"auroc": 1.0}
-    for wrong, reason in (
-        (counts.long(), "form"),
-        (counts[:, :, 1:].contiguous(), "form"),
-        (counts * 2, "fit"),
-    ):
-        with pytest.raises(codec.Malformed, match=reason):
-            crosssite.read_counts(reply(confusion, wrong), 2, 3)
+    labels = torch.tensor([0, 1, 1])
+    counts = score_counts(probabilities, labels)
+    found = crosssite.read_counts(reply(confusion, counts), 2, 3).scores
+    assert found == pytest.approx(measures.of_scores(probabilities, labels))
+    for name, sent in counts.items():
+        more, short = sent * 2, sent[..., 1:].contiguous()
+        for wrong, reason in ((sent.half(), "form"), (short, "form"), (more, "fit"), (-sent, "fit")):
+            with pytest.raises(codec.Malformed, match=reason):
+                crosssite.read_counts(reply(confusion, {**counts, name: wrong}), 2, 3)
 
 
 def test_a_damaged_shared_model_is_none(tmp_path):

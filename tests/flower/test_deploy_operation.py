@@ -524,3 +524,20 @@ def test_a_run_that_flower_does_not_know_is_over_and_a_failed_question_is_put_ag
     assert [operate._over(made, "1") for _ in range(3)] == ["", "", ""]
     answers.extend(over)
     assert all("Flower says 'unknown" in operate._over(made, "1") for _ in range(3))
+
+
+def test_an_app_is_unpacked_anew_at_every_start_of_a_site(made, monkeypatch):
+    """Flower never looks again at what it has unpacked; a power cut may have emptied it."""
+    site = made.site("site-01")
+    emptied = site.state / "flower" / "apps" / "proxyfl.1" / "client_app.py"
+    emptied.parent.mkdir(parents=True)
+    emptied.touch()
+
+    def stop(*given):
+        raise RunError("far enough")
+
+    monkeypatch.setattr(operate.entrance, "line", stop)
+    with pytest.raises(RunError, match="far enough"), operate.site(site, made.path / "data-0.npz", print):
+        pass
+    assert not emptied.parent.exists()
+    assert emptied.parents[2].is_dir()

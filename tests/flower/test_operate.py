@@ -8,10 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
-from loopback import PROXYFL, deployment, experiment, loopback, wait_for
+from loopback import PROXYFL, deployment, experiment, free_port, loopback, wait_for
 
 from proxyfl.core.trees import merge
 from proxyfl.deploy import model_signing, operate, rotation, signing
@@ -200,3 +201,62 @@ def test_keys_and_authority_are_replaced_and_server_and_site_move_while_a_run_la
     assert_same_end(made, config, tmp_path)
     for place in (made.path, outside / "site-01", outside / "site-02"):
         command("deploy", "audit", place)
+
+
+NEWER = """
+from proxyfl.engines.flower import protocol
+protocol.OLDEST = protocol.NEWEST = 9
+"""
+"""A site whose program speaks a version of the messages that the server does not know."""
+
+
+def trial(path, *more):
+    """A federation as ``deploy init`` makes it, with its sample data where the programs look for them."""
+    settings = (
+        "federation.per_round=2",
+        "data.subset=80",
+        "train.epochs=1",
+        "train.batch=8",
+        "model.width=1",
+    )
+    words = [word for setting in (*settings, "keep.checkpoints=9") for word in ("--set", setting)]
+    place = ("--sample", "--rounds", 1, "--host", "127.0.0.1", "--port", free_port())
+    command("deploy", "init", path, "--method", "fedavg", *place, *words, *more)
+    for number, file in enumerate(sorted((path / "sample").glob("site-*.npz"))):
+        shutil.copy(file, path / f"data-{number}.npz")
+    return Deployment.read(path)
+
+
+def test_an_export_is_signed_and_a_new_federation_starts_from_the_model_once_versions_fit(tmp_path):
+    first = trial(tmp_path / "first")
+    with loopback(first) as federation:
+        federation.server()
+        federation.sites()
+        federation.finish(federation.run())
+    model, authority = tmp_path / "model.onnx", first.path / "site-02" / "ca.crt"
+    assert f"{model}.sig" in command("export", first.run, "-o", model)
+    assert "round 1" in command("verify", model, "--ca", authority)
+    model.write_bytes(model.read_bytes() + b" ")
+    words = [*PROXYFL, "verify", str(model), "--ca", str(authority)]
+    assert subprocess.run(words, capture_output=True).returncode == 1
+
+    second = trial(tmp_path / "second", "--weights", first.run)
+    plugin = tmp_path / "newer.py"
+    plugin.write_text(NEWER)
+    with loopback(second) as federation:
+        federation.server()
+        federation.site(0)
+        newer = federation.site(1, plugin=str(plugin))
+        run = federation.run()
+        told = "speaks version 1 of the messages, site-02 (proxyfl"
+        federation.wait_text(newer, told)
+        federation.wait_text(run, "site-02 cannot take part: ")
+        assert "upgrade the server to the proxyfl of site-02" in newer.text()
+        newer.kill()
+        federation.site(1)
+        federation.finish(run)
+    begun = checkpoint.read(second.run / "checkpoints" / "round-00000000").state.weights
+    ended = checkpoint.load_newest(RunDirectory(first.run))[0].state.weights
+    assert begun.keys() == ended.keys()
+    assert all(torch.equal(begun[name], ended[name]) for name in begun)
+    assert Run(second.run).finished

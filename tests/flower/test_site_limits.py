@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +75,24 @@ def test_the_estimate_grows_with_the_batch_and_leaves_no_trace(tmp_path, small):
     kept = limits.kept_by_backward(trainer)
     assert kept > 4 * trainer.factory.image_size**2
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "network", "batch"),
+    [
+        ("fedavg", "resnet8", 64),
+        ("fedavg", "wrn-28-2", 96),
+        ("fixmatch-gpl", "resnet8", 64),
+        ("fixmatch-gpl", "resnet8", 192),
+        ("fedloke", "wrn-16-1", 64),
+    ],
+)
+def test_a_measured_peak_is_below_the_estimate_and_not_far(method, network, batch):
+    words = [sys.executable, Path(__file__).with_name("peak.py"), method, network, str(batch)]
+    found = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
+    peak, estimated = (found[name] - found["before"] for name in ("peak", "estimated"))
+    assert 0.5 * estimated < peak <= estimated, found
 
 
 def test_what_a_site_keeps_is_bounded(tmp_path):

@@ -32,6 +32,29 @@ def test_canonical_names() -> None:
     assert all(recipe.summary for recipe in recipes())
 
 
+@pytest.mark.usefixtures("own_registry")
+def test_a_class_is_registered_by_its_name() -> None:
+    @registry.register
+    class Bold(FixMatch):
+        """Trusts everything.
+
+        Or nearly so.
+        """
+
+        name = "bold"
+
+    assert (find("bold").summary, find("bold").method) == ("Trusts everything.", Bold)
+    assert isinstance(create("bold+gpt", {}), Bold)
+    with pytest.raises(MethodError, match="'fedavg' is taken"):
+        registry.register(FedAvg)
+
+
+@pytest.mark.parametrize("given", ["mine", Method, object])
+def test_what_is_no_method_is_answered_with_how_one_is_registered(given: Any) -> None:
+    with pytest.raises(MethodError, match=r"register_method\(Recipe\("):
+        registry.register(given)
+
+
 @pytest.mark.parametrize(
     ("alias", "name"),
     [

@@ -1,13 +1,15 @@
 """A process that lets copies of itself run the command line on a faulty disk, and kills them when asked.
 
 It has imported everything, so a copy begins at once. A line of JSON on standard input asks for one: ``argv``,
-``fault``, ``seconds`` until it is killed (or none), ``victim`` (``run``, or one ``worker`` of it). The answer
+``fault``, ``seconds`` until it is killed (or none), ``victim`` (``run``, or one ``worker`` of it), ``above``
+(the process that starts the actors of a Ray cluster, or none). The answer
 says with which ``code`` it ended (negative: the signal), how many ``operations`` of the disk it made if it
 ended by itself, and what it ``said`` on standard error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,7 +26,7 @@ from faulty_disk import Disk, Fault
 from proxyfl import Experiment
 from proxyfl.cli import app
 
-PATIENCE = 240.0
+PATIENCE = 900.0
 """Seconds after which a copy that should have ended by itself is called stuck."""
 
 
@@ -55,7 +57,7 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
                     os.dup2(file.fileno(), stream)
             os._exit(play(request, notes))
         started = time.monotonic()
-        status, shot = wait(pid, request["seconds"], request["victim"])
+        status, shot = wait(pid, request["seconds"], request["victim"], request["above"])
         seconds = time.monotonic() - started
         said = notes.read_text(errors="replace")
     head, found, count = said.rpartition("operations ")
@@ -68,7 +70,7 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def wait(pid: int, seconds: float | None, victim: str) -> tuple[int, bool]:
+def wait(pid: int, seconds: float | None, victim: str, above: int | None) -> tuple[int, bool]:
     """The status with which a copy ended, and whether somebody was killed when the time was up."""
     started, shot = time.monotonic(), False
     while True:
@@ -77,7 +79,8 @@ def wait(pid: int, seconds: float | None, victim: str) -> tuple[int, bool]:
             return status, shot
         now = time.monotonic() - started
         if not shot and seconds is not None and now >= seconds:
-            target = pid if victim == "run" else next(iter(children(pid)), None)
+            workers = children(pid) if above is None else actors(above)
+            target = pid if victim == "run" else next(iter(workers), None)
             if target is not None:
                 os.kill(target, signal.SIGKILL)
                 shot = True
@@ -91,6 +94,16 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def actors(raylet: int) -> list[int]:
+    """The processes of a Ray cluster that train clients; each is called by its actor's class."""
+    found = []
+    for pid in children(raylet):
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/cmdline").read_bytes()
+            found += [pid] * (name.startswith(b"ray::") and not name.startswith(b"ray::IDLE"))
+    return found
 
 
 def main() -> None:

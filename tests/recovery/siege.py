@@ -27,7 +27,17 @@ from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.run import Run
 
 STAGE = Path(__file__).with_name("crash_stage.py")
-METHODS = ("proxyfl", "flexmatch", "fedloke")
+METHODS = {
+    "proxyfl": "clients",
+    "flexmatch": "clients",
+    "fedloke": "clients",
+    "semifl": "server",
+    "flfl": "server",
+    "cbafed": "partial",
+    "rscfed": "partial",
+}
+"""Methods that keep something of every kind, and who holds the labels."""
+
 ROUNDS = 5
 SETTINGS = {
     "federation.rounds": ROUNDS,
@@ -64,10 +74,15 @@ class Stage:
         self._process.communicate()
 
     def perform(
-        self, argv: list[str], fault: Fault, seconds: float | None = None, victim: str = "run"
+        self,
+        argv: list[str],
+        fault: Fault,
+        seconds: float | None = None,
+        victim: str = "run",
+        above: int | None = None,
     ) -> dict[str, Any]:
         assert self._process.stdin is not None
-        request = {"argv": argv, "fault": asdict(fault), "seconds": seconds, "victim": victim}
+        request = {"argv": argv, "fault": asdict(fault), "seconds": seconds, "victim": victim, "above": above}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._answer())
@@ -78,6 +93,21 @@ class Stage:
         return self._process.stdout.readline()
 
 
+@dataclass(frozen=True)
+class Engine:
+    """Where clients are trained: in the run's own process, in its workers, or on a Ray cluster."""
+
+    workers: int = 0
+    address: str = ""
+    above: int | None = None
+    """The process below which a cluster's actors are."""
+
+    @property
+    def words(self) -> list[str]:
+        cluster = ["--engine", "ray", "--address", self.address] if self.address else []
+        return ["--workers", str(self.workers), *cluster]
+
+
 @dataclass
 class Siege:
     """One method on one engine. ``tell`` hears of every kill."""
@@ -85,15 +115,15 @@ class Siege:
     stage: Stage
     folder: Path
     method: str
-    workers: int
-    seed: int
+    engine: Engine
+    seed: object
     tell: Callable[[], None] = lambda: None
     happened: Counter[str] = field(default_factory=Counter)
     rounds_at_kill: list[int] = field(default_factory=list)
     finished: int = 0
 
     def __post_init__(self) -> None:
-        self._draw = random.Random(f"{self.method} {self.workers} {self.seed}")
+        self._draw = random.Random(f"{self.method} {self.engine.workers} {self.seed}")
         self._where = self.folder / "run-0"
 
     def undisturbed(self) -> dict[str, str]:
@@ -115,9 +145,11 @@ class Siege:
 
     def _plan(self) -> tuple[Fault, float | None, str]:
         draw = self._draw
+        # Ray writes files of its own, in words of its own where that fails.
+        disk = (0, 0, 0, 0) if self.engine.address else (6, 4, 4, 6)
         kind = draw.choices(
             ("operation", "power", "time", "slow", "full", "read-only", "broken", "limit", "worker"),
-            (30, 10, 16, 6, 6, 4, 4, 6, 6 if self.workers else 0),
+            (30, 10, 16, 6, *disk, 6 if self.engine.workers else 0),
         )[0]
         at = draw.randint(1, self._operations)
         if kind in ("operation", "power"):
@@ -132,8 +164,8 @@ class Siege:
         return Fault(kind, draw.choice(LIMITS) if kind == "limit" else at), None, "run"
 
     def _attempt(self, fault: Fault, seconds: float | None, victim: str, expected: dict[str, str]) -> None:
-        answer = self.stage.perform(self._words(), fault, seconds, victim)
-        story = f"{self.method}, {self.workers} workers, {fault}, {seconds} s, {victim}: {answer}"
+        answer = self.stage.perform(self._words(), fault, seconds, victim, self.engine.above)
+        story = f"{self.method}, {self.engine}, {fault}, {seconds} s, {victim}: {answer}"
         assert answer["code"] in (0, USER_ERROR, KILLED), story
         if answer["code"] == KILLED:
             self.happened["killed"] += 1
@@ -141,8 +173,9 @@ class Siege:
             self.tell()
         elif answer["code"] == USER_ERROR:
             self.happened[fault.kind] += 1
-            assert answer["said"].count("\n") == 1, story
-            assert answer["said"].startswith(f"error: writing {self._where} failed: "), story
+            lines = [line for line in answer["said"].splitlines() if not line.startswith("note: ")]
+            assert len(lines) == 1, story
+            assert lines[0].startswith(f"error: writing {self._where} failed: "), story
         if victim == "worker" and answer["shot"]:
             self.happened["worker"] += 1
         look_at(self._where, story)
@@ -156,13 +189,14 @@ class Siege:
 
     def _words(self) -> list[str]:
         aside = RunDirectory(RunDirectory(self._where).aside)
-        last = ["--quiet", "--workers", str(self.workers)]
+        last = ["--quiet", *self.engine.words]
         if self._where.exists() or aside.config.is_file():
             return ["resume", str(self._where), *last]
         chosen = SETTINGS | OWN.get(self.method, {})
         settings = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
         place = ["--runs", str(self.folder), "--name", self._where.name]
-        return ["run", "digits", "--method", self.method, *settings, *place, *last]
+        what = ["--method", self.method, "--scenario", METHODS[self.method]]
+        return ["run", "digits", *what, *settings, *place, *last]
 
 
 def look_at(where: Path, story: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from siege import METHODS, Siege, Stage
+from siege import METHODS, Engine, Siege, Stage
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and SIGKILL")
 
@@ -19,8 +19,8 @@ def stage() -> Iterator[Stage]:
 
 
 def besieged(stage: Stage, folder: Path, method: str, workers: int, kills: int) -> Siege:
-    expected = Siege(stage, folder / "inline", method, 0, seed=0).undisturbed()
-    siege = Siege(stage, folder / "siege", method, workers, seed=2024)
+    expected = Siege(stage, folder / "inline", method, Engine(), seed=0).undisturbed()
+    siege = Siege(stage, folder / "siege", method, Engine(workers), seed=2024)
     assert siege.undisturbed() == expected  # whichever engine computes it
     siege.endure(kills, expected)
     assert siege.happened["killed"] == kills

@@ -46,3 +46,4 @@ def test_objects_say_what_they_are(tmp_path):
     assert repr(run) == f"<Run {tmp_path / 'run'}: fedavg on 'digits', 1 of 1 rounds>"
     assert repr(run.model()) == "<TrainedModel: resnet8 of fedavg, 1 × 8 × 8 to 10 classes>"
     assert {"Experiment", "Federation", "load_model"} <= set(dir(proxyfl))
+    assert {name for name in dir(proxyfl) if not name.startswith("_")} <= set(proxyfl.__all__)

@@ -12,7 +12,7 @@ import typer
 from proxyfl.cli.common import RunName, command, examples, find_run, is_run, out, plain_table, runs_folder
 from proxyfl.cli.present import curve, measures_line, settings_tree, summary_table
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.text import percent, printable
+from proxyfl.core.text import name_alone, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,9 +69,13 @@ def ls(
         return
     right = ("seed", "rounds", "accuracy")
     table = plain_table("name", "data", "method", "seed", "rounds", "accuracy", "state", right=right)
-    for run in runs:
-        table.add_row(*_row(run))
+    records = [_record(run) for run in runs]
+    for record in records:
+        table.add_row(*_row(record))
     console.print(table)
+    for record in records:
+        if reason := record.get("reason"):
+            console.print(f"{record['name']}: {reason}", style="red", markup=False, soft_wrap=True)
     if runs:
         console.print("[dim]accuracy: mean of the last rounds, as keep.last_rounds of each run says[/]")
     for path in cut_short:
@@ -114,15 +118,13 @@ def _record(run: Run | Damaged) -> dict[str, Any]:
     }
 
 
-def _row(run: Run | Damaged) -> list[str]:
+def _row(record: dict[str, Any]) -> list[str]:
     from rich.markup import escape
 
-    record = _record(run)
-    if "reason" in record:
-        problem = f"[red]{record['state']}: {escape(record['reason'])}[/]"
-        return [escape(record["name"]), *[""] * 5, problem]
+    if "reason" in record:  # which stands below the table
+        return [escape(record["name"]), *[""] * 5, f"[red]{record['state']}[/]"]
     return [
-        *(escape(record[key]) for key in ("name", "data", "method")),
+        *(escape(text) for text in (record["name"], name_alone(record["data"]), record["method"])),
         str(record["seed"]),
         f"{record['played']}/{record['rounds']}",
         _share(record["accuracy"]),

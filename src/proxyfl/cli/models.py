@@ -77,8 +77,9 @@ def models(
         table.add_row(f"[bold]{escape(name)}[/]", *counts, escape(summary))
     console = out()
     console.print(table)
+    one = "image" if sizes["image_size"] else "vector"
     console.print(
-        f"\n[dim]for {_images(sizes)}, width {width}; MFLOP: one image, forward pass; "
+        f"\n[dim]for {_images(sizes)}, width {width}; MFLOP: one {one}, forward pass; "
         f"MB: one round of FedAvg, {per_round} clients, down and up[/]"
     )
     console.print(f"layers of one: {command('models', 'show', 'resnet8')}")

@@ -57,7 +57,7 @@ def _each(found: Matrix) -> Table:
 
     at = found.rows[0].at
     shown = [name for name in NAMES if any(name in cell for cell in at.values())]
-    heads = ["site", "images", *(NAMES[name] for name in shown)]
+    heads = ["site", "images", *(NAMES[name].replace(" ", "\n") for name in shown)]  # fits into 80 columns
     table = plain_table(*heads, right=heads[1:], keep=heads)
     for site in sorted(at, key=lambda one: at[one][ACCURACY]):
         cells = [percent(at[site][name]) if name in at[site] else "–" for name in shown]

@@ -15,7 +15,8 @@ class Allowed(ImageForm):
     """Beside the form of the samples: permissions and limits. 0 is no limit."""
 
     send_scores: bool = setting(
-        True, "send histograms of scores where the server asks for AUROC; under differential privacy never"
+        True,
+        "send counts of scores where the server asks for AUROC and others; under differential privacy never",
     )
     share_model: bool = setting(
         False, "let the model that this site trained last be measured at the other sites, which receive it"

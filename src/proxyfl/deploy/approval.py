@@ -32,13 +32,13 @@ from proxyfl.deploy.post import private
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.widening import widened
 from proxyfl.engines.flower.codec import forms_of, packed, whole
-from proxyfl.federation.histograms import BINS, counts_scores
+from proxyfl.federation.score_counts import blank, counts_scores
 
 OFFER_FILE, APPROVAL_FILE, ASKED_FILE = "offer.json", "approval.json", "asked.json"
 FORMAT = 1
 ENROL, EVALUATE = "enrol", "evaluate"
-COUNTS, SCORES = "confusion", "histograms"
-"""The tensors that leave a site which measures accuracy: counts, and those of scores where it sends them."""
+COUNTS = "confusion"
+"""The table that leaves a site which measures accuracy, beside counts of scores where it sends them."""
 OWN_SETTINGS = ("seed", "scenario", "send_scores", "share_model")
 """What of ``site.toml``, beside the form of its samples, decides about what leaves."""
 
@@ -128,7 +128,7 @@ def leaving(site: Site, config: Config) -> tuple[dict[str, Leaves], list[str]]:
     if site.holdout:
         leaves[EVALUATE] = {COUNTS: ["I64", [len(site.classes)] * 2]}
         if site.send_scores and counts_scores(config):
-            leaves[EVALUATE][SCORES] = ["I32", [len(site.classes), 2, BINS]]
+            leaves[EVALUATE] |= forms_of(packed(blank(len(site.classes))))
     return leaves, sorted(update.metrics)
 
 

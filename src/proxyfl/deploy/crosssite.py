@@ -8,7 +8,7 @@ round.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, Tensors, Update
 from proxyfl.deploy.enrolment import Enrolment
 from proxyfl.engines.flower.codec import OWN, Malformed, header_of, tensors_of, text
-from proxyfl.federation import histograms, measures
+from proxyfl.federation import measures, score_counts
 from proxyfl.federation.loop import RoundReport
 
 FOLDER = "shared"
@@ -35,7 +35,7 @@ class SiteCounts:
     """What a site measured: counts of (true class, predicted class) and, where it sends them, of scores."""
 
     confusion: Tensor
-    histograms: Tensor | None = None
+    of_scores: Tensors = field(default_factory=dict)
 
     def record(self) -> dict[str, float]:
         """For the line of a round."""
@@ -46,15 +46,14 @@ class SiteCounts:
 
     @property
     def scores(self) -> dict[str, float]:
-        area = None if self.histograms is None else histograms.auroc(self.histograms)
-        return {} if area is None else {"auroc": area}
+        return score_counts.measured(self.of_scores, int(self.confusion.sum()))
 
 
 def together(counts: Mapping[int, SiteCounts]) -> SiteCounts:
     """The sum over sites; of scores only where all sites sent them, since a part would pass for the whole."""
-    tables, scores = zip(*((one.confusion, one.histograms) for one in counts.values()), strict=True)
-    known = [one.long() for one in scores if one is not None]
-    whole = torch.stack(known).sum(0) if len(known) == len(counts) else None
+    tables, scores = zip(*((one.confusion, one.of_scores) for one in counts.values()), strict=True)
+    known = set.intersection(*map(set, scores))
+    whole = {name: torch.stack([one[name] for one in scores]).sum(0) for name in sorted(known)}
     return SiteCounts(torch.stack(tables).sum(0), whole)
 
 
@@ -66,16 +65,17 @@ def read_counts(reply: RecordDict | str, classes: int, registered: int) -> SiteC
     if header.get("kind") == "failure":
         raise Malformed(text(header, "reason", 300))
     sent = tensors_of(reply, OWN)
-    counts, scores = sent.get("confusion"), sent.get("histograms")
+    counts, expected = sent.get("confusion"), score_counts.blank(classes)
+    scores = {name: sent[name] for name in expected if name in sent}
     if counts is None or counts.dtype != torch.int64 or tuple(counts.shape) != (classes, classes):
         raise Malformed("its counts have the wrong form")
     if int(counts.min()) < 0 or int(counts.max()) > registered or not 0 < int(counts.sum()) <= registered:
         raise Malformed(f"its counts do not add up to the {registered} images that it holds out")
-    if scores is not None:
-        if scores.dtype != torch.int32 or tuple(scores.shape) != (classes, 2, histograms.BINS):
-            raise Malformed("its histograms of scores have the wrong form")
-        if not histograms.fit(scores, counts):
-            raise Malformed("its histograms of scores do not fit its counts")
+    for name, found in scores.items():
+        if (found.dtype, found.shape) != (expected[name].dtype, expected[name].shape):
+            raise Malformed(f"its counts of scores ({name}) have the wrong form")
+    if not score_counts.fit(scores, counts):
+        raise Malformed("its counts of scores do not fit its table of classes")
     return SiteCounts(counts, scores)
 
 

@@ -29,9 +29,9 @@ from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
-from proxyfl.federation.histograms import BINS, counts_scores
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.sampling import Population
+from proxyfl.federation.score_counts import BINS, blank, counts_scores
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
@@ -203,14 +203,15 @@ def _measured(deployment: Deployment, classes: int) -> str:
 
 
 def _scores(deployment: Deployment, classes: int) -> list[str]:
-    """What is sent for AUROC."""
+    """What is sent for AUROC, calibration error and top-5 accuracy."""
     config = deployment.config
     if not counts_scores(config):
         return []
-    size = classes * 2 * BINS * 4 / 1000
+    size = size_in_bytes(blank(classes)) / 1000
     return [
-        f"and for AUROC histograms of scores, {classes} × 2 × {BINS} counts ({size:.0f} kB), which tell "
-        f"of few {deployment.called} how sure the model is of each; send_scores = false in site.toml "
+        f"and counts of scores ({size:.0f} kB): for AUROC histograms, {classes} × 2 × {BINS} counts, for the "
+        f"calibration error counts and mean confidences in bins, from 20 classes on a count for top-5; of "
+        f"few {deployment.called} they tell how sure the model is of each; send_scores = false in site.toml "
         'keeps them there, metrics = "accuracy" in [experiment.keep] asks nobody'
     ]
 

@@ -88,6 +88,11 @@ def answers(deployment: Deployment, seconds: float = 2.0) -> bool:
         return False
 
 
+def forget_apps(state: Path) -> None:
+    """Flower unpacks an app once and trusts its files from then on; a power cut may have emptied them."""
+    shutil.rmtree(state / "flower" / "apps", ignore_errors=True)
+
+
 @contextmanager
 def server(deployment: Deployment, say: Say) -> Iterator[tuple[Program, ...]]:
     """SuperLink and gate, up and with every site's key registered, for as long as the context lasts.
@@ -110,6 +115,7 @@ def server(deployment: Deployment, say: Say) -> Iterator[tuple[Program, ...]]:
         shutil.rmtree(deployment.state / NOTES, ignore_errors=True)
     port = entrance.choose_port(deployment)
     env = flower_home(deployment)
+    forget_apps(deployment.state)
     log = deployment.state / "superlink.log"
     with Program([*words, "--host", "127.0.0.1", "--port", str(port)], env, log) as program:
         ready = wait_until(lambda: program.ended is not None or answers(deployment), START)
@@ -191,6 +197,7 @@ def site(settings: Site, data: Path, say: Say, address: str = "") -> Iterator[Pr
 
     extra = {SITE: str(settings.path), SITE_DATA: str(data.expanduser().resolve())}
     env = environment(settings.state / "flower", extra)
+    forget_apps(settings.state)
     port = entrance.free_port()
 
     def approved(app: str) -> bool:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from proxyfl.core.errors import DataError
+from proxyfl.core.state import Tensors
 from proxyfl.data.dataset import Split
 from proxyfl.data.vectors import prepared
 from proxyfl.federation import measures
-from proxyfl.federation.histograms import score_histograms
+from proxyfl.federation.score_counts import score_counts
 
 Own = Callable[[int], tuple[int, int]]
 """Of a client's own images that nobody trains on: how many are recognised, and how many there are."""
@@ -25,14 +26,14 @@ class Evaluation:
     """Counts of (true class, predicted class), ``scores`` that need probabilities, and what follows.
 
     ``right`` tells which images of the split were recognised, ``own`` what that comes to at single clients,
-    where it is known; ``histograms`` are for who must not send scores.
+    where it is known; ``counts`` are for who must not send scores.
     """
 
     confusion: Tensor
     scores: dict[str, float] = field(default_factory=dict)
     right: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
     own: Own | None = None
-    histograms: Tensor | None = None
+    counts: Tensors = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -65,10 +66,10 @@ def evaluate(
     batch: int,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     scores: bool = False,
-    histograms: bool = False,
+    counts: bool = False,
 ) -> Evaluation:
     """Top-1 predictions of the network in eval mode over the whole split; with ``scores`` its probabilities
-    are measured as well, with ``histograms`` they are counted.
+    are measured as well, with ``counts`` they are counted.
     """
     if not len(split):
         raise DataError("there are no test images to evaluate on")
@@ -86,12 +87,12 @@ def evaluate(
             right.append(guesses == labels)
             cells = labels * logits.shape[1] + guesses
             confusion += torch.bincount(cells, minlength=len(confusion))
-            if scores or histograms:
+            if scores or counts:
                 kept.append(logits.float().softmax(1).cpu())
     classes = int(len(confusion) ** 0.5 + 0.5)
     found = measures.of_scores(torch.cat(kept), split.labels) if scores else {}
-    counted = score_histograms(torch.cat(kept), split.labels) if histograms else None
-    return Evaluation(confusion.reshape(classes, classes), found, torch.cat(right), histograms=counted)
+    counted = score_counts(torch.cat(kept), split.labels) if counts else {}
+    return Evaluation(confusion.reshape(classes, classes), found, torch.cat(right), counts=counted)
 
 
 def eval_batch(setting: int, image_size: int, device: torch.device) -> int:

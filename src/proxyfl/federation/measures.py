@@ -48,18 +48,27 @@ def of_scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     if area is not None:
         found["auroc"] = area
     if probabilities.shape[1] >= TOP_FROM:
-        among = probabilities.topk(TOP, dim=1).indices == labels[:, None]
-        found["top5"] = float(among.any(1).double().mean())
+        found["top5"] = float(among_top(probabilities, labels).double().mean())
     return {name: found[name] for name in MEASURES if name in found}
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
     """Expected calibration error: how far confidence and accuracy are apart in each bin, by its images."""
-    confidence, guess = probabilities.double().max(1)
-    right = (guess == labels).double()
-    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    confidence, right, place = by_confidence(probabilities, labels)
     apart = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, right - confidence)
     return float(apart.abs().sum() / len(labels))
+
+
+def by_confidence(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every image the confidence of its prediction, whether that is right (1 or 0), and its bin."""
+    confidence, guess = probabilities.double().max(1)
+    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    return confidence, (guess == labels).double(), place
+
+
+def among_top(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Of every image whether its class is among the likeliest ones."""
+    return (probabilities.topk(TOP, dim=1).indices == labels[:, None]).any(1)
 
 
 def auroc(probabilities: Tensor, labels: Tensor) -> float | None:

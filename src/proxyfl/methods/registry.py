@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, MethodError, nearest
@@ -86,8 +86,14 @@ BUNDLES: dict[str, tuple[str, ...]] = {"proxyfl": ("icpl", "gpt")}
 """Add-on names that stand for several."""
 
 
-def register(recipe: Recipe, shown: Shown = UNSHOWN, *, aliases: Iterable[str] = ()) -> Recipe:
+R = TypeVar("R", Recipe, type[Method])
+
+
+def register(method: R, shown: Shown = UNSHOWN, *, aliases: Iterable[str] = ()) -> R:
     """Make a method known by name, with ``aliases``; a name that is taken is an error.
+
+    A class of methods goes by its ``name``, with the first line of its docstring as summary
+    (``@register_method`` above the class does); a :class:`Recipe` also has add-ons and other defaults.
 
     FixMatch with a threshold that rises over the rounds, as a file of its own::
 
@@ -107,12 +113,24 @@ def register(recipe: Recipe, shown: Shown = UNSHOWN, *, aliases: Iterable[str] =
 
     ``proxyfl --plugin FILE run --method risingmatch`` trains it, and every add-on can be attached to it.
     """
+    recipe = _recipe_of(method)
     for name in (recipe.name, *aliases):
         if name in _recipes or name in _aliases:
             raise MethodError(f"the method name '{name}' is taken")
     _recipes[recipe.name], _shown[recipe.name] = recipe, shown
     _aliases.update(dict.fromkeys(aliases, recipe.name))
-    return recipe
+    return method
+
+
+def _recipe_of(method: object) -> Recipe:
+    if isinstance(method, Recipe):
+        return method
+    if isinstance(method, type) and issubclass(method, Method) and method.name != Method.name:
+        return Recipe(method.name, (method.__doc__ or method.__name__).strip().splitlines()[0], method)
+    raise MethodError(
+        'register_method takes a class of methods that has a name, as in name = "mine", or a recipe: '
+        'register_method(Recipe("mine", "what it does", Mine))'
+    )
 
 
 def register_addon(addon: type[Addon]) -> type[Addon]:

@@ -16,7 +16,7 @@ from proxyfl.core.records import MEASURES, choosing
 from proxyfl.runs.run import Run
 
 ACCURACY = "accuracy"
-SHOWN = (ACCURACY, "macro_f1", "balanced_accuracy", "auroc")
+SHOWN = (ACCURACY, *MEASURES)
 """What is known of a model at a site, by the keys of records."""
 
 NAMES = {ACCURACY: ACCURACY, **{name: MEASURES[name].name for name in SHOWN[1:]}}

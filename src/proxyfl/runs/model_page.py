@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
 
 from proxyfl.core.dealing import PARTIAL, SERVER
+from proxyfl.core.errors import RunError
 from proxyfl.core.text import name_alone
 from proxyfl.core.trees import dotted
+from proxyfl.data.partition import NATURAL
 from proxyfl.runs.export import ModelCard
 from proxyfl.runs.run import Run
 
@@ -37,7 +41,7 @@ def model_page(
         f"`{file}` takes {_taken(card)} The class names are in its metadata. {compared}",
         "## Data",
         f"- Data set: {name_alone(config.data.name)}\n- Labels: {_labels(run, card)}\n"
-        f"- Clients: {dealt.clients}, partitioned by '{dealt.scheme}', alpha = {dealt.alpha:g}\n"
+        f"- Clients: {dealt.clients}, {_dealing(run)}\n"
         f"- Where the {card.called} come from, and who may use them: {BLANK}",
         "## Accuracy",
         _accuracies(card, per_class, accuracy),
@@ -102,9 +106,22 @@ def _labels(run: Run, card: ModelCard) -> str:
     labels = run.config.labels
     if labels.where == PARTIAL:
         return f"all {card.called} of {labels.clients} clients, none of the others"
-    share = f"{100 * labels.ratio:g} % of the {card.called}"
-    at_server = ", at the server" if labels.where == SERVER else ""
-    return f"{f'{labels.per_class} per class' if labels.per_class else share}{at_server}"
+    if labels.where == SERVER:
+        share = f"{100 * labels.ratio:g} % of the {card.called}"
+        return f"{f'{labels.per_class} per class' if labels.per_class else share}, at the server"
+    try:
+        held = run.partition
+    except RunError:  # sites count their own, and a lost file is no reason against an export
+        return f"{labels.per_class} per class" if labels.per_class else "as the sites have them"
+    labelled, unlabelled = (int(part.sizes.sum()) for part in (held.labelled, held.unlabelled))
+    return f"{labelled:,} of {labelled + unlabelled:,} training {card.called}"
+
+
+def _dealing(run: Run) -> str:
+    dealt = run.config.partition
+    if dealt.scheme == NATURAL:
+        return "as the data names them"
+    return f"partitioned by '{dealt.scheme}', alpha = {dealt.alpha:g}"
 
 
 def _accuracies(
@@ -123,5 +140,13 @@ def _accuracies(
 
 
 def _settings(run: Run) -> str:
-    rows = [f"{name} = {json.dumps(value)}" for name, value in dotted(run.config.to_tree()).items()]
+    """Without the folders of the machine, which tell whoever reads the page about it."""
+    rows = [
+        f"{name} = {json.dumps(_placeless(value))}" for name, value in dotted(run.config.to_tree()).items()
+    ]
     return "\n".join(["```toml", *rows, "```"])
+
+
+def _placeless(value: Any) -> Any:
+    kind, separator, place = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return f"{kind}{separator}{PurePath(place).name}" if PurePath(place).is_absolute() else value

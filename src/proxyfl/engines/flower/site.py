@@ -46,7 +46,7 @@ from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client import ClientTrainer, autocast, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch, evaluate
-from proxyfl.federation.histograms import counts_scores
+from proxyfl.federation.score_counts import counts_scores
 from proxyfl.methods import registry
 from proxyfl.models import Network
 
@@ -70,7 +70,7 @@ class SiteImages:
 class SiteSide:
     """Answers messages. ``form`` is what the site was set up with, ``state`` is on its disk.
     ``encoder`` is where the frozen encoder lies at this site, if that is not where the experiment says.
-    ``scores`` and ``shares`` are what its people allow: histograms of scores may be sent, and the models that
+    ``scores`` and ``shares`` are what its people allow: counts of scores may be sent, and the models that
     it trains may be measured at the other sites. ``limits`` are what they let it use of the machine.
     """
 
@@ -147,12 +147,11 @@ class SiteSide:
                 views.std,
                 batch=eval_batch(compute.eval_batch, trainer.factory.image_size, trainer.device),
                 autocast=lambda: autocast(compute, trainer.device),
-                histograms=self.scores and counts_scores(config),
+                counts=self.scores and counts_scores(config),
             )
-        counts = {"confusion": result.confusion}
-        if result.histograms is not None:
-            counts["histograms"] = result.histograms
-        return content({"kind": "evaluation"}, {OWN: packed(counts)})
+        return content(
+            {"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion, **result.counts})}
+        )
 
     def _trainer(self, header: Header, records: RecordDict) -> ClientTrainer:
         self._require_agreement(header)
