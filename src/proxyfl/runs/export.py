@@ -248,6 +248,8 @@ def load_model(
         for name in ("classes", "mean", "std", "hidden", "features", "encodes"):
             found[name] = tuple(found[name]) if name in found else ()
         card = ModelCard(**found)
+        if not isinstance(card.network, str):
+            raise TypeError("the name of its network is not a text")
         if network is None and card.network.startswith(OBJECT):
             raise NotRegistered(
                 f"{path}: its network, {card.network.removeprefix(OBJECT)}, is not registered; open it in "
