@@ -68,7 +68,7 @@ def test_a_line_that_is_cut_reset_lost_slow_shut_and_brittle(tmp_path):
         begun(federation, len(FAULTS) + 2)
         line.delay = 0.3
         begun(federation, len(FAULTS) + 3)
-        line.delay, line.brittle = 0.0, 1_500_000
+        line.delay, line.brittle = 0.0, 700_000
         line.all("reset")
         federation.finish(run)
         assert line.resets
