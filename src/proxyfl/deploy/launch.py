@@ -93,6 +93,10 @@ def main() -> None:
     subprocess.Popen = Leashed  # type: ignore[misc]
     if name in TASKS:
         threading.excepthook = one_line
+    if name == "flower-supernode":
+        from proxyfl.deploy import replies
+
+        replies.in_order()
     if secret := os.environ.pop(TOKEN, ""):
         words += ["--token", secret]
     entry = programs()[name].load()
