@@ -56,7 +56,8 @@ def killed_between_answer_and_checkpoint(federation, round):
     )
     assert federation.checkpoint() == round - 1
     federation.started["server"].kill()
-    os.kill(node, signal.SIGCONT)
+    with contextlib.suppress(ProcessLookupError):  # on a slow machine the site has started another one by now
+        os.kill(node, signal.SIGCONT)
 
 
 def stranger(made, name, **changes):
