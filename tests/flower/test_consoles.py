@@ -163,6 +163,9 @@ def test_grown_data_replaced_keys_a_removed_site_and_certificates_that_end_are_t
         grown.kill()
         for file in ("site.key", "site.pub", "site.crt"):
             shutil.copy(made.path / "site-03" / file, federation.folder / "site-03" / file)
+        # What was approved was signed with the old key.
+        own = federation.folder / "site-03"
+        federation.finish(federation.start("approve", "deploy", "approve", own, "--yes"))
         renewed = federation.site(2)
         federation.wait_text(renewed, "site-03 waits: the server has not registered the key of site-03 yet")
         server.process.send_signal(signal.SIGTERM)
