@@ -13,6 +13,9 @@ import typer.testing
 
 from proxyfl.core import plugins
 
+os.environ.setdefault("RAY_worker_niceness", "0")
+"""Ray's processes give way to all others by default: beside other tests on two cores they hardly start."""
+
 FIRST = ("test_loopback.py", "test_cluster.py", "test_demo.py")
 """Tests that wait for other programs: begun first, they wait while the others compute."""
 
