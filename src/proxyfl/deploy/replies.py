@@ -42,4 +42,4 @@ def in_order() -> None:
         while awaited not in answered:
             push(send=sent, **rest)
 
-    flower._pull_and_store_message, flower._push_messages = pull_and_note, push_until_answered
+    vars(flower).update(_pull_and_store_message=pull_and_note, _push_messages=push_until_answered)
