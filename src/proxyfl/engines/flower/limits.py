@@ -7,7 +7,7 @@ between two steps. The memory of a round is estimated from a dry run with two sa
 
 now is what the process has taken when the site's data are read; 50 MB are code and buffers that training
 brings in; five are the weights received, trained and sent, their gradients and the optimiser's momentum; two
-are what is kept and the gradients of it. What rounds added was 60 to 90 % of it when measured.
+are what is kept and the gradients of it.
 """
 
 from __future__ import annotations
