@@ -14,6 +14,16 @@ TINY = ["--rounds", "1", "--clients", "4", "--per-round", "2", "--subset", "120"
 TINY += ["--set", "train.epochs=1", "--set", "model.name=mlp"]
 """Options of a run that takes a fraction of a second."""
 
+SETTINGS = [
+    "partition.clients=4",
+    "federation.per_round=2",
+    "data.subset=150",
+    "train.epochs=1",
+    "model.name=mlp",
+]
+FLAGS = [word for assignment in SETTINGS for word in ("--set", assignment)]
+"""The same for commands that make many runs."""
+
 
 def invoke(*words: object) -> Result:
     # Errors that are no ProxyFLError are bugs: they must reach the test.

@@ -9,20 +9,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from calling import FLAGS
 from proxyfl import Experiment, Run
 from proxyfl.cli import app
 from proxyfl.cli.board import Board
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.sweep import Grid, jobs_of
-
-TINY = [
-    "partition.clients=4",
-    "federation.per_round=2",
-    "data.subset=150",
-    "train.epochs=1",
-    "model.name=mlp",
-]
-FLAGS = [word for assignment in TINY for word in ("--set", assignment)]
 
 
 def call(*words: object) -> Result:

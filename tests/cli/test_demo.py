@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from calling import FLAGS, SETTINGS
 from proxyfl import Experiment, Run
 from proxyfl.cli import app
 from proxyfl.cli.demo import METHODS, claim, plan
@@ -22,22 +23,13 @@ from proxyfl.runs import batch
 from proxyfl.runs.batch import Job
 from proxyfl.runs.directory import RunDirectory
 
-TINY = [
-    "partition.clients=4",
-    "federation.per_round=2",
-    "data.subset=150",
-    "train.epochs=1",
-    "model.name=mlp",
-]
-FLAGS = [word for assignment in TINY for word in ("--set", assignment)]
-
 
 def demo(folder, *flags):
     return CliRunner().invoke(app, ["demo", "--runs", str(folder), "--rounds", "2", *FLAGS, *flags])
 
 
 def jobs_of(folder: Path, rounds: int = 2) -> list[Job]:
-    return plan(folder, [1], rounds, TINY)
+    return plan(folder, [1], rounds, SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +160,7 @@ def test_a_damaged_ledger_is_named(folder):
 
 def test_other_settings_make_other_runs(tmp_path):
     names = [job.path.name for rounds in (2, 3) for job in jobs_of(tmp_path, rounds)]
-    names += [job.path.name for job in plan(tmp_path, [2, 3], 2, TINY)]
+    names += [job.path.name for job in plan(tmp_path, [2, 3], 2, SETTINGS)]
     assert len(set(names)) == 12
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calling import invoke
+from calling import FLAGS, invoke
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.runs import tune
 from proxyfl.runs.config_file import load_toml
@@ -16,25 +16,17 @@ from proxyfl.runs.settings import resolve
 
 pytest.importorskip("optuna")
 
-SETTINGS = [
-    "partition.clients=4",
-    "federation.per_round=2",
-    "data.subset=150",
-    "train.epochs=1",
-    "model.name=mlp",
-]
 SEARCH = ["--search", "train.lr=0.001..0.3", "--search", "train.batch=8,16"]
 
 
 def search(runs: Path, trials: int, *more: str) -> Any:
-    asked = [word for each in SETTINGS for word in ("--set", each)]
     words = [
         "tune",
         "digits",
         "--method",
         "fedavg",
         *SEARCH,
-        *asked,
+        *FLAGS,
         "--rounds",
         "2",
         "--trials",

@@ -32,9 +32,8 @@ def choose_engine(trainer: ClientTrainer, holdings: Holdings, workers: int | Non
         try:
             return PoolEngine(trainer, holdings, count)
         except CannotHandOver as error:
-            print("note: clients train in this process, because other processes cannot receive "
-f"{error}",
-                  file=sys.stderr)  # fmt: skip
+            note = f"clients train in this process, because other processes cannot receive {error}"
+            print(f"note: {note}", file=sys.stderr)
     return InlineEngine.over(trainer, holdings)
 
 

@@ -231,8 +231,8 @@ class ClusterEngine(Crew[_Hired]):
         """Say once where nodes compute differently: results are then the same but for rounding."""
         if theirs != arithmetic() and not self._differs and self.trainer.compute.device == "cpu":
             self._differs = True
-            print(f"note: node {host} has another kind of processor ({theirs} instead of "
-f"{arithmetic()}), so results may differ in the last bits", file=sys.stderr)  # fmt: skip
+            note = f"node {host} has another kind of processor ({theirs} instead of {arithmetic()})"
+            print(f"note: {note}, so results may differ in the last bits", file=sys.stderr)
 
     def _watch(self) -> None:
         """Say so where nobody can train; give up where no node is left that could."""

@@ -3,9 +3,9 @@
 A round that would need more is refused before it begins, with the number; one that takes longer is given up
 between two steps. The memory of a round is estimated from a dry run with two samples::
 
-    now + 50 MB + 5 × weights + 2 × samples in a step × what the backward pass keeps of a sample
+    now + 70 MB + 5 × weights + 2 × samples in a step × what the backward pass keeps of a sample
 
-now is what the process has taken when the site's data are read; 50 MB are code and buffers that training
+now is what the process has taken when the site's data are read; 70 MB are code and buffers that training
 brings in; five are the weights received, trained and sent, their gradients and the optimiser's momentum; two
 are what is kept and the gradients of it.
 """
@@ -30,7 +30,7 @@ from proxyfl.federation.client import ClientTrainer, Steps, every_step
 from proxyfl.methods.context import ClientContext
 
 MB = 1_000_000
-BASE, COPIES, SLACK, SAMPLES = 50 * MB, 5, 2, 2
+BASE, COPIES, SLACK, SAMPLES = 70 * MB, 5, 2, 2
 SLOWEST = 1000
 """Kilobits a second below which a piece of 5 MB, as Flower cuts models, would not arrive in time."""
 
