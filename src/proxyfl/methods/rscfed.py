@@ -8,28 +8,28 @@ client's own steps, q is the teacher's prediction, sharpened with temperature T:
     q       = p_teacher(weak u)^(1/T), normalised
     Lu      = weight * sum over images and classes of (p(weak' u) - q)² / batch
 
-The server draws ``subsets`` subsets of the round's clients. In each, an update far from the mean of the
-subset counts less (distance-reweighted aggregation), and the new weights are the mean of those of the
-subsets::
+The server draws ``subsets`` subsets of the round's clients. A client trains once for each subset that it is
+in, every time from the weights received; its teacher goes on from one training to the next. In each subset an
+update far from the mean of the subset counts less (distance-reweighted aggregation), and the new weights are
+the mean of those of the subsets::
 
     d_i = sum over tensors of |w_i - mean|,   mean with weights b_i = n_i, times ``times`` with labels
     g_i ∝ b_i exp(-s d_i / n_i),   s = ``scale`` in subsets with a labelled client, else ``scale_unlabelled``
 
-In the first rounds (``warmup``) labelled clients train alone.
+In the first rounds (``warmup``) labelled clients train alone, once each, as one subset.
 
 Deviations: by default the shared protocol instead of its own (``--protocol own``), and a short warm-up.
-Subsets are drawn from the clients of the round, and a client in two of them trains once and sends one update:
-in the release it trains twice, each time from the same weights, so that its updates differ by their random
-draws and its momentum. The release multiplies the weight of labelled clients twice (``twice``; fidelity
-"code") and leaves the teacher's batch-norm statistics as they were when it was made (``statistics``); here
-they are those of the model that the client received. The loss of unlabelled images does not rise slowly at
-the start. Batches have ``train.mu`` times ``train.batch`` unlabelled images, and an epoch is one pass without
-its incomplete last batch. Momentum ends with the round unless ``train.keep_momentum`` says otherwise, as its
-own protocol does.
+Subsets are drawn from the clients of the round. The release multiplies the weight of labelled clients twice
+(``twice``; fidelity "code") and leaves the teacher's batch-norm statistics as they were when it was made
+(``statistics``); here they are those of the model that the client received. The loss of unlabelled images
+does not rise slowly at the start. Batches have ``train.mu`` times ``train.batch`` unlabelled images, and an
+epoch is one pass without its incomplete last batch. Momentum ends with each training unless
+``train.keep_momentum`` says otherwise, as its own protocol does.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -102,7 +102,7 @@ class RSCFed(Method):
     walks_labelled = True
     needs_all_updates = True
     shows_steps = False
-    sends: ClassVar[str] = "whether a client has labels, up (1 number)"
+    sends: ClassVar[str] = "weights once for each subset of a client; whether it has labels, up (1 number)"
     keeps = "the teacher of a client without labels (a network), and its number of steps"
     Parameters = RSCFedParameters
 
@@ -163,6 +163,19 @@ class RSCFed(Method):
 
     # On the server
 
+    @property
+    def most_trainings(self) -> int:  # type: ignore[override]
+        return int(self.parameters.subsets)
+
+    def trainings(self, ctx: ServerContext, clients: Sequence[int]) -> list[int]:
+        """One for each subset that a client is in."""
+        own, subsets = self.parameters, [list(range(len(clients)))]
+        if ctx.round > own.warmup:
+            subsets = draw_subsets(len(clients), own.subsets, own.subset_size, ctx.rng("subsets"))
+        ctx.memory["subsets"] = [[clients[place] for place in members] for members in subsets]
+        drawn = Counter(place for members in subsets for place in members)
+        return [drawn[place] for place in range(len(clients))]
+
     def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
         return {"labelled": (1,)}
 
@@ -177,12 +190,18 @@ class RSCFed(Method):
         return 0.0 if resting else rule
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> list[float]:
-        own, count = self.parameters, len(kept)
+        own, places = self.parameters, dict[int, list[int]]()
+        for place, client in enumerate(ctx.clients):
+            places.setdefault(client, []).append(place)
+        subsets = [
+            [places[client].pop(0) for client in members if client in places]
+            for members in ctx.memory["subsets"]
+        ]
+        subsets = [members for members in subsets if members]
         labelled = torch.tensor([float(tensors["labelled"]) for tensors in kept], dtype=torch.float64)
         samples = torch.tensor(ctx.samples, dtype=torch.float64)
         times = torch.where(labelled > 0, own.times, 1.0).double()
-        total = torch.zeros(count, dtype=torch.float64)
-        subsets = draw_subsets(count, own.subsets, own.subset_size, ctx.rng("subsets"))
+        total = torch.zeros(len(kept), dtype=torch.float64)
         for members in subsets:
             base = samples[members] * times[members]
             far = distances(ctx.updates, members, base)
