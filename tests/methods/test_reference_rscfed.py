@@ -59,6 +59,14 @@ def test_weights_of_the_mean(twice: bool) -> None:
     assert found == pytest.approx(expected)
 
 
+def test_a_client_that_trains_once_counts_in_each_of_its_subsets() -> None:
+    given = {"subsets": 8, "subset_size": 2, "scale": NEAR, "scale_unlabelled": FAR}
+    each, once = (create("rscfed", {**given, "once": once}) for once in (False, True))
+    assert weights(once, range(3)) == pytest.approx(weights(each, range(3)))
+    assert [method.most_trainings for method in (each, once)] == [8, 1]
+    assert once.trainings(server(7), [4, 5, 6]) == [1, 1, 1]
+
+
 def test_who_fails_is_missing_from_its_subsets() -> None:
     given = {"subsets": 8, "subset_size": 2, "scale": NEAR, "scale_unlabelled": FAR}
     found = weights(create("rscfed", given), (0, 2))

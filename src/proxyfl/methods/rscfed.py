@@ -65,6 +65,9 @@ class RSCFedParameters(MethodParameters):
     )
     subsets: int = setting(3, "subsets of clients per round", low=1, high=1000)
     subset_size: int = setting(5, "clients per subset, or all of the round if there are fewer", low=1)
+    once: bool = setting(
+        False, "a client trains once a round, and its update counts in each of its subsets; false: for each"
+    )
     scale: float = setting(100.0, "effect of distance in a subset with a labelled client", low=0)
     scale_unlabelled: float = setting(1e4, "effect of distance in a subset without one", low=0)
     times: float = setting(6.0, "factor for the images of a labelled client", low=1e-3)
@@ -165,16 +168,16 @@ class RSCFed(Method):
 
     @property
     def most_trainings(self) -> int:  # type: ignore[override]
-        return int(self.parameters.subsets)
+        return 1 if self.parameters.once else int(self.parameters.subsets)
 
     def trainings(self, ctx: ServerContext, clients: Sequence[int]) -> list[int]:
-        """One for each subset that a client is in."""
+        """One for each subset that a client is in, or ``once``."""
         own, subsets = self.parameters, [list(range(len(clients)))]
         if ctx.round > own.warmup:
             subsets = draw_subsets(len(clients), own.subsets, own.subset_size, ctx.rng("subsets"))
         ctx.memory["subsets"] = [[clients[place] for place in members] for members in subsets]
         drawn = Counter(place for members in subsets for place in members)
-        return [drawn[place] for place in range(len(clients))]
+        return [1 if own.once else drawn[place] for place in range(len(clients))]
 
     def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
         return {"labelled": (1,)}
@@ -190,14 +193,7 @@ class RSCFed(Method):
         return 0.0 if resting else rule
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> list[float]:
-        own, places = self.parameters, dict[int, list[int]]()
-        for place, client in enumerate(ctx.clients):
-            places.setdefault(client, []).append(place)
-        subsets = [
-            [places[client].pop(0) for client in members if client in places]
-            for members in ctx.memory["subsets"]
-        ]
-        subsets = [members for members in subsets if members]
+        own, subsets = self.parameters, self._places(ctx)
         labelled = torch.tensor([float(tensors["labelled"]) for tensors in kept], dtype=torch.float64)
         samples = torch.tensor(ctx.samples, dtype=torch.float64)
         times = torch.where(labelled > 0, own.times, 1.0).double()
@@ -212,6 +208,19 @@ class RSCFed(Method):
             total[members] += logits.softmax(0) / len(subsets)
         ctx.metrics["client_weights"] = total.tolist()
         return total.tolist()
+
+    def _places(self, ctx: ServerContext) -> list[list[int]]:
+        """Which updates are in each subset. Who failed is missing, and a subset of nobody is none; where that
+        leaves no subset, all updates are one.
+        """
+        left: dict[int, list[int]] = {}
+        for place, client in enumerate(ctx.clients):
+            left.setdefault(client, []).append(place)
+        found = []
+        for members in ctx.memory["subsets"]:
+            here = [left[client] for client in members if client in left]
+            found.append([places[0] if self.parameters.once else places.pop(0) for places in here])
+        return [places for places in found if places] or [list(range(len(ctx.clients)))]
 
 
 def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
