@@ -33,7 +33,7 @@ def test_methods_are_listed_with_accuracy_what_they_send_and_why_they_are_not_de
     assert "| `server-only` | – | 80.0 | – |" in lines
     assert "| `sage` |  | 10.0 (1) |  |" in lines
     assert "| `semifl+gpt` | – | 20.0 (1) | – |" in lines
-    assert "- `semifl`: the size of the fix set up (1 number)" in lines
+    assert "- `semifl`: the size of the fix set" in lines
     assert any(line.startswith("- `feddure` with `server`: its regulators") for line in lines)
     assert any(
         line.startswith("- `server-only`, `flfl`, `semifl` with `clients` and `partial`: ") for line in lines
