@@ -165,7 +165,7 @@ def test_a_tool_that_cannot_be_started_names_the_cure() -> None:
     with pytest.raises(ConfigError) as caught:
         three_rounds(logger)
     said = str(caught.value)
-    assert "the line is dead and gone); hold it gently" in said
+    assert "dead and gone); hold it gently" in said
     assert "'proxyfl resume runs/one' with or without --log fragile" in said
     assert logger.calls == ["open"]
 
