@@ -10,6 +10,7 @@ from typing import Any
 
 from proxyfl.core.config import Config, DataSettings, MethodSettings
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.trees import table_in
 from proxyfl.data import sources
 from proxyfl.engines.choose import EngineFactory
 from proxyfl.federation.loop import Observer
@@ -213,7 +214,7 @@ def _below(
                 f"{preset} was written for fidelity '{written}'; remove that line to read it as '{asked}', "
                 f"or make another with 'proxyfl config copy PRESET FILE.toml --fidelity {asked}'"
             )
-        named = table.get("method", {}).get("name") if isinstance(table.get("method"), dict) else None
+        named = table_in(table, "method").get("name")
         if method and named and method != named:
             table = {**table, "method": {}}
         return "", table
