@@ -25,6 +25,7 @@ from proxyfl.encoders import named
 from proxyfl.engines.flower.site import FORM, SiteImages, SiteSide, encoded_images
 from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import simulate
+from proxyfl.runs.views import views_of
 from proxyfl.testing.toy import toy_partition
 from toybox import play, same_state
 
@@ -92,7 +93,7 @@ def test_sites_encode_what_they_have_and_the_run_is_bit_equal_to_the_inline_engi
         "sites", Split(images, labels), tests, deployed.classes, deployed.mean, deployed.std, False,
         len(images), encoded=Encoded("toy:here", config.model.encoder_hash, 1, 8, 2),
     )  # fmt: skip
-    inline = play(config, simulate(whole, partition, config.vectors), tmp_path / "inline")
+    inline = play(config, simulate(whole, partition, views_of(whole, config.vectors)), tmp_path / "inline")
     assert same_state(newest(deployed.run), inline)
     assert set(inline.weights) == {"classifier.weight", "classifier.bias"}
     run = Run(deployed.run)

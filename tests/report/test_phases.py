@@ -48,7 +48,7 @@ def test_the_picture_and_its_numbers_are_written(tmp_path):
 
 
 def test_bars_are_as_long_as_phases_and_named():
-    above, below = _draw(PROFILE, "Where a step's time goes").axes
+    above, below = _draw(PROFILE).axes
     assert above.get_title(loc="left") == "Where a step's time goes"
     assert above.get_xlabel() == "ms per step, 400 in total"
     assert [tick.get_text() for tick in above.get_yticklabels()] == [phase.name for phase in PROFILE.step]
@@ -66,7 +66,7 @@ def test_what_belongs_together_has_a_colour_and_none_is_used_twice():
 
 
 def test_no_words_lie_on_each_other():
-    figure = _draw(PROFILE, "Where a step's time goes")
+    figure = _draw(PROFILE)
     figure.draw_without_rendering()
     for axes in figure.axes:
         boxes = [text.get_window_extent() for text in (*axes.texts, *axes.get_yticklabels())]

@@ -27,7 +27,7 @@ from proxyfl.runs.protocols import SHARED, named, protocol_layer
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, resolve
-from proxyfl.runs.simulation import prepare, remarks
+from proxyfl.runs.simulation import prepare, remarks, require_same_data
 from proxyfl.runs.start import load_start, read_start, settle_start
 
 
@@ -176,6 +176,7 @@ def _restored(
             f"the data in {root or 'the data folder'} is not the data {run.path} was "
             "started with; see --data-root"
         )
+    require_same_data(simulation.dataset, simulation.partition)
     return assemble(config, simulation, start=read_start(run, config), workers=workers, engine=engine)
 
 
