@@ -49,7 +49,7 @@ def test_the_picture_and_its_numbers_are_written(tmp_path):
 
 def test_bars_are_as_long_as_phases_and_named():
     above, below = _draw(PROFILE).axes
-    assert above.get_title(loc="left") == "Where a step's time goes"
+    assert above.get_title(loc="left").startswith("Time per step")
     assert above.get_xlabel() == "ms per step, 400 in total"
     assert [tick.get_text() for tick in above.get_yticklabels()] == [phase.name for phase in PROFILE.step]
     bars = {round(bar.get_y() + bar.get_height() / 2): bar for bar in above.patches}
