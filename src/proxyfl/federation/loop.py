@@ -33,7 +33,7 @@ from proxyfl.methods.context import PerClientStore, ServerContext
 class Engine(Protocol):
     """Gets client work done somewhere. Answers come in the order of the tasks, one for each.
 
-    One that computes in other processes of its own counts their processor time in ``cpu_seconds``.
+    One that computes in other processes of its own counts their CPU time in ``cpu_seconds``.
     """
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]: ...
