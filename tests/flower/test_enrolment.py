@@ -167,7 +167,7 @@ def test_gather_waits_for_quorum_and_gives_up_after_its_patience(tmp_path, small
     net.nodes[51].online = True
     gather(found, enrolment, quorum=2, deadline=0.1, patience=0.2)
     assert sorted(enrolment.counts) == [0, 1]
-    assert enrolment.population().sizes.tolist()[2:] == [0, 0]
+    assert enrolment.population(1).sizes.tolist()[2:] == [0, 0]
 
 
 def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path):

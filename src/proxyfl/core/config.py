@@ -168,6 +168,13 @@ class FederationSettings:
     evaluate_every: int = setting(
         1, "rounds between evaluations; the last round is always evaluated", low=1, later=True
     )
+    late: str = setting(
+        "refuse",
+        "updates that miss the deadline of their round: refuse, or next = use them in the next round with "
+        "0.71 of their weight",
+        choices=("refuse", "next"),
+        later=True,
+    )
 
     def measures(self, round: int) -> bool:
         """Whether accuracy is measured in this round."""

@@ -277,6 +277,8 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         "encryption protects the way to the server, not against it: trained weights can give away which "
         f"{what} were trained on, and at worst what they look like"
     )
+    if deployment.config.federation.late == "next":
+        remarks.append("an update that misses its round is not thrown away: the server uses it in the next")
     remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
 

@@ -13,9 +13,18 @@ from proxyfl.core.config import Config
 from proxyfl.core.trees import dotted
 
 SERVERS_OWN = frozenset(
-    {"federation.quorum", "federation.per_round", "partition.clients", "model.weights", "model.weights_hash"}
+    {
+        "federation.quorum",
+        "federation.per_round",
+        "federation.late",
+        "partition.clients",
+        "model.weights",
+        "model.weights_hash",
+    }
 )
-"""Who else takes part, and the weights that the first round starts from."""
+"""Who else takes part, whether the server waits for an update, and the weights that the first round starts
+from.
+"""
 
 Narrower = Callable[[Any, Any], bool]
 

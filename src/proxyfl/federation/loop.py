@@ -17,7 +17,7 @@ from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.errors import BelowQuorum
 from proxyfl.core.records import CPU
 from proxyfl.core.spans import AVERAGE, EVALUATE, FOLD, span
-from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
+from proxyfl.core.state import OVERDUE, Failure, ServerState, Task, Tensors, Update
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.own_training import OwnImages
@@ -31,7 +31,8 @@ from proxyfl.methods.context import PerClientStore, ServerContext
 
 
 class Engine(Protocol):
-    """Gets client work done somewhere. Answers come in the order of the tasks, one for each.
+    """Gets client work done somewhere. Answers come in the order of the tasks, one for each. Only one that
+    calls failures pending is given tasks that are overdue.
 
     One that computes in other processes of its own counts their processor time in ``cpu_seconds``.
     """
@@ -186,7 +187,8 @@ def play_round(
     started, round = time.perf_counter(), state.round + 1
     computed = _processor_time(server.engine)
     chosen = sample_clients(settings, server.seed, round, server.population, redraw)
-    clients = server.able(chosen)
+    asked = [client for client in server.able(chosen) if client not in state.owed]
+    clients = [*asked, *state.owed]
     for observer in observers:
         observer.round_started(round, clients)
 
@@ -195,12 +197,14 @@ def play_round(
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:
-        for client in clients:
+        for client in asked:
             personal = method.task_extras_all(ctx, client)
             version = state.versions.get(client, 0)
             task = Task(round, client, state.weights, broadcast, personal, version, fold.carry)
             traffic.sent(task)
             yield task
+        for client in state.owed:
+            yield Task(state.round, client, {}, purpose=OVERDUE)
 
     for answer, client in zip(server.engine.run(tasks()), clients, strict=True):
         if isinstance(answer, Update):
@@ -216,8 +220,11 @@ def play_round(
     _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold, traffic)
     rows = fold.rows()
-    versions = state.versions.after(fold.clients if server.keeps_state else (), round)
-    state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
+    late, versions = fold.late, state.versions.after(fold.clients if server.keeps_state else (), round)
+    if server.keeps_state and late:
+        versions = versions.after(late, state.round)
+    owed = tuple(sorted(fold.pending)) if settings.late == "next" else ()
+    state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry, owed)
     served = time.perf_counter()
 
     measured, counts = _measure(server, state, rows)
@@ -226,6 +233,7 @@ def play_round(
         **measured,
         **(redraw.record() if redraw else {}),
         "clients": fold.clients,
+        **({"late": late} if late else {}),
         "idle": [client for client in chosen if client not in clients or client in fold.resting],
         "failed": {str(client): reason for client, reason in fold.failed.items()},
         "losses": fold.losses(),

@@ -113,6 +113,7 @@ FORM: dict[str, Form] = {
     "clients": _CLIENTS,
     "attempt": _COUNT,
     "online": _CLIENTS,
+    "late": _CLIENTS,
     "idle": _CLIENTS,
     "rejected": _CLIENTS,
     "privacy": ("a table with epsilon and delta", _is_privacy),
