@@ -55,7 +55,7 @@ def add_site(folder: str | Path, name: str) -> list[str]:
         f"change that, set per_round in [experiment.federation] and quorum in {grown.file} before a run",
     ]
     if joins and not is_finished(deployment):
-        said.append(f"the run goes on; {name} takes part from the first round after it is connected")
+        said.append(f"the run continues; {name} takes part from the first round after it is connected")
     return said
 
 
