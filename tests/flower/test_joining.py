@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
-from loopback import deployment, experiment, loopback, site_data
+from loopback import PROXYFL, deployment, experiment, loopback, site_data, wait_for
 from serving import newest, pem, server, texts
 from wireless import Node, WirelessGrid, handled_by, sides
 
@@ -183,6 +184,13 @@ def test_sites_that_change_places_are_no_additions(tmp_path):
         Enrolment.load(deployed.run, mixed.sites)
 
 
+def node_of(made, client):
+    """What the server says of a site's node."""
+    words = [*PROXYFL, "deploy", "status", str(made.path), "--json"]
+    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return json.loads(found)["sites"][client]["node"]
+
+
 WAITS = """
 import time
 from pathlib import Path
@@ -228,6 +236,7 @@ def test_a_late_update_and_a_site_that_joins_with_the_real_programs(tmp_path):
         assert "takes part from the first round after" in federation.finish(added)
         federation.made = Deployment.read(made.path)
         federation.wait_text(federation.site(3), "site-04 is connected")
+        wait_for(lambda: node_of(made, 3) == "online", "site-04 is not online")
         (tmp_path / "hold-4").unlink()
         text = federation.finish(run)
     lines = Run(made.run).metrics

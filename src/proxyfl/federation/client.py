@@ -25,6 +25,7 @@ from proxyfl.data.vectors import prepared
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch
 from proxyfl.federation.pseudo_metrics import count_decisions
+from proxyfl.federation.records import RecordPrivacy, RecordRound, require_network
 from proxyfl.federation.statistics import sums
 from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ClientContext
@@ -65,10 +66,11 @@ class ClientTrainer:
         start: Tensors | None = None,
         optimiser: OptimiserFactory | None = None,
         outgoing: Callable[[Update, Task], Update] | None = None,
+        records: RecordPrivacy | None = None,
     ) -> None:
         self.method, self.factory, self.views, self.store = method, network, views, store
         self.settings, self.compute, self.rounds, self.seed = train, compute, rounds, seed
-        self.start, self.optimiser, self.outgoing = start or {}, optimiser, outgoing
+        self.start, self.optimiser, self.outgoing, self.records = start or {}, optimiser, outgoing, records
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes, which build networks of their own."""
@@ -103,6 +105,8 @@ class ClientTrainer:
         """The same before anything of it was frozen or got an adapter."""
         with isolated(self.seed, 0, SERVER, "initialise"):
             network = self.factory(heads=self.method.needs_heads)
+        if self.records:
+            require_network(network)
         if self.start:
             network.load_state_dict(fitting(self.start, network.state_dict()), strict=False)
         return network
@@ -174,19 +178,25 @@ class ClientTrainer:
         self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None, steps: Steps
     ) -> Update:
         start = time.perf_counter()
-        ctx = self._context(task, self.method.rearrange(data))
+        records = self.records.begin(self.seed, task) if self.records else None
+        ctx = self._context(task, self.method.rearrange(data), records)
         put(self.network, self.method.model(task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
         with isolated(self.seed, task.round, task.client, "layers"):
             with span(BEGIN):
                 self.method.begin_all(ctx)
             restore_momentum(ctx, namespace(ctx.state, MOMENTUM) or task.carry)
-            for batches in steps(ctx):
-                with span(STEP):
-                    outputs = self.method.step(next(batches), ctx)
-                    with span(OBSERVE):
-                        self.method.observe_all(outputs, ctx)
-            _require_terms(ctx)
+            if records is not None:
+                with records.watching(ctx):
+                    for batches in steps(ctx):
+                        records.step(next(batches), ctx)
+            else:
+                for batches in steps(ctx):
+                    with span(STEP):
+                        outputs = self.method.step(next(batches), ctx)
+                        with span(OBSERVE):
+                            self.method.observe_all(outputs, ctx)
+                _require_terms(ctx)
             with span(FINISH):
                 extras = self.method.finish_all(ctx)
         if self.method.all_private:
@@ -195,16 +205,18 @@ class ClientTrainer:
             ctx.state |= within(MOMENTUM, momentum_of(ctx))
         if self.keeps_state:
             self.store.save(task.client, task.round, ctx.state, base=task.version)
-        watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
-        losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
-        counts = {f"count/{name}": float(value) for name, value in ctx.counts.items()}
+        metrics = {"steps": float(ctx.steps)}
+        if records is None:  # sums about images, which nothing has noised
+            metrics |= {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
+            metrics |= {f"count/{name}": float(value) for name, value in ctx.counts.items()}
+            metrics |= count_decisions(ctx.decisions, ctx.stream.pool, truth)
         update = Update(
             round=task.round,
             client=task.client,
             samples=len(data),
             weights=detached(self.method.upload(ctx)),
             extras=detached(extras),
-            metrics={"steps": float(ctx.steps), **losses, **counts, **watched},
+            metrics=metrics,
             carry=momentum_of(ctx) if self.settings.leak_momentum else {},
             seconds=time.perf_counter() - start,
         )
@@ -221,7 +233,7 @@ class ClientTrainer:
     def _private_part(self, weights: Tensors) -> Tensors:
         return {name: value for name, value in weights.items() if name.startswith(self.method.all_private)}
 
-    def _context(self, task: Task, data: ClientData) -> ClientContext:
+    def _context(self, task: Task, data: ClientData, records: RecordRound | None = None) -> ClientContext:
         stream = Stream(
             data,
             self.settings,
@@ -230,6 +242,7 @@ class ClientTrainer:
             rng(self.seed, task.round, task.client, "batches"),
             self.device,
             walk_labelled=self.method.walks_labelled,
+            sampler=records.sample if records else None,
         )
         stream.steps = max(
             1, self.method.steps_per_epoch(len(data.labelled), stream.steps, self.settings.batch)

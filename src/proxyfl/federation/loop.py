@@ -22,6 +22,7 @@ from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.pseudo_metrics import shares
+from proxyfl.federation.records import RecordPrivacy
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.statistics import gather
 from proxyfl.federation.traffic import Traffic
@@ -127,6 +128,8 @@ class Server:
     """Whether statistics of batch norm are gathered after each mean."""
     own: OwnImages | None = None
     """The labelled images that the server itself holds."""
+    records: RecordPrivacy | None = None
+    """Differential privacy of the clients' single images."""
 
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
@@ -272,6 +275,9 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold, traffic: Traffic) -> 
     holders = len(server.population.holders)
     if cost := server.aggregator.spent(ctx.round, server.settings, holders):
         ctx.metrics["privacy"] = cost
+    if records := server.records:
+        spent = records.spent(ctx.round, server.train, server.method, server.population)
+        ctx.metrics["record_privacy"] = spent
 
 
 def _measure(server: Server, state: ServerState, rows: list[Row]) -> tuple[dict[str, Any], Tensors]:

@@ -116,7 +116,7 @@ FORM: dict[str, Form] = {
     "late": _CLIENTS,
     "idle": _CLIENTS,
     "rejected": _CLIENTS,
-    "privacy": ("a table with epsilon and delta", _is_privacy),
+    **dict.fromkeys(("privacy", "record_privacy"), ("a table with epsilon and delta", _is_privacy)),
     **dict.fromkeys(("counts", "prior", "class_counts", "client_weights", "proxy_loss"), _FINITE),
     "failed": ("a table of reasons", _all_in(lambda value: isinstance(value, str))),
     "per_class": _SHARES,
