@@ -137,7 +137,7 @@ class RecordRound:
             noise = scale * self._normal(parameter.shape).to(parameter.device)
             total = torch.tensordot(factor, _own(parameter), dims=1) if _has(parameter) else 0.0
             parameter.grad = ((total + noise) / expected).to(parameter.dtype)
-            parameter.grad_sample = None  # type: ignore[attr-defined]
+            vars(parameter).pop("grad_sample", None)
         ctx.optimiser.step()
         ctx.steps += 1
 
@@ -176,11 +176,12 @@ def _require_sum(parameter: nn.Parameter) -> None:
 
 
 def _has(parameter: nn.Parameter) -> bool:
-    return getattr(parameter, "grad_sample", None) is not None
+    return vars(parameter).get("grad_sample") is not None
 
 
 def _own(parameter: nn.Parameter) -> Tensor:
-    found: Tensor = parameter.grad_sample  # type: ignore[assignment]
+    """The gradients of single images that Opacus left there."""
+    found: Tensor = vars(parameter)["grad_sample"]
     return found
 
 
