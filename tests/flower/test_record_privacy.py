@@ -29,7 +29,7 @@ def test_explain_says_what_is_covered_and_lists_no_losses(tmp_path):
     config = experiment("fedavg", clients=2, per_round=2, subset=80, labels__per_class=4, **PRIVATE)
     found = explain(deployment(tmp_path / "f", config))
     assert found.metrics == ("steps",)
-    assert found.privacy["record_noise"] == 1.2
+    assert found.privacy == {"record_clip": 1.0, "record_noise": 1.2, "delta": 1e-5, "draw": "system"}
     assert any("single images (DP-SGD)" in remark and "does not cover" in remark for remark in found.remarks)
 
 

@@ -336,4 +336,7 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
 
 def _privacy(config: Config) -> dict[str, Any]:
     settings: PrivacySettings = config.privacy
-    return dataclasses.asdict(settings) if settings.clip or settings.record_clip else {}
+    shown = dataclasses.asdict(settings)
+    if settings.record_clip:
+        return {name: shown[name] for name in ("record_clip", "record_noise", "delta", "draw")}
+    return {name: value for name, value in shown.items() if "record" not in name} if settings.clip else {}

@@ -137,7 +137,7 @@ class RecordRound:
             noise = scale * self._normal(parameter.shape).to(parameter.device)
             total = torch.tensordot(factor, _own(parameter), dims=1) if _has(parameter) else 0.0
             parameter.grad = ((total + noise) / expected).to(parameter.dtype)
-            vars(parameter).pop("grad_sample", None)
+            vars(parameter)["grad_sample"] = None
         ctx.optimiser.step()
         ctx.steps += 1
 
