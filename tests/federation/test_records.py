@@ -63,7 +63,7 @@ def test_a_step_clips_every_images_own_gradient(tmp_path, method):
     exact = RecordPrivacy(CLIP, 0.0, 1e-5, "seed")
     drawn = exact.begin(1, task)
     one.load(task.weights)
-    ctx = one._context(task, simulation.holdings.client(0), drawn)
+    ctx = one._context(task, simulation.holdings.client(0), {}, 0, drawn)
     one.network.train().requires_grad_(True)
     batch = next(ctx.stream.epoch())
     assert len(batch.x) > 1
@@ -97,7 +97,7 @@ def test_an_empty_step_is_noise_of_the_right_size(tmp_path):
     config = config_of(train__momentum=0.0, train__weight_decay=0.0)
     one, simulation = trainer(config, tmp_path)
     task = Task(1, 0, one.initial_weights())
-    ctx = one._context(task, simulation.holdings.client(0))
+    ctx = one._context(task, simulation.holdings.client(0), {}, 0)
     nobody = dataclasses.replace(next(ctx.stream.epoch()), x=ctx.stream.no_view, y=torch.arange(0))
     before = [p.detach().clone() for p in one.network.parameters()]
     RecordPrivacy(CLIP, 1.5, 1e-5, "system").begin(1, task).step(nobody, ctx)

@@ -5,7 +5,7 @@ a run is its state, and the loop goes on from whatever state it is given.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -156,8 +156,10 @@ class Server:
             own=self.own,
         )
 
-    def fold(self, ctx: ServerContext, state: ServerState, clients: list[int]) -> Fold:
-        """What takes the answers of these clients."""
+    def fold(
+        self, ctx: ServerContext, state: ServerState, clients: list[int], times: Mapping[int, int]
+    ) -> Fold:
+        """What takes the answers of these clients, who train so many times."""
         return Fold(
             self.aggregator,
             self.method,
@@ -167,6 +169,7 @@ class Server:
             self.population,
             train=self.train,
             federation=self.settings,
+            times=times,
             keep=self.keep,
             spool=self.spool,
         )
@@ -190,20 +193,23 @@ def play_round(
     started, round = time.perf_counter(), state.round + 1
     computed = _processor_time(server.engine)
     chosen = sample_clients(settings, server.seed, round, server.population, redraw)
-    asked = [client for client in server.able(chosen) if client not in state.owed]
+    ctx, traffic, able = server.context(state), Traffic(), server.able(chosen)
+    times = dict(zip(able, method.trainings(ctx, able), strict=True))
+    asked = [client for client in able if times[client] and client not in state.owed]
     clients = [*asked, *state.owed]
     for observer in observers:
         observer.round_started(round, clients)
 
-    ctx, traffic = server.context(state), Traffic()
-    fold = server.fold(ctx, state, clients)
+    fold = server.fold(ctx, state, clients, times)
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:
         for client in asked:
             personal = method.task_extras_all(ctx, client)
             version = state.versions.get(client, 0)
-            task = Task(round, client, state.weights, broadcast, personal, version, fold.carry)
+            task = Task(
+                round, client, state.weights, broadcast, personal, version, fold.carry, times=times[client]
+            )
             traffic.sent(task)
             yield task
         for client in state.owed:
@@ -223,7 +229,7 @@ def play_round(
     _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold, traffic)
     rows = fold.rows()
-    late, versions = fold.late, state.versions.after(fold.clients if server.keeps_state else (), round)
+    late, versions = fold.late, state.versions.after(fold.used if server.keeps_state else (), round)
     if server.keeps_state and late:
         versions = versions.after(late, state.round)
     owed = tuple(sorted(fold.pending)) if settings.late == "next" else ()
@@ -235,7 +241,7 @@ def play_round(
         "round": round,
         **measured,
         **(redraw.record() if redraw else {}),
-        "clients": fold.clients,
+        "clients": fold.used,
         **({"late": late} if late else {}),
         "idle": [client for client in chosen if client not in clients or client in fold.resting],
         "failed": {str(client): reason for client, reason in fold.failed.items()},
