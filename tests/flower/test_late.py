@@ -15,6 +15,7 @@ from serving import connect, newest, server, texts
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import ServerState, Update
+from proxyfl.deploy.explain import explain
 from proxyfl.engines.flower import codec
 from proxyfl.engines.flower.late import LateUpdates
 from proxyfl.runs import checkpoint, manifests
@@ -178,6 +179,15 @@ def test_what_the_server_was_owed_when_it_was_restarted_is_lost_and_the_run_cont
 def test_late_updates_are_refused_where_they_make_no_sense(method, settings, why):
     with pytest.raises(ConfigError, match=why):
         experiment(method, **FEW, **settings, federation__late="next")
+
+
+def test_explain_says_that_late_updates_are_used(tmp_path):
+    said = [
+        [remark for remark in explain(deployment(tmp_path / late, config)).remarks if "misses" in remark]
+        for late in ("refuse", "next")
+        for config in [experiment("fedavg", **FEW, federation__late=late)]
+    ]
+    assert [len(remarks) for remarks in said] == [0, 1]
 
 
 def test_what_is_owed_survives_a_checkpoint_and_costs_nothing_where_nothing_is():
