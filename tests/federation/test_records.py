@@ -132,14 +132,15 @@ def test_what_a_client_sends_holds_no_sums_about_its_images(tmp_path):
     assert any(not torch.equal(update.weights[name], other.weights[name]) for name in update.weights)
 
 
-def test_the_memory_estimate_has_a_gradient_for_every_image(tmp_path):
+def test_the_memory_estimate_has_a_gradient_for_every_image(tmp_path, monkeypatch):
     limits = pytest.importorskip("proxyfl.engines.flower.limits", reason="Flower is not installed")
+    monkeypatch.setattr(limits, "_resident", lambda: 0)
     one, _ = trainer(config_of("fedavg"), tmp_path)
     plain, _ = trainer(config_of("fedavg"), tmp_path)
     plain.records = None
     weights = size_in_bytes(one.new_network().state_dict())
     grown = limits.estimate(one) - limits.estimate(plain)
-    assert grown == pytest.approx(limits.SLACK * one.settings.batch * weights, rel=0.2)
+    assert grown == limits.SLACK * one.settings.batch * weights
 
 
 def test_the_account_is_of_the_most_exposed_image():

@@ -168,6 +168,30 @@ def test_what_the_server_was_owed_when_it_was_restarted_is_lost_and_the_run_cont
     assert asked == [1, 2, 4]
 
 
+def test_a_site_whose_late_update_was_lost_can_make_the_quorum(tmp_path):
+    """The second site is gone for good when the server is back."""
+    config = experiment("fedavg", **{**FEW, "rounds": 3}, federation__late="next")
+    deployed = deployment(tmp_path / "f", config)
+    net = connect(deployed, config)
+    one = server(deployed, net)
+    slow(net, lambda: False)
+    usual = one.live.round_finished
+
+    def finished(report):
+        usual(report)
+        if report.number == 2:
+            raise KeyboardInterrupt
+
+    one.live.round_finished = finished
+    with pytest.raises(KeyboardInterrupt):
+        one.run()
+    net.waiting.clear()
+    net.nodes[51].online = False
+    server(deployed, net).run()
+    line = Run(deployed.run).metrics[2]
+    assert (sorted(line["clients"]), line["attempt"], "late" in line) == ([0, SLOW], 2, False)
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "why"),
     [
