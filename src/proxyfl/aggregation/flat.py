@@ -40,7 +40,7 @@ class Layout:
         found: Tensors = {}
         for row, whole in zip(self.rows, long, strict=True):
             lengths = [self.shapes[name].numel() for name in row]
-            found |= zip(row, whole.split(lengths), strict=True)
+            found |= zip(row, torch.split(whole, lengths), strict=True)
         return {name: found[name].view(shape) for name, shape in self.shapes.items()}
 
 
