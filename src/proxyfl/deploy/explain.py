@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.own_training import OwnImages
+from proxyfl.federation.records import unsupported
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.score_counts import BINS, blank, counts_scores
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
@@ -87,7 +89,7 @@ def explain(deployment: Deployment) -> Explanation:
     method = registry.method_of(deployment.config)
     task, update = dry_run(deployment)
     classes = len(deployment.classes)
-    up = (*_parts(update.weights), *_extras(update.extras))
+    up = (*_parts(update.weights), *_again(update.again), *_extras(update.extras))
     static_up, static_down = _statistics(deployment)
     return Explanation(
         method=deployment.config.method.name,
@@ -131,7 +133,7 @@ def dry_run(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]
         state = server.start(trainer.initial_weights())
         broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
         personal = method.task_extras_all(server.context(state), 0)
-        task = Task(1, 0, state.weights, broadcast, personal)
+        task = Task(1, 0, state.weights, broadcast, personal, times=method.most_trainings)
         if purpose != TRAIN:
             task = Task(1, 0, state.weights, purpose=purpose)
         answer = next(iter(engine.run([task])))
@@ -182,6 +184,12 @@ def _made_up(deployment: Deployment) -> tuple[ClientData | None, ClientData]:
 def _parts(weights: Tensors) -> list[Item]:
     numbers, sizes = numbers_by_part(weights), by_part(weights)
     return [Item(f"weights: {part}", numbers[part], sizes[part]) for part in PARTS if numbers[part]]
+
+
+def _again(again: Sequence[Tensors]) -> list[Item]:
+    numbers = sum(value.numel() for weights in again for value in weights.values())
+    size = sum(map(size_in_bytes, again))
+    return [Item(f"weights of up to {len(again)} further trainings", numbers, size)] if again else []
 
 
 def _extras(extras: Tensors) -> list[Item]:
@@ -277,6 +285,8 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         "encryption protects the way to the server, not against it: trained weights can give away which "
         f"{what} were trained on, and at worst what they look like"
     )
+    if deployment.config.federation.late == "next":
+        remarks.append("an update that misses its round is not thrown away: the server uses it in the next")
     remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
 
@@ -301,10 +311,22 @@ def _frozen_remarks(deployment: Deployment) -> list[str]:
 
 def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
     config = deployment.config
+    counts = " and the table of counts" if deployment.sites_measure else ""
+    bare = f"numbers of {deployment.called}{counts}"
+    if config.privacy.record_clip:
+        return [
+            f"differential privacy of single {deployment.called} (DP-SGD): the weights that leave a site are "
+            "computed from clipped and noised gradients alone, so that it holds against the server, too; no "
+            f"losses are sent; it does not cover {bare}, nor what all {deployment.called} of a site have in "
+            "common"
+        ]
     if not config.privacy.clip:
         if reason := uncovered(method):
             return [f"no differential privacy, and none to be had with this method: {reason}"]
-        return ["no differential privacy: [experiment.privacy] adds it"]
+        images = ""
+        if not unsupported(method):
+            images = f": clip for whole sites, record_clip for single {deployment.called}"
+        return [f"no differential privacy: [experiment.privacy] adds it{images}"]
     if config.privacy.where == "server":
         covered = (
             "differential privacy is the server's doing: updates reach it as they are, and only what leaves "
@@ -316,11 +338,12 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
             f"differential privacy is for the sum of a round: each update carries only {share} of the noise, "
             "so who reads single updates, as the server can, sees more than epsilon says"
         )
-    counts = " and the table of counts" if deployment.sites_measure else ""
-    bare = f"numbers of {deployment.called}{counts}"
     return [covered, f"differential privacy does not cover {bare}: they are sent as they are"]
 
 
 def _privacy(config: Config) -> dict[str, Any]:
     settings: PrivacySettings = config.privacy
-    return dataclasses.asdict(settings) if settings.clip else {}
+    shown = dataclasses.asdict(settings)
+    if settings.record_clip:
+        return {name: shown[name] for name in ("record_clip", "record_noise", "delta", "draw")}
+    return {name: value for name, value in shown.items() if "record" not in name} if settings.clip else {}

@@ -6,8 +6,10 @@ Every engine calls the same :class:`ClientTrainer`; what differs is where it run
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,16 +20,27 @@ from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
-from proxyfl.core.state import STATISTICS, Task, Tensors, Update, content_hash, detached, namespace, within
+from proxyfl.core.state import (
+    STATISTICS,
+    Metrics,
+    Task,
+    Tensors,
+    Update,
+    content_hash,
+    detached,
+    namespace,
+    within,
+)
 from proxyfl.core.text import shortened
 from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.data.vectors import prepared
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch
 from proxyfl.federation.pseudo_metrics import count_decisions
+from proxyfl.federation.records import RecordPrivacy, RecordRound, require_network
 from proxyfl.federation.statistics import sums
 from proxyfl.methods.base import Method, overrides
-from proxyfl.methods.context import ClientContext
+from proxyfl.methods.context import ClientContext, turn_of
 from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import Network, part_of
 from proxyfl.models.loading import put
@@ -65,10 +78,11 @@ class ClientTrainer:
         start: Tensors | None = None,
         optimiser: OptimiserFactory | None = None,
         outgoing: Callable[[Update, Task], Update] | None = None,
+        records: RecordPrivacy | None = None,
     ) -> None:
         self.method, self.factory, self.views, self.store = method, network, views, store
         self.settings, self.compute, self.rounds, self.seed = train, compute, rounds, seed
-        self.start, self.optimiser, self.outgoing = start or {}, optimiser, outgoing
+        self.start, self.optimiser, self.outgoing, self.records = start or {}, optimiser, outgoing, records
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes, which build networks of their own."""
@@ -103,6 +117,8 @@ class ClientTrainer:
         """The same before anything of it was frozen or got an adapter."""
         with isolated(self.seed, 0, SERVER, "initialise"):
             network = self.factory(heads=self.method.needs_heads)
+        if self.records:
+            require_network(network)
         if self.start:
             network.load_state_dict(fitting(self.start, network.state_dict()), strict=False)
         return network
@@ -173,44 +189,64 @@ class ClientTrainer:
     def _train(
         self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None, steps: Steps
     ) -> Update:
-        start = time.perf_counter()
-        ctx = self._context(task, self.method.rearrange(data))
-        put(self.network, self.method.model(task.weights) | self._private(ctx))
+        start, given = time.perf_counter(), self.method.rearrange(data)
+        records = self.records.begin(self.seed, task) if self.records else None
+        state = self.store.load(task.client, task.version) if self.keeps_state else {}
+        sums, trained, carry = Counter[str](), list[Tensors](), task.carry
+        for turn in range(task.times):
+            ctx = self._context(replace(task, carry=carry), given, state, turn, records)
+            extras = self._train_once(ctx, steps, records)
+            trained.append(detached(self.method.upload(ctx)))
+            state, carry = ctx.state, momentum_of(ctx) if self.settings.leak_momentum else {}
+            sums["steps"] += ctx.steps
+            watched = Metrics()
+            if records is None:  # sums about images, which nothing has noised
+                sums.update({f"loss/{name}": float(value) for name, value in ctx.losses.items()})
+                sums.update({f"count/{name}": float(value) for name, value in ctx.counts.items()})
+                watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
+            # Parts may keep what points back to the context; its tensors would stay until cycles are looked
+            # for.
+            vars(ctx).clear()
+        if self.keeps_state:
+            self.store.save(task.client, task.round, state, base=task.version)
+        return Update(
+            round=task.round,
+            client=task.client,
+            samples=len(data),
+            weights=trained[0],
+            extras=extras,
+            metrics={name: float(value) for name, value in sums.items()} | watched,
+            carry=carry,
+            seconds=time.perf_counter() - start,
+            again=tuple(trained[1:]),
+        )
+
+    def _train_once(self, ctx: ClientContext, steps: Steps, records: RecordRound | None) -> Tensors:
+        """All steps from the weights received; what is sent beside the weights that they lead to."""
+        put(self.network, self.method.model(ctx.task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
-        with isolated(self.seed, task.round, task.client, "layers"):
+        with isolated(self.seed, ctx.task.round, ctx.task.client, turn_of("layers", ctx.turn)):
             with span(BEGIN):
                 self.method.begin_all(ctx)
-            restore_momentum(ctx, namespace(ctx.state, MOMENTUM) or task.carry)
-            for batches in steps(ctx):
-                with span(STEP):
-                    outputs = self.method.step(next(batches), ctx)
-                    with span(OBSERVE):
-                        self.method.observe_all(outputs, ctx)
-            _require_terms(ctx)
+            restore_momentum(ctx, namespace(ctx.state, MOMENTUM) or ctx.task.carry)
+            if records is not None:
+                with records.watching(ctx):
+                    for batches in steps(ctx):
+                        records.step(next(batches), ctx)
+            else:
+                for batches in steps(ctx):
+                    with span(STEP):
+                        outputs = self.method.step(next(batches), ctx)
+                        with span(OBSERVE):
+                            self.method.observe_all(outputs, ctx)
+                _require_terms(ctx)
             with span(FINISH):
                 extras = self.method.finish_all(ctx)
         if self.method.all_private:
             ctx.state |= within("private", self._private_part(self.network.state_dict()))
         if self.settings.keeps_momentum("clients"):
             ctx.state |= within(MOMENTUM, momentum_of(ctx))
-        if self.keeps_state:
-            self.store.save(task.client, task.round, ctx.state, base=task.version)
-        watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
-        losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
-        counts = {f"count/{name}": float(value) for name, value in ctx.counts.items()}
-        update = Update(
-            round=task.round,
-            client=task.client,
-            samples=len(data),
-            weights=detached(self.method.upload(ctx)),
-            extras=detached(extras),
-            metrics={"steps": float(ctx.steps), **losses, **counts, **watched},
-            carry=momentum_of(ctx) if self.settings.leak_momentum else {},
-            seconds=time.perf_counter() - start,
-        )
-        # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
-        vars(ctx).clear()
-        return update
+        return detached(extras)
 
     def _private(self, ctx: ClientContext) -> Tensors:
         """What this client kept of the network to itself; at its first round, as the seed initialises it."""
@@ -221,24 +257,31 @@ class ClientTrainer:
     def _private_part(self, weights: Tensors) -> Tensors:
         return {name: value for name, value in weights.items() if name.startswith(self.method.all_private)}
 
-    def _context(self, task: Task, data: ClientData) -> ClientContext:
+    def _context(
+        self, task: Task, data: ClientData, state: Tensors, turn: int, records: RecordRound | None = None
+    ) -> ClientContext:
         stream = Stream(
             data,
             self.settings,
             self.views,
             self.method.all_wants,
-            rng(self.seed, task.round, task.client, "batches"),
+            rng(self.seed, task.round, task.client, turn_of("batches", turn)),
             self.device,
             walk_labelled=self.method.walks_labelled,
+            sampler=records.sample if records else None,
         )
         stream.steps = max(
             1, self.method.steps_per_epoch(len(data.labelled), stream.steps, self.settings.batch)
         )
-        state = self.store.load(task.client, task.version) if self.keeps_state else {}
-        return self.context(task, stream, self.settings, state)
+        return self.context(task, stream, self.settings, state, turn)
 
     def context(
-        self, task: Task, stream: Stream, settings: TrainSettings, state: Tensors | None = None
+        self,
+        task: Task,
+        stream: Stream,
+        settings: TrainSettings,
+        state: Tensors | None = None,
+        turn: int = 0,
     ) -> ClientContext:
         """What the method sees of training on this stream."""
         return ClientContext(
@@ -255,6 +298,7 @@ class ClientTrainer:
             initial=self.initial_weights,
             own_optimiser=self.optimiser,
             state=state or {},
+            turn=turn,
         )
 
 
