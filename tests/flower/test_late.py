@@ -129,6 +129,7 @@ def test_a_server_killed_after_a_late_update_arrived_uses_it_again(tmp_path, met
     kept = ("round", "clients", "late", "accuracy", "losses")
     found = [[{k: line.get(k) for k in kept} for line in Run(one.run).metrics] for one in (straight, killed)]
     assert found[0] == found[1]
+    assert sorted(found[0][3]["clients"]) == [0, 1, SLOW], "it continues from the state that round 2 wrote"
 
 
 def test_an_update_that_misses_the_next_round_too_is_given_up(tmp_path):
