@@ -140,7 +140,7 @@ class RecordRound:
                     before = self.own.get(parameter)
                     self.own[parameter] = each if before is None else before + each
 
-            output.register_hook(leave)
+            output.register_hook(leave)  # type: ignore[no-untyped-call]
 
         return watch
 
