@@ -261,7 +261,7 @@ def _last_traffic(line: dict[str, Any]) -> Table:
     from proxyfl.core.text import in_words
 
     traffic = line["traffic"]
-    numbers = traffic.get("numbers", {})  # runs of earlier versions have bytes alone
+    numbers = traffic.get("numbers", {})
     heads = [f"round {line['round']}", "numbers up", "bytes up", "numbers down", "bytes down"]
     table = plain_table(*heads, right=heads[1:], keep=heads)
     for part in traffic.get("down", ()):
