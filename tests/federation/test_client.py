@@ -64,10 +64,11 @@ def by_hand(
             loss.backward()
             with torch.no_grad():
                 for name, weight in network.named_parameters():
-                    gradient = weight.grad + train.weight_decay * weight
+                    # Rounded as optimisers do: another last bit may turn a ReLU, and then much is different.
+                    gradient = weight.grad.add(weight, alpha=train.weight_decay)
                     before = velocity[name]
                     velocity[name] = gradient if before is None else train.momentum * before + gradient
-                    weight -= train.lr * velocity[name]
+                    weight.add_(velocity[name], alpha=-train.lr)
     return dict(network.state_dict()), {name: value for name, value in velocity.items() if value is not None}
 
 

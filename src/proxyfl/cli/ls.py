@@ -297,3 +297,8 @@ def _print_privacy(line: dict[str, Any], console: Console) -> None:
             f"\nprivacy: ε = {cost['epsilon']:.3g} at δ = {cost['delta']:g} after {line['round']} rounds, "
             "as long as noise and sample are nobody's guess"
         )
+    if cost := line.get("record_privacy"):
+        console.print(
+            f"\nprivacy of single images: ε = {cost['epsilon']:.3g} at δ = {cost['delta']:g} for the most "
+            f"exposed one, if its client took part in all {line['round']} rounds"
+        )
