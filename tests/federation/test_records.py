@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from proxyfl.aggregation.accountant import epsilon
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
-from proxyfl.core.state import Task
+from proxyfl.core.state import Task, size_in_bytes
 from proxyfl.deploy.widening import widened
 from proxyfl.engines.setup import trainer_of
 from proxyfl.federation.client_store import ClientStore
@@ -130,6 +130,17 @@ def test_what_a_client_sends_holds_no_sums_about_its_images(tmp_path):
     system, _ = trainer(config_of("fixmatch-gpl", privacy__draw="system"), tmp_path)
     other = system.train(task, simulation.holdings.client(0))
     assert any(not torch.equal(update.weights[name], other.weights[name]) for name in update.weights)
+
+
+def test_the_memory_estimate_has_a_gradient_for_every_image(tmp_path, monkeypatch):
+    limits = pytest.importorskip("proxyfl.engines.flower.limits", reason="Flower is not installed")
+    monkeypatch.setattr(limits, "_resident", lambda: 0)
+    one, _ = trainer(config_of("fedavg"), tmp_path)
+    plain, _ = trainer(config_of("fedavg"), tmp_path)
+    plain.records = None
+    weights = size_in_bytes(one.new_network().state_dict())
+    grown = limits.estimate(one) - limits.estimate(plain)
+    assert grown == limits.SLACK * one.settings.batch * weights
 
 
 def test_the_account_is_of_the_most_exposed_image():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -188,7 +188,11 @@ class Server:
 def play_round(
     server: Server, state: ServerState, observers: tuple[Observer, ...], redraw: Redraw | None = None
 ) -> ServerState:
-    """One round. ``redraw`` asks others than those it would ask by itself; its metrics then say so."""
+    """One round. ``redraw`` asks others than those it would ask by itself; its metrics then say so, and late
+    updates are no longer awaited.
+    """
+    if redraw is not None:
+        state = replace(state, owed=())
     method, settings = server.method, server.settings
     started, round = time.perf_counter(), state.round + 1
     computed = _processor_time(server.engine)
