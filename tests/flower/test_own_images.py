@@ -47,15 +47,12 @@ def typed(*words, cwd=None):
 
 
 def test_from_nothing_to_a_result_in_at_most_ten_commands(tmp_path):
-    home, elsewhere, test = (
-        tmp_path / "clinic",
-        tmp_path / "elsewhere",
-        images(tmp_path / "test", 30, 9, CLASSES),
-    )
+    home, elsewhere = tmp_path / "clinic", tmp_path / "elsewhere"
+    test = images(tmp_path / "test", 30, 9, CLASSES)
     data = [images(tmp_path / f"images {site}", 24, site) for site in range(2)]
     form = ("--classes", ",".join(CLASSES), "--channels", 1, "--image-size", 16, "--no-flip", "--test", test)
     small = ("--set", "train.epochs=2", "--set", "train.batch=8", "--set", "federation.evaluate_every=2")
-    place = ("--port", free_port(), "--rounds", 3)
+    place = ("--port", free_port(), "--rounds", 2)
     typed("deploy", "init", home, "--sites", 2, "--method", "sage", *form, *small, *place)
     assert "weights" in typed("deploy", "explain", home)
     made = Deployment.read(home)
@@ -67,7 +64,7 @@ def test_from_nothing_to_a_result_in_at_most_ten_commands(tmp_path):
         said = federation.finish(federation.run())
         assert "finished" in typed("deploy", "status", home)
     rounds = re.findall(r"^round (\d): (accuracy)?.*?( of it measuring accuracy)?$", said, re.MULTILINE)
-    assert rounds == [("1", "", ""), *((n, "accuracy", " of it measuring accuracy") for n in ("2", "3"))]
+    assert rounds == [("1", "", ""), ("2", "accuracy", " of it measuring accuracy")]
 
     elsewhere.mkdir()
     accuracy = Run(made.run).model().card.accuracy
@@ -75,6 +72,6 @@ def test_from_nothing_to_a_result_in_at_most_ten_commands(tmp_path):
     evaluated = typed("eval", made.run, cwd=elsewhere)
     assert f"accuracy {accuracy:.2%}".replace("%", " %") in evaluated
     assert "the run recorded" not in evaluated
-    assert "3 rounds" in typed("show", made.run, cwd=elsewhere)
+    assert "test accuracy" in typed("show", made.run, cwd=elsewhere)
     require_page(["dashboard", str(made.run)])
     assert list(elsewhere.iterdir()) == []
