@@ -34,10 +34,14 @@ RESULTS = Path(__file__).parents[1] / "results"
 PLUGINS = (
     *("fedlabel+proxyfl", "sage+proxyfl", "semifl+proxyfl", "flfl+proxyfl", "cbafed+proxyfl", "rscfed+gpt"),
 )
+SCALED = ["method.scale=1", "method.scale_unlabelled=100"]
 VARIANTS = {
     "fixmatch-gpl (mask either)": ("fixmatch-gpl", ["method.mask=either"]),
     "cbafed (no rare classes)": ("cbafed", ["method.rare=0"]),
-    "rscfed (scale by images)": ("rscfed", ["method.scale=1", "method.scale_unlabelled=100"]),
+    "rscfed (scale by images)": ("rscfed", SCALED),
+    "rscfed (once)": ("rscfed", ["method.once=true"]),
+    "rscfed (once and scale by images)": ("rscfed", ["method.once=true", *SCALED]),
+    "rscfed+gpt (once)": ("rscfed+gpt", ["method.once=true"]),
     "fixmatch-gpl (labelled count)": ("fixmatch-gpl", ["federation.weighting=release"]),
     "proxyfl (labelled count)": ("proxyfl", ["federation.weighting=release"]),
     "proxyfl (global mask)": ("proxyfl", ["method.mask=global"]),

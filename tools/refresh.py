@@ -12,11 +12,10 @@ from pathlib import Path
 
 import paper_pages
 from badges import badges
-from proxyfl.report.pages import refreshed
+from method_pages import RESULTS, refreshed
 
 ROOT = Path(__file__).parents[1]
 DOCS, MEASURED = ROOT / "docs", ROOT / "results"
-RESULTS = MEASURED / "digits-learning.csv"
 README = ROOT / "README.md"
 
 

@@ -105,10 +105,9 @@ def test_counts_and_losses_beyond_a_clients_means_leave_no_trace(tmp_path: Path)
     play(config, make_simulation(), tmp_path, observers=[told], engine=Boasting)
     metrics = told.reports[0].metrics
     assert sorted(metrics["clients"]) == [0, 3]
-    assert metrics["failed"] == {
-        "1": "refused: its class counts add up to 9e+14; with 32 images it can have seen at most 96",
-        "2": "refused: its metrics are implausible: loss/supervised is 1e+19",
-    }
+    assert metrics["failed"].keys() == {"1", "2"}
+    assert "its class counts add up to 9e+14" in metrics["failed"]["1"]
+    assert "loss/supervised is 1e+19" in metrics["failed"]["2"]
     assert max(metrics["prior"]) < 0.11
     assert metrics["losses"]["supervised"] < 10
     assert set(metrics["class_counts"]) == {"0", "3"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -44,6 +45,21 @@ def test_a_good_update_passes() -> None:
     guard().check(update())
     guard().check(update(samples=1))
     guard(max_norm=2.5).check(update())
+
+
+def test_weights_of_further_trainings_are_held_to_the_same() -> None:
+    three = Guard(4, SENT, {7: dataclasses.replace(MOST[7], times=3)}, max_norm=3.0)
+    three.check(update(again=(weights(), weights())))
+    for again, reason in (
+        ((weights(),), "has weights of 2 trainings, not 3"),
+        ((weights(), {}), "tensors missing"),
+        ((weights(), weights(w=torch.full((2, 3), math.nan))), "not finite"),
+        ((weights(w=torch.full((2, 3), 9.0)), weights()), moved("22", "3")),
+    ):
+        three.seen.clear()
+        with pytest.raises(UpdateRefused, match=re.escape(reason)):
+            three.check(update(again=again))
+    assert refusal(update(again=(weights(),))) == "has weights of 2 trainings, not 1"
 
 
 def weights(**changes: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from method_pages import coverage
 from proxyfl.aggregation import Aggregator, DifferentialPrivacy, Mean, Round
 from proxyfl.aggregation.accountant import ORDERS, epsilon, fixed_size_rdp, poisson_rdp
 from proxyfl.aggregation.change import change_length
@@ -29,7 +30,6 @@ from proxyfl.federation.fold import Fold
 from proxyfl.federation.sampling import Population, sample_clients
 from proxyfl.methods import create, recipes
 from proxyfl.methods.context import ServerContext
-from proxyfl.report.pages import coverage
 from proxyfl.runs.settings import resolve
 from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
 

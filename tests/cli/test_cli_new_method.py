@@ -33,8 +33,9 @@ def own_names(monkeypatch):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with the source, no tests and no pages."""
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    """A checkout with the source and its tools, no tests and no pages."""
+    for name in ("src", "tools"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("tests/methods", "tests/federation", "docs/methods"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())

@@ -23,7 +23,7 @@ def test_the_table_and_the_picture(call, tmp_path):
     told = result.stdout
     lines = {line.partition("  ")[0]: line.split() for line in told.splitlines()}
     assert "A step of proxyfl on digits: " in told
-    assert "resnet8 of width 1, fp32, 1 thread on cpu; client 1 of round 1" in told
+    assert "resnet8 of width 1, fp32, 1 thread on cpu" in told
     assert "mean of 2 of" in told
     phases = ("weak views", "strong views", "teacher", "forward", "backward", "optimiser", "rest")
     losses = ("loss: supervised", "loss: unlabelled", "loss: icpl")

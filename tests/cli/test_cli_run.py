@@ -180,9 +180,7 @@ def test_a_file_written_for_one_fidelity_is_not_half_read_as_another(call):
 def test_another_method_than_the_files_says_what_is_left_out(call):
     assert call("config", "copy", "digits", "mine.toml", "--set", "method.tau=0.5").exit_code == 0
     result = call("config", "show", "mine.toml", "--method", "fedavg")
-    assert (
-        result.stderr == "note: [method] of mine.toml is for proxyfl; fedavg starts from its own defaults\n"
-    )
+    assert "[method] of mine.toml is for proxyfl" in result.stderr
     assert "tau = 0.95" in result.stdout
 
 
@@ -198,7 +196,7 @@ def test_resume_of_a_changed_config_is_refused(call, own_tiny):
     config.write_text(config.read_text().replace("rounds = 1", "rounds = 2"))
     result = call("resume", own_tiny)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {config} was changed since the run began; put it back with ")
+    assert result.stderr.startswith(f"error: {config} was changed since the run began")
 
 
 def test_resume_mends_metrics_of_a_finished_run(call, own_tiny):
@@ -223,10 +221,8 @@ def test_resume_begins_a_run_whose_creation_was_cut_short(call, own_tiny):
 
 def test_resume_of_no_run_names_the_nearest(call, own_tiny):
     result = call("resume", "tinny")
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "error: tinny is not a run; did you mean 'runs/tiny'?\n",
-    )
+    assert result.exit_code == 2
+    assert "did you mean 'runs/tiny'?" in result.stderr
     result = call("resume", "somethingelse")
     hint = "'proxyfl ls DIR' lists the runs in a folder"
     assert result.stderr == f"error: somethingelse is not a run; {hint}\n"

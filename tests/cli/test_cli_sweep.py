@@ -61,7 +61,7 @@ def test_a_failing_run_is_told_and_the_rest_is_made(tmp_path: Path) -> None:
     words = ["--runs", tmp_path, "--rounds", 2, *FLAGS, "--vary", "train.lr=0.05,1e30"]
     result = call("compare", "fedavg", *words)
     assert result.exit_code == 2
-    assert "1 of 2 runs failed; the same command tries them again" in result.stderr
+    assert "1 of 2 runs failed" in result.stderr
     assert "fedavg · lr 1e+30 · seed 1: failed: " in result.stderr
     assert sum(Run(path).finished for path in tmp_path.iterdir()) == 1
 
@@ -71,7 +71,7 @@ def test_what_lies_in_the_way_of_a_run_is_to_be_moved_away(tmp_path: Path) -> No
     job.path.mkdir()
     result = call("compare", "fedavg", "--runs", tmp_path, "--rounds", 2)
     assert result.exit_code == 2
-    assert f"{job.path} is not a run; move it away or delete it" in " ".join(result.stderr.split())
+    assert f"{job.path} is not a run" in " ".join(result.stderr.split())
     assert "proxyfl ls" not in result.stderr
 
 

@@ -104,7 +104,7 @@ def test_single_runs_by_path_and_by_name(call, written):
     assert [row[0] for row in lines_from(result.stdout, "Test accuracy")[1:3]] == ["fedavg", "proxyfl"]
     result = call("table", "low/proxyfl-7")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: low/proxyfl-7 is not a run; did you mean 'runs/low/proxyfl-")
+    assert "did you mean 'runs/low/proxyfl-" in result.stderr
 
 
 def test_a_run_below_a_folder_that_is_named_too_counts_once(call, written):
@@ -119,7 +119,7 @@ def test_against_metric_and_target(call, written):
     assert "Rounds to 70 % accuracy (speed-up over fedavg)" in result.stdout
     result = call("table", "--against", "fedavgg")
     assert result.exit_code == 2
-    assert result.stderr == "error: no run of 'fedavgg' is among these; did you mean 'fedavg'?\n"
+    assert "did you mean 'fedavg'?" in result.stderr
     assert call("table", "--target", "80").exit_code == 2
     assert call("table", "--metric", "worst").exit_code == 2
 
@@ -130,7 +130,7 @@ def test_where(call, written):
     assert (row["method"], row["seeds"]) == ("proxyfl", "3")
     assert "partition.alpha" not in row
     result = call("table", "--where", "alpha=3")
-    assert result.stderr == "error: no run has partition.alpha = 3; in these it is 0.1, 1\n"
+    assert "partition.alpha = 3; in these it is 0.1, 1" in result.stderr
     assert call("table", "--where", "alpha").exit_code == 2
 
 
@@ -160,15 +160,14 @@ def test_a_row_per_run(call, written):
     assert len(rows) == 12
     assert (rows[0]["run"], rows[0]["seed"], rows[0]["last"]) == ("runs/low/fedavg-1", "1", "0.52")
     result = call("table", "--each")
-    assert (result.exit_code, result.stderr) == (
-        2, "error: --each is for CSV, not terminal; add --format csv\n",
-    )  # fmt: skip
+    assert result.exit_code == 2
+    assert "--format csv" in result.stderr  # fmt: skip
 
 
 def test_unfinished_runs_are_told_of(call, written):
     write_run(written / "low" / "late", "fedavg", 4, [0.5], missing=1)
     result = call("table", "runs/low", "--format", "csv")
-    assert result.stderr == "note: left out, not finished: runs/low/late, 1 of 2 rounds\n"
+    assert "runs/low/late, 1 of 2 rounds" in result.stderr
     assert next(csv.DictReader(result.stdout.splitlines()))["which_seeds"] == "1 2 3"
     result = call("table", "runs/low", "--format", "csv", "--partial")
     assert next(csv.DictReader(result.stdout.splitlines()))["which_seeds"] == "1 2 3 4"
@@ -177,16 +176,15 @@ def test_unfinished_runs_are_told_of(call, written):
 def test_twins_and_nothing_at_all_are_errors(call, written):
     shutil.copytree(written / "low" / "fedavg-1", written / "again")
     result = call("table", "--format", "csv")
-    assert (
-        result.stderr == "note: counted once: a run that is there twice: runs/again and runs/low/fedavg-1\n"
-    )
+    assert "counted once" in result.stderr
+    assert "runs/again and runs/low/fedavg-1" in result.stderr
     assert [row["seeds"] for row in csv.DictReader(result.stdout.splitlines())] == ["3"] * 4
     shutil.rmtree(written / "again")
     write_run(written / "low" / "again", "fedavg", 1, [0.2, 0.9], alpha=0.1)
     result = call("table")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: runs/low/again and runs/low/fedavg-1 have the same settings")
+    assert "runs/low/again and runs/low/fedavg-1 have" in result.stderr
     shutil.rmtree(written)
     result = call("table")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: no runs in runs; start some with 'proxyfl compare'")
+    assert "no runs in runs" in result.stderr

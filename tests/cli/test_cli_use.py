@@ -37,7 +37,7 @@ def test_eval_repeats_the_recorded_accuracy_class_by_class(call, tiny):
 def test_eval_of_the_best_model_says_how_it_was_chosen(call, tiny):
     result = call("eval", tiny, "--model", "best")
     assert "best model, round 1, proxyfl)" in result.stdout
-    assert "the best round was chosen on these test images, so this is optimistic" in result.stdout
+    assert "chosen on these test images" in result.stdout
 
 
 def test_eval_notices_other_data_and_another_result(call, own_tiny):
@@ -52,7 +52,7 @@ def test_eval_notices_other_data_and_another_result(call, own_tiny):
     save_model(own_tiny / "models" / "last.safetensors", weights, trained.card)
     result = call("eval", own_tiny)
     assert result.exit_code == 0
-    assert result.stderr == f"warning: this is not the data that {own_tiny} was trained with\n"
+    assert f"not the data that {own_tiny} was trained with" in result.stderr
     assert f"the run recorded {100 * trained.card.accuracy:.2f} % for this model" in result.stdout
 
 
@@ -60,7 +60,7 @@ def test_eval_before_the_first_round_is_an_error(call, own_tiny):
     (own_tiny / "models" / "last.safetensors").unlink()
     result = call("eval", own_tiny)
     assert result.exit_code == 2
-    assert "does not exist: no round is finished yet, or the file was lost" in result.stderr
+    assert "does not exist" in result.stderr
 
 
 @pytest.fixture
@@ -102,13 +102,11 @@ def test_predict_takes_several_images_and_at_most_all_classes(call, tiny, digit)
 def test_predict_tells_which_file_is_missing_or_damaged(call, tiny, digit):
     assert call("predict", tiny, digit, "none.png").stderr == "error: none.png does not exist\n"
     Path("folder").mkdir()
-    assert call("predict", tiny, "folder").stderr.startswith(
-        "error: there are no images in folder; known are "
-    )
+    assert "no images in folder" in call("predict", tiny, "folder").stderr
     Path("broken.png").write_bytes(digit.read_bytes()[:60])
     result = call("predict", tiny, digit, "broken.png")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: broken.png cannot be read as an image (")
+    assert result.stderr.startswith("error: broken.png cannot be read")
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
 
@@ -120,7 +118,7 @@ def test_predict_leaves_out_a_damaged_image_among_others_and_names_it(call, tiny
     result = call("predict", tiny, "some", "--csv")
     assert result.exit_code == 0
     assert [row.split(",")[0] for row in result.stdout.splitlines()[1:]] == ["some/a.png"]
-    assert "1 of 2 images cannot be read and are left out: some/b.png" in result.stderr
+    assert "left out: some/b.png" in result.stderr
 
 
 def test_predict_refuses_an_image_that_claims_to_be_huge(call, tiny):
@@ -136,10 +134,8 @@ def test_predict_refuses_an_image_that_claims_to_be_huge(call, tiny):
     )
     Path("bomb.png").write_bytes(bomb)
     result = call("predict", tiny, "bomb.png")
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "error: bomb.png claims to have too many pixels; shrink it or remove it\n",
-    )
+    assert result.exit_code == 2
+    assert "bomb.png claims to have too many pixels" in result.stderr
 
 
 def test_predict_needs_an_image_and_a_sensible_top(call, tiny, digit):
@@ -170,10 +166,7 @@ def test_predict_folders_patterns_and_npz_as_csv_and_json(call, tiny, digit):
     assert npz[0]["image"] == "new.npz[0]"
     assert npz[0]["probabilities"] == pytest.approx(pattern[0]["probabilities"])
     np.savez("other.npz", pictures=grey[None])
-    assert (
-        call("predict", tiny, "other.npz").stderr
-        == "error: other.npz: it holds pictures, expected images; name the array with --keys images=NAME\n"
-    )
+    assert "--keys images=NAME" in call("predict", tiny, "other.npz").stderr
     named = json.loads(call("predict", tiny, "other.npz", "--json", "--keys", "images=pictures").stdout)
     assert named[0]["probabilities"] == npz[0]["probabilities"]
     assert "write images=NAME" in call("predict", tiny, "other.npz", "--keys", "pictures").stderr
@@ -185,7 +178,7 @@ def test_predict_says_that_images_are_resized(call, tiny):
         Image.fromarray(np.zeros((size, size), np.uint8)).save(f"{size}.png")
     assert call("predict", tiny, "8.png").stderr == ""
     said = call("predict", tiny, "20.png").stderr
-    assert said == "note: the image is of another size than the model's 8 × 8 pixels and resized\n"
+    assert "8 × 8 pixels and resized" in said
     np.savez("large.npz", images=np.zeros((2, 20, 30), np.uint8))
     assert call("predict", tiny, "large.npz").stderr.startswith("note: 2 of 2 images are of another size")
 

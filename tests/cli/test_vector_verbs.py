@@ -48,7 +48,8 @@ def test_check_tells_of_features_and_draws_bars(
     assert done.exit_code == 0, done.stderr
     assert "166 training vectors: 48 labelled in 3 classes, 118 unlabelled (71 %)" in done.stdout
     assert "13 features: alcohol, malic_acid" in done.stdout
-    assert caplog.messages == ["table: no test vectors: 12 of 178 held out as the test split"], "told once"
+    (said,) = caplog.messages
+    assert "12 of 178 held out" in said
     assert "vectors cannot be drawn" in done.stdout
     assert f"with: proxyfl run table:{cellar / 'wine.csv'} --set {KEYS}" in done.stdout
     with Image.open(tmp_path / "sheet.png") as drawn:
@@ -87,9 +88,7 @@ def test_an_exported_model_takes_the_numbers_as_they_are(cellar: Path, tmp_path:
     assert "the same class for 12 of 12" in done.stdout
     page = file.with_suffix(".md").read_text(encoding="utf-8")
     assert "pipeline_tag: tabular-classification" in page
-    assert (
-        "takes float32 vectors of shape (N, 13), the features as the data has them in the order alc" in page
-    )
+    assert "float32 vectors of shape (N, 13)" in page
     wine = load_wine().data.astype(np.float32)
     if form == "onnx":
         session = pytest.importorskip("onnxruntime").InferenceSession(str(file))

@@ -184,7 +184,8 @@ def test_images_with_channels_first_and_of_sixteen_bits(tmp_path, caplog):
     dataset = load("npz:b.npz", tmp_path)
     assert dataset.train.images[0, 0, 0, :2].tolist() == [255, 100]
     assert dataset.test.images[0, 0, 0, 0] == 100
-    assert caplog.messages == ["npz: 16-bit images with grey levels up to 4,095 are read as 12 bits"]
+    (said,) = caplog.messages
+    assert "up to 4,095 are read as 12 bits" in said
 
 
 @pytest.mark.parametrize(
@@ -197,9 +198,8 @@ def test_images_of_other_numbers(tmp_path, caplog, kind, top, told):
     np.savez(tmp_path / "a.npz", **arrays(x_train=given, x_test=(given[:2] / 2).astype(kind)))
     dataset = load("npz:a.npz", tmp_path)
     assert torch.equal(dataset.train.images[:, 0], torch.from_numpy(grey))
-    assert caplog.messages == [
-        f"npz: images of type {np.dtype(kind)} are read as grey levels from 0 to {told}"
-    ]
+    (said,) = caplog.messages
+    assert f"{np.dtype(kind)} are read as grey levels from 0 to {told}" in said
 
 
 def test_black_and_white(tmp_path):

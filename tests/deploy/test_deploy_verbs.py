@@ -42,9 +42,7 @@ def test_a_site_is_added_and_the_certificate_renewed(own_trial: Path) -> None:
     done = invoke("deploy", "init", own_trial, "--add-site", "lyon")
     assert done.exit_code == 0, done.stderr
     assert f"lyon is site 4; hand it {own_trial / 'lyon'}" in done.stdout
-    assert (
-        "a round asks 4 of 4 sites and needs the answers of 3 (before: 2 of 3); to change that" in done.stdout
-    )
+    assert "the answers of 3 (before: 2 of 3)" in done.stdout
     done = invoke("deploy", "init", own_trial, "--renew")
     assert "lasts 824 days" in done.stdout
     done = invoke("deploy", "init", own_trial, "--renew", "--host", "10.0.0.77")
@@ -151,7 +149,7 @@ def test_a_certificate_that_ends_is_announced_with_the_command_that_renews_it(
     site = made.site("site-01")
     monkeypatch.setattr(pki, "days_left", lambda file: 3)
     note, _ = expiry.of_site(site)
-    assert note == f"{site.certificate} ends in 3 days; ask the federation's operator for a new one"
+    assert f"{site.certificate} ends in 3 days" in note
     checked = invoke("deploy", "check", own_trial / "sample" / "site-01.npz", "--site", site.path)
     assert "ends in 3 days; ask the federation's operator" in " ".join(checked.stdout.split())
 
@@ -163,7 +161,7 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeyp
 
     done = invoke("deploy", "remove-site", own_trial, "site-02")
     assert done.exit_code == 0, done.stderr
-    assert "site-02 is removed: its key is no longer admitted" in done.stdout
+    assert "site-02 is removed" in done.stdout
     assert "per_round is now 2, it was 3" in done.stdout
     made = Deployment.read(own_trial)
     assert made.sites == ("site-01", "site-03")
@@ -171,7 +169,7 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeyp
 
     made.run.mkdir()
     done = invoke("deploy", "remove-site", own_trial, "site-03")
-    assert "the run keeps its list of sites and continues without site-03" in done.stdout
+    assert "continues without site-03" in done.stdout
     assert "no round can count" in " ".join(done.stdout.split())
     made = Deployment.read(own_trial)
     assert made.sites == ("site-01", "site-03")
@@ -187,9 +185,7 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeyp
 
     made.run.rename(own_trial / "run-1")
     status = invoke("deploy", "status", own_trial)
-    assert "note: site-03 leaves the list of sites: removed before this run" in " ".join(
-        status.stdout.split()
-    )
+    assert "site-03 leaves the list of sites" in " ".join(status.stdout.split())
     assert "site-03" not in status.stdout.split("note:")[0]
     assert Deployment.read(own_trial).sites == ("site-01", "site-03"), "a look changes nothing"
     monkeypatch.setattr(operate, "require_server", lambda *words: None)
@@ -219,13 +215,13 @@ def test_labels_at_the_server_are_named_checked_and_told(trial: Path, tmp_path: 
     assert done.exit_code == 0, done.stderr
     told = " ".join(done.stdout.split())
     assert f"All labels are at the server ({labelled})" in told
-    assert "accuracy comes from the 20% of its labelled images that the server holds out" in told
+    assert "accuracy comes from the 20%" in told
     found = Deployment.read(tmp_path / "clinic")
     assert (found.scenario, found.server_data, found.site("site-01").holdout) == ("server", str(labelled), 0)
     assert "All labels are at the server" in (found.path / "README.md").read_text()
     assert "No labels are needed" in (found.path / "site-01" / "README.md").read_text()
     at_site = invoke("deploy", "check", labelled, "--site", found.path / "site-01")
-    assert "this site needs none; the labels of 497 images here are not used" in at_site.stdout
+    assert "the labels of 497 images" in at_site.stdout
     at_server = invoke("deploy", "check", labelled, "--server", found.path)
     assert "all classes       398        99" in at_server.stdout
     without = invoke("deploy", "check", trial / "sample" / "site-01.npz", "--server", found.path)

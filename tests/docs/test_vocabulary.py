@@ -24,6 +24,10 @@ PHRASES = re.compile(
 )
 """Besides, these stand in no sentence that a user sees."""
 CODE = re.compile(r"```.*?```|<!-- csv .*?<!-- /csv -->|`[^`]*`", re.DOTALL)
+MOST_WORDS = 8
+"""That a test may expect in a row."""
+NO_SENTENCE = re.compile(r"proxyfl [a-z-]+ |document\.|: nobody; ")
+"""Commands, a browser's code, a line of fields."""
 ANIMALS = "sea seal shark"
 """Classes of CIFAR-100."""
 
@@ -44,6 +48,30 @@ def test_sources_keep_to_the_vocabulary() -> None:
         hits = [*WORDS.finditer(text), *(hit for each in _seen(text) for hit in PHRASES.finditer(each))]
         found += [f"{file.relative_to(ROOT)}: {hit[0]} in {hit.string[:80]!r}" for hit in hits]
     assert not found
+
+
+def test_no_test_freezes_a_sentence() -> None:
+    """Tests check the fact that matters, so that wording can improve; commands to type are facts."""
+    frozen = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            parts = [node.test] if isinstance(node, ast.Assert) else []
+            parts += [node.value] if isinstance(node, ast.keyword) and node.arg == "match" else []
+            for text in (each for part in parts for each in _texts(part)):
+                if len(re.findall("[A-Za-z]{2,}", text)) > MOST_WORDS and not NO_SENTENCE.search(text):
+                    frozen.append(f"{file.relative_to(ROOT)}: {text}")
+    assert not frozen
+
+
+def _texts(part: ast.AST) -> Iterator[str]:
+    """The texts in an expression; one that is put together counts as a whole."""
+    whole = [node for node in ast.walk(part) if isinstance(node, ast.JoinedStr)]
+    inner = {id(value) for node in whole for value in node.values}
+    for node in whole:
+        yield " ".join(value.value for value in node.values if isinstance(value, ast.Constant))
+    for node in ast.walk(part):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield node.value
 
 
 def _seen(text: str) -> Iterator[str]:

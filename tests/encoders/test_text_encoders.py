@@ -136,15 +136,13 @@ def test_every_verb_knows_texts(folder, tmp_path, monkeypatch):
     assert "words of a text (column 'note'): 2 to 3, median 2" in checked
     assert "--set model.name=frozen:hf:FOLDER" in checked
     asked = ("run", "table:t.csv", "--set", f"data.keys={keys}", "--rounds", "2", "--name", "texts")
-    assert "holds texts, which a frozen encoder has to read first" in told(*asked, fails=True)
+    assert "holds texts" in told(*asked, fails=True)
     told(*asked, "--method", "fixmatch-gpl", "--set", f"model.name=frozen:hf:{folder}", "--workers", "0")
     assert "8 test texts" in told("eval", "texts")
     assert "40 test texts" in told("eval", "texts", "--data", "table:t.csv")
     Path("letter.txt").write_text("blue sea\n")
     assert told("predict", "texts", "letter.txt", "t.csv", "--csv").count("\n") == 42
-    assert "the model takes texts; give .txt files or a table" in told(
-        "predict", "texts", "bars.png", fails=True
-    )
+    assert "the model takes texts" in told("predict", "texts", "bars.png", fails=True)
     told("export", "texts", "--to", "torchscript", "-o", "head.pt")
     page = Path("head.md").read_text()
     assert "pipeline_tag: text-classification" in page
@@ -154,8 +152,6 @@ def test_every_verb_knows_texts(folder, tmp_path, monkeypatch):
     told("comm", "--model", f"frozen:hf:{folder}")
     settings = f'preset = "own"\n[data]\nname = "table:{tmp_path}/t.csv"\nkeys = "{keys}"\n'
     Path("bare.toml").write_text(settings)
-    assert "holds texts, which a frozen encoder has to read first" in told(
-        "validate", "bare.toml", fails=True
-    )
+    assert "holds texts" in told("validate", "bare.toml", fails=True)
     Path("read.toml").write_text(f'{settings}[model]\nname = "frozen:hf:{folder}"\n')
     assert "32 texts (" in told("validate", "read.toml")

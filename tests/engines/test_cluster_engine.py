@@ -181,9 +181,7 @@ def test_a_client_that_ends_every_actor_has_failed_and_the_others_have_not(
     engine, federation = engine_of()
     found = answers(engine, federation)
     assert [type(answer) for answer in found] == [Update, Update, Failure, Update]
-    assert found[2].reason.startswith(  # type: ignore[union-attr]
-        "its actor on the Ray cluster died 2 times (the process or its node ended); is there enough memory"
-    )
+    assert "died 2 times" in found[2].reason  # type: ignore[union-attr]
     assert sorted(tried) == ["a", "b"], "the second try is on the other node"
 
 
@@ -221,4 +219,4 @@ def test_a_node_with_another_kind_of_processor_is_told_once(
 ) -> None:
     monkeypatch.setattr(actor_module, "arithmetic", lambda: "riscv64 DEFAULT")
     answers(*engine_of())
-    assert capsys.readouterr().err.count("has another kind of processor (riscv64 DEFAULT instead of") == 1
+    assert capsys.readouterr().err.count("(riscv64 DEFAULT instead of") == 1

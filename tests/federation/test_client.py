@@ -18,6 +18,7 @@ from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.data.stream import ClientData, Stream
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.setup import trainer_of
+from proxyfl.federation import client
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.methods import create
@@ -87,6 +88,23 @@ def test_local_training_written_out(tmp_path: Path, method: str, tau: float) -> 
     assert update.metrics["steps"] == 8.0  # 32 // 8 in each of two epochs
     assert update.carry == {}
     assert all(not value.requires_grad and value.is_contiguous() for value in update.weights.values())
+
+
+def test_trainings_of_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins with the weights received and draws numbers of its own; what a client keeps goes on."""
+    made = trainer(tiny_config("rscfed", scenario="partial", method__warmup=0), tmp_path)
+    start, data = made.initial_weights(), SIMULATION.holdings.client(1)
+    data = ClientData(data.images, data.labelled[:0], data.labels[:0], data.unlabelled)
+    once, thrice = (made.train(Task(1, 1, start, times=times), data) for times in (1, 3))
+    assert same_bits(once.weights, thrice.weights)
+    assert [same_bits(once.weights, again) for again in thrice.again] == [False, False]
+    assert thrice.metrics["steps"] == 3 * once.metrics["steps"] == int(made.store.load(1, 1)["steps"])
+    assert [each.weights for each in thrice.each()] == [thrice.weights, *thrice.again]
+
+    plain = trainer(tiny_config("fedavg"), tmp_path)
+    monkeypatch.setattr(client, "turn_of", lambda purpose, turn: purpose)
+    twice = plain.train(Task(1, 0, start, times=2), SIMULATION.holdings.client(0))
+    assert same_bits(twice.weights, *twice.again)  # but for the draws, one is as the other
 
 
 def test_the_momentum_that_leaks(tmp_path: Path) -> None:

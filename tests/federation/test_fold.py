@@ -252,9 +252,7 @@ def test_an_update_that_a_method_trips_over_is_refused_alone() -> None:
     folded = fold(Clumsy(Clumsy.Parameters()))
     told = folded.take(answer(0, 5.0, extras={"clumsy/a": torch.ones(2)}), 0)
     assert isinstance(told, Failure)
-    assert told.reason.startswith(
-        "refused: the method cannot take it (RuntimeError: The size of tensor a (2)"
-    )
+    assert told.reason.startswith("refused: the method cannot take it (RuntimeError")
     folded.take(answer(1, 1.0, extras={"clumsy/a": torch.ones(3)}), 1)
     assert folded.clients == [1]
     assert folded.mean(context(folded))["w"].item() == 1.0

@@ -145,11 +145,8 @@ def test_below_the_quorum_the_round_does_not_count() -> None:
     told = Told()
     with pytest.raises(RunError) as caught:
         run_rounds(federation(work, per_round=6, quorum=3), START, [told])
-    assert str(caught.value) == (
-        "round 2: 1 of 6 clients gave a usable update, 3 are needed "
-        "(client 0, client 1, client 2 and 2 more: no battery); "
-        "the last checkpoint is kept, resume when this is fixed"
-    )
+    assert "1 of 6 clients" in str(caught.value)
+    assert "(client 0, client 1, client 2 and 2 more: no battery)" in str(caught.value)
     assert len(told.reports) == 1
 
 

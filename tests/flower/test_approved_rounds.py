@@ -57,7 +57,7 @@ def test_both_ends_note_the_same_and_more_rounds_wait_for_approval(tmp_path, qui
     net = at_desks(made, config)
     with pytest.raises(RunError, match="0 of 2 sites have enrolled"):
         server(made, net).run()
-    assert "site-01 cannot take part: the owner of site-01 has not approved anything yet" in texts(made)
+    assert any("the owner of site-01 has not approved" in text for text in texts(made))
     approve_all(made)
     server(made, net).run()
     for name in made.sites:
@@ -76,7 +76,7 @@ def test_both_ends_note_the_same_and_more_rounds_wait_for_approval(tmp_path, qui
         server(more, net).run()
     told = str(stopped.value)
     assert "(site-01, site-02: the site's owner did not approve" in told
-    assert "; a site's owner approves with: proxyfl deploy approve SITE; the checkpoint is kept" in told
+    assert "proxyfl deploy approve SITE" in told
     refusal = "the site's owner did not approve federation.rounds = 3, approved: 2"
     assert any(refusal in text for text in texts(made))
     assert [line for line in events(made.path) if refusal in str(line.get("reason"))]

@@ -28,7 +28,7 @@ def test_a_site_without_its_settings_answers_without_naming_them(kind, tmp_path,
     monkeypatch.setenv(client_app.SITE_DATA, str(tmp_path))
     header = answered(kind)
     assert header["kind"] == "failure"
-    assert header["reason"] == "the site could not begin (ConfigError); the site's own output says why"
+    assert "could not begin (ConfigError)" in header["reason"]
     assert str(tmp_path) not in str(header)
     assert f"{tmp_path / 'patients' / 'site.toml'} does not exist" in capsys.readouterr().err
 

@@ -52,12 +52,15 @@ def through(records: RecordDict) -> RecordDict:
 
 
 @settings(max_examples=60, deadline=None)
-@given(named, named, named, named, st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_a_task_arrives_to_the_bit(weights, extras, personal, carry, round, client, version):
-    task = Task(round, client, weights, extras, personal, version, carry)
+@given(
+    *(named, named, named, named),
+    *(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 1000)),
+)
+def test_a_task_arrives_to_the_bit(weights, extras, personal, carry, round, client, version, times):
+    task = Task(round, client, weights, extras, personal, version, carry, times=times)
     records = codec.task_records(task, codec.pack_broadcast(task), {"setup": ["é", 1.5]})
     found, header = codec.read_task(through(records))
-    assert (found.round, found.client, found.version) == (round, client, version)
+    assert (found.round, found.client, found.version, found.times) == (round, client, version, times)
     assert header["setup"] == ["é", 1.5]
     for part in ("weights", "extras", "personal", "carry"):
         assert bits(getattr(found, part)) == bits(getattr(task, part))
@@ -70,15 +73,25 @@ def test_a_task_arrives_to_the_bit(weights, extras, personal, carry, round, clie
     st.dictionaries(NAMES, st.floats(), max_size=4),
     st.integers(-5, 2**53),
     st.floats(0, 1e6),
+    st.lists(named.filter(bool), max_size=3),
 )
-def test_an_update_arrives_to_the_bit(weights, extras, metrics, samples, seconds):
-    update = Update(3, 1, samples, weights, extras, metrics, {}, seconds)
+def test_an_update_arrives_to_the_bit(weights, extras, metrics, samples, seconds, again):
+    update = Update(3, 1, samples, weights, extras, metrics, {}, seconds, tuple(again))
     found = codec.read_answer(through(codec.answer_records(update)), Task(3, 1, {}))
     assert isinstance(found, Update), found
     assert (found.round, found.client, found.samples, found.seconds) == (3, 1, samples, seconds)
     assert bits(found.weights) == bits(weights)
     assert bits(found.extras) == bits(extras)
+    assert list(map(bits, found.again)) == list(map(bits, again))
     assert json.dumps(found.metrics, sort_keys=True) == json.dumps(metrics, sort_keys=True)
+
+
+@pytest.mark.parametrize("times", [0, -1, 1001, True, 2.0, "2", None])
+def test_a_task_that_asks_for_implausibly_many_trainings_is_malformed(times):
+    task = Task(1, 0, {})
+    records = codec.task_records(task, codec.pack_broadcast(task), {"times": times})
+    with pytest.raises(codec.Malformed, match=r"times|trainings"):
+        codec.read_task(records)
 
 
 def test_a_failure_arrives_without_what_a_terminal_obeys():

@@ -38,8 +38,8 @@ def test_who_a_node_is_comes_from_its_key_not_from_its_words(tmp_path, small):
     found, enrolment = registrar(deployed, net)
     assert found.enrol(enrolment) == [2, 3]
     said = texts(deployed)
-    assert "site-02 cannot take part: its key is that of site-02, but it was started as 'site-01'" in said
-    assert "site-01 cannot take part: its key is that of site-01, but it was started as 'site-02'" in said
+    assert any("site-02, but it was started as 'site-01'" in text for text in said)
+    assert any("site-01, but it was started as 'site-02'" in text for text in said)
 
 
 def test_without_authentication_the_first_to_claim_a_name_has_it(tmp_path, small):
@@ -52,7 +52,7 @@ def test_without_authentication_the_first_to_claim_a_name_has_it(tmp_path, small
     assert found.roster.online() == {0: 50, 1: 51, 2: 52, 3: 53}
     said = texts(deployed)
     assert any("a second node calls itself site-03" in text for text in said)
-    assert any("calls itself 'no\\x1bbody' is not one of the sites" in text for text in said)
+    assert any("calls itself 'no\\x1bbody'" in text for text in said)
     asked = len(net.pulls)
     assert found.enrol(enrolment) == []
     assert len(net.pulls) == asked
@@ -122,7 +122,7 @@ def test_a_sites_version_is_told_on_one_line(tmp_path, small):
     assert 0 in found.enrol(enrolment)
     first, second = (text for text in texts(deployed) if text.startswith("site-01 has "))
     assert first.startswith("site-01 has proxyfl 9 \\x1b[2J, the server ")
-    assert second.startswith("site-01 has torch of an unknown version, the server ")
+    assert second.startswith("site-01 has torch of an unknown version")
 
 
 def test_a_sites_words_about_its_files_stay_at_the_site(tmp_path, small, capsys):
@@ -137,7 +137,7 @@ def test_a_sites_words_about_its_files_stay_at_the_site(tmp_path, small, capsys)
     found, enrolment = registrar(deployed, net)
     found.enrol(enrolment)
     told = next(text for text in texts(deployed) if text.startswith("site-01"))
-    assert told.endswith("its images cannot be used (DataError); the site's own output says why")
+    assert "its images cannot be used (DataError)" in told
     assert "patient-007.png" not in (deployed.state / "live.jsonl").read_text()
     assert "patient-007.png" in capsys.readouterr().err
 
@@ -150,9 +150,7 @@ def test_server_and_site_must_agree_on_classes(tmp_path, small):
     net.nodes[51].handler = handled_by(dataclasses.replace(places[1], form=form))
     found, enrolment = registrar(deployed, net)
     assert found.enrol(enrolment) == [0, 2, 3]
-    assert any(
-        "site-02 cannot take part: server and site disagree on 'classes'" in t for t in texts(deployed)
-    )
+    assert any("server and site disagree on 'classes'" in t for t in texts(deployed))
 
 
 def test_gather_waits_for_quorum_and_gives_up_after_its_patience(tmp_path, small):

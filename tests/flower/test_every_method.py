@@ -20,6 +20,7 @@ from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.methods import create, recipes
 from proxyfl.runs.settings import resolve
 from proxyfl.runs.simulation import simulate
+from proxyfl.runs.views import views_of
 from proxyfl.testing.toy import toy_partition
 from toybox import Stopped, Told, little_config, make_simulation, play, same_bits, same_state
 
@@ -94,7 +95,7 @@ def at_server(name, **settings):
     data = Dataset.of(vectors[:72], labels[:72], test=(vectors[72:], labels[72:]))
     config = little_config(name, scenario="server", clients=3, model__name="mlp", **settings)
     split = make_partition(data, clients=3, per_class=4, scheme="iid", where="server")
-    return config, simulate(data, split, config.vectors)
+    return config, simulate(data, split, views_of(data, config.vectors))
 
 
 AT_SERVER = [recipe.name for recipe in recipes("server") if not create(recipe.name).oracle]
@@ -148,7 +149,7 @@ def test_sites_that_hold_vectors_are_bit_equal_to_the_inline_engine(tmp_path):
     labels = np.repeat(np.arange(3), 56)
     data = Dataset.of(vectors[::2], labels[::2], test=(vectors[1::2], labels[1::2]))
     config = little_config("proxyfl", model__name="mlp", vectors__mix=0.4)
-    simulation = simulate(data, toy_partition((6, 6, 3, 3), (15, 17, 17, 17)), config.vectors)
+    simulation = simulate(data, toy_partition((6, 6, 3, 3), (15, 17, 17, 17)), views_of(data, config.vectors))
     inline = play(config, simulation, tmp_path / "inline")
     engine, _ = flower(config, simulation, tmp_path)
     assert same_state(play(config, simulation, tmp_path / "server", engine=lambda _: engine), inline)

@@ -82,7 +82,7 @@ def test_every_single_process_may_be_killed(tmp_path):
                 federation.site(0)
         run.process.wait(PATIENCE)
         assert run.process.returncode == 2
-        assert "the server is gone; start it again with 'proxyfl deploy server" in run.text()
+        assert "the server is gone" in run.text()
         federation.server()
         federation.finish(federation.run())
         for name, one in federation.started.items():
@@ -113,7 +113,7 @@ def test_a_server_that_does_not_stay_up_gives_up_with_a_sentence_and_an_exit_cod
         wait_for(lambda: server.text().count("ready at") == 2, "it is up again")
         os.kill(again, signal.SIGKILL)
         assert server.process.wait(PATIENCE) == 2
-        assert "killed by signal 9); the server was started again 1 times and gives up" in server.text()
+        assert "the server was started again 1 times" in server.text()
         assert "Traceback" not in server.text()
 
 
@@ -181,9 +181,7 @@ def test_a_run_is_stopped_after_its_round_followed_and_ended_by_a_signal(tmp_pat
         assert "the run goes on" in attached.text()
 
         stop = federation.start("stop", "deploy", "stop", made.path)
-        assert "as asked; the checkpoint is kept; continue with: proxyfl deploy run" in federation.finish(
-            stop
-        )
+        assert "continue with: proxyfl deploy run" in federation.finish(stop)
         done = federation.checkpoint()
         assert 1 <= done < 6
         wait_for(lambda: not RunDirectory(made.state).is_locked(), "the lock")

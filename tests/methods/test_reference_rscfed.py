@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from proxyfl.core.errors import UpdateRefused
-from proxyfl.core.state import Tensors, Update
+from proxyfl.core.state import Tensors, Update, size_in_bytes
 from proxyfl.methods import create
+from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
 from proxyfl.methods.rscfed import draw_subsets, sharpen
 from proxyfl.runs.simulation import Simulation
@@ -50,28 +52,52 @@ def slow_subset(members: list[int], twice: bool = False) -> dict[int, float]:
 @pytest.mark.parametrize("twice", [False, True])
 def test_weights_of_the_mean(twice: bool) -> None:
     given = {"subsets": 8, "subset_size": 2, "scale": NEAR, "scale_unlabelled": FAR, "twice": twice}
-    method = create("rscfed", given)
-    ctx = server(7)
-    kept = [{"labelled": torch.tensor([float(known)])} for known in LABELLED]
-    found = method.weights(ctx, kept)
-    subsets = draw_subsets(3, 8, 2, ctx.rng("subsets"))
+    found = weights(create("rscfed", given), range(3))
+    subsets = draw_subsets(3, 8, 2, server(7).rng("subsets"))
     assert {frozenset(each) for each in subsets} >= {frozenset({1, 2})}  # one without a labelled client
     expected = [sum(slow_subset(each, twice).get(k, 0.0) for each in subsets) / 8 for k in range(3)]
-    assert list(found) == pytest.approx(expected)
+    assert found == pytest.approx(expected)
+
+
+def test_a_client_that_trains_once_counts_in_each_of_its_subsets() -> None:
+    given = {"subsets": 8, "subset_size": 2, "scale": NEAR, "scale_unlabelled": FAR}
+    each, once = (create("rscfed", {**given, "once": once}) for once in (False, True))
+    assert weights(once, range(3)) == pytest.approx(weights(each, range(3)))
+    assert [method.most_trainings for method in (each, once)] == [8, 1]
+    assert once.trainings(server(7), [4, 5, 6]) == [1, 1, 1]
+
+
+def test_who_fails_is_missing_from_its_subsets() -> None:
+    given = {"subsets": 8, "subset_size": 2, "scale": NEAR, "scale_unlabelled": FAR}
+    found = weights(create("rscfed", given), (0, 2))
+    subsets = [[k for k in each if k != 1] for each in draw_subsets(3, 8, 2, server(7).rng("subsets"))]
+    expected = [sum(slow_subset(each).get(k, 0.0) for each in subsets) / 8 for k in (0, 2)]
+    assert found == pytest.approx([expected[0], 0, expected[1]])
+
+
+def weights(method: Method, answered: Iterable[int]) -> list[float]:
+    """Of each client, over all its trainings, which here end with the same weights."""
+    ctx, clients = server(7), [4, 5, 6]
+    times = method.trainings(ctx, clients)
+    places = [k for k in answered for _ in range(times[k])]
+    ctx.clients, ctx.samples = [clients[k] for k in places], [SAMPLES[k] for k in places]
+    ctx.updates = [
+        {name: torch.tensor(value) for name, value in TENSORS[k].items()} | {"steps": torch.tensor(7 * k)}
+        for k in places
+    ]
+    found = method.weights(ctx, [{"labelled": torch.tensor([float(LABELLED[k])])} for k in places])
     assert sum(found) == pytest.approx(1)
+    return [sum(share for k, share in zip(places, found, strict=True) if k == client) for client in range(3)]
 
 
 def server(round: int) -> ServerContext:
-    updates = [{name: torch.tensor(value) for name, value in each.items()} for each in TENSORS]
-    updates = [each | {"steps": torch.tensor(7 * k)} for k, each in enumerate(updates)]
-    return ServerContext(round, 1, 2, CPU, {}, {}, clients=[4, 5, 6], samples=SAMPLES, updates=updates)
+    return ServerContext(round, 1, 2, CPU, {}, {})
 
 
 def test_far_clients_do_not_underflow() -> None:
     """exp(-s d / n) is zero in any float for all of them; the nearest takes it all."""
     method = create("rscfed", {"scale": 1e6, "subset_size": 3})
-    found = method.weights(server(7), [{"labelled": torch.tensor([float(known)])} for known in LABELLED])
-    assert list(found) == pytest.approx([1.0, 0.0, 0.0])
+    assert weights(method, range(3)) == pytest.approx([1.0, 0.0, 0.0])
 
 
 def test_subsets() -> None:
@@ -159,10 +185,19 @@ def test_rounds_with_a_warm_up(tmp_path: Path) -> None:
     told = Told()
     given = {"per_round": 4, "rounds": 3, "method__warmup": 1, "method__subset_size": 2}
     play(tiny_config("rscfed", scenario="partial", **given), toy(), tmp_path, observers=[told])
-    assert [report.metrics["clients"] for report in told.reports] == [[0], [0, 1, 2, 3], [0, 1, 2, 3]]
+    first, *later = (report.metrics for report in told.reports)
+    assert (first["clients"], first["idle"]) == ([0], [1, 2, 3])
+    size = told.reports[0].state.weights
+    for metrics in later:
+        drawn = draw_subsets(4, 3, 2, server(metrics["round"]).rng("subsets"))
+        trained = sorted(k for members in drawn for k in members)
+        assert metrics["clients"] == sorted(set(trained))
+        assert len(set(trained)) < len(trained)
+        assert metrics["idle"] == [k for k in range(4) if k not in trained]
+        assert len(metrics["client_weights"]) == 6
+        assert sum(metrics["client_weights"]) == pytest.approx(1)
+        assert metrics["traffic"]["bytes_up"] == 6 * size_in_bytes(size) + 4 * len(set(trained))
     assert all(report.metrics["failed"] == {} for report in told.reports)
-    weights = told.reports[1].metrics["client_weights"]
-    assert sum(weights) == pytest.approx(1)
     assert told.reports[2].metrics["pseudo"]["selected_share"] == 1
     assert not same_bits(told.reports[1].state.weights, told.reports[2].state.weights)
 

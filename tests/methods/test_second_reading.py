@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from byhand import PLAIN, Weights, close, drawn, gradients, of_cross_entropy, take, unlabelled
 from proxyfl.core.state import Tensors, Update, namespace
 from proxyfl.data.stream import Batch
 from proxyfl.methods import rscfed
@@ -24,51 +25,9 @@ from proxyfl.methods.flfl import FLFL
 from proxyfl.methods.rscfed import RSCFed
 from toyclient import CLASSES, CPU, Pool, Toy, arrays, context, logits_of, softmax
 
-PLAIN = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
-Weights = list[np.ndarray]
-
-
-def drawn(count: int, seed: int) -> Tensor:
-    return torch.randn(count, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
-
-
-def gradients(weights: Weights, images: Tensor, upstream: np.ndarray) -> Weights:
-    """Of map, rows and bias, where ``upstream`` is the gradient of the logits."""
-    mix, rows, _ = weights
-    pixels = images.double().flatten(1).numpy()
-    features = np.tanh(pixels @ mix)
-    inner = (upstream @ rows) * (1 - features**2)
-    return [pixels.T @ inner, upstream.T @ features, upstream.sum(0)]
-
-
-def of_cross_entropy(
-    weights: Weights, images: Tensor, labels: Sequence[int], counted: Sequence[bool]
-) -> Weights:
-    """Gradients of the mean cross entropy over the images that count."""
-    upstream = softmax(logits_of(weights, images))
-    upstream[np.arange(len(labels)), labels] -= 1
-    return gradients(weights, images, upstream * np.array(counted)[:, None] / max(1, sum(counted)))
-
-
-def unlabelled(index: Sequence[int], *, weak: Tensor | None = None, strong: Tensor | None = None) -> Batch:
-    none = torch.zeros(0, 1, 3, 3)
-    views = (none if weak is None else weak, none if strong is None else strong)
-    return Batch(none, torch.zeros(0, dtype=torch.int64), none, *views, torch.tensor(index))
-
-
-def take(ctx: ClientContext, batch: Batch) -> None:
-    """A step as a client takes it."""
-    outputs = ctx.method.step(batch, ctx)
-    ctx.method.observe_all(outputs, ctx)
-
 
 def server(round: int, weights: Tensors, extras: Tensors, **given: object) -> ServerContext:
     return ServerContext(round, 1, CLASSES, CPU, weights, extras, **given)  # type: ignore[arg-type]
-
-
-def close(found: Weights, expected: Weights, tolerance: float = 2e-6) -> None:
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, atol=tolerance)
 
 
 # (FL)²
@@ -248,58 +207,63 @@ def mean_of(updates: Sequence[Sequence[Tensor]], weights: Sequence[float]) -> li
 
 
 def slow_consensus(
-    updates: Sequence[Sequence[Tensor]],
+    trained: Sequence[Sequence[Sequence[Tensor]]],
     images: Sequence[int],
     labelled: Sequence[bool],
     subsets: Sequence[Sequence[int]],
     scales: tuple[float, float],
     again: float,
 ) -> list[np.ndarray]:
-    """The mean of the means of the subsets, tensor by tensor."""
+    """The mean of the means of the subsets, tensor by tensor; clients trained for each subset anew."""
     means = []
+    left = [list(updates) for updates in trained]
     for members in subsets:
         base = [images[i] * (6.0 if labelled[i] else 1.0) for i in members]
-        centre = mean_of([updates[i] for i in members], base)
+        updates = [left[i].pop(0) for i in members]
+        centre = mean_of(updates, base)
         scale = scales[0] if any(labelled[i] for i in members) else scales[1]
         weights = []
-        for i, b in zip(members, base, strict=True):
-            away = sum(
-                np.linalg.norm(w.double().numpy() - c) for w, c in zip(updates[i], centre, strict=True)
-            )
+        for i, b, update in zip(members, base, updates, strict=True):
+            away = sum(np.linalg.norm(w.double().numpy() - c) for w, c in zip(update, centre, strict=True))
             weights.append(b * math.exp(-scale * away / images[i]) * (again if labelled[i] else 1.0))
-        means.append(mean_of([updates[i] for i in members], weights))
-    return [np.mean([mean[k] for mean in means], axis=0) for k in range(len(updates[0]))]
+        means.append(mean_of(updates, weights))
+    return [np.mean([mean[k] for mean in means], axis=0) for k in range(len(means[0]))]
 
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_the_consensus_of_rscfed(twice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labelled = [40, 30, 50, 20, 60, 10], [False, True, False, False, False, True]
-    subsets = [[0, 2, 4], [1, 2, 3], [5, 1, 0]]
+    subsets = [[0, 2, 4], [1, 2, 0], [5, 1, 0]]
     monkeypatch.setattr(rscfed, "draw_subsets", lambda *_, **__: subsets)
-    generator = torch.Generator().manual_seed(3)
-    updates = [[torch.randn(s, generator=generator) for s in ((3, 2), (4,), ())] for _ in images]
     method = RSCFed(subsets=3, subset_size=3, scale=7.0, scale_unlabelled=21.0, twice=twice, warmup=0)
+    ctx, clients = server(1, {}, {}), [10 + i for i in range(6)]
+    times = method.trainings(ctx, clients)
+    assert list(times) == [3, 2, 2, 0, 1, 1]  # as often as it is in a subset
+    generator = torch.Generator().manual_seed(3)
+    trained = [
+        [[torch.randn(s, generator=generator) for s in ((3, 2), (4,), ())] for _ in range(k)] for k in times
+    ]
     sent = [
         Update(
             1,
-            10 + i,
+            client,
             n,
             dict(zip("abc", update, strict=True)),
             {"rscfed/labelled": torch.tensor([float(has)])},
         )
-        for i, (n, has, update) in enumerate(zip(images, labelled, updates, strict=True))
+        for client, n, has, updates in zip(clients, images, labelled, trained, strict=True)
+        for update in updates
     ]
-    found = weights_of(method, sent)
-    expected = slow_consensus(updates, images, labelled, subsets, (7.0, 21.0), 6.0 if twice else 1.0)
-    close(mean_of(updates, found), expected)
+    found = weights_of(method, sent, ctx)
+    expected = slow_consensus(trained, images, labelled, subsets, (7.0, 21.0), 6.0 if twice else 1.0)
+    close(mean_of([update for updates in trained for update in updates], found), expected)
 
 
-def weights_of(method: Method, sent: Sequence[Update]) -> Sequence[float]:
+def weights_of(method: Method, sent: Sequence[Update], begun: ServerContext) -> Sequence[float]:
     kept = [namespace(method.receive_all(update), method.name) for update in sent]
-    ctx = server(
-        1,
-        dict(sent[0].weights),
-        {},
+    ctx = replace(
+        begun,
+        weights=dict(sent[0].weights),
         clients=[update.client for update in sent],
         samples=[update.samples for update in sent],
         rule_weights=[1.0] * len(sent),

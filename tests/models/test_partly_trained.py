@@ -69,13 +69,10 @@ class TestFreezing:
     def test_names_that_do_not_exist_are_told_with_those_that_do(self):
         with pytest.raises(ConfigError) as error:
             built(trainable="layers.3.*,classifier.*")
-        assert str(error.value) == (
-            "model.trainable: 'layers.3.*' names no parameter of 'resnet8'; it has trunk.stem.conv.weight, "
-            "trunk.stem.norm.weight, trunk.stem.norm.bias, trunk.stage1.first.conv.weight, "
-            "trunk.stage1.first.norm.weight, trunk.stage1.first.norm.bias, … (17 more) …, "
-            "trunk.stage3.second.norm.bias, trunk.stage3.skip.conv.weight, trunk.stage3.skip.norm.weight, "
-            "trunk.stage3.skip.norm.bias, classifier.weight, classifier.bias"
-        )
+        assert "'layers.3.*' names no parameter of 'resnet8'" in str(error.value)
+        assert "trunk.stem.conv.weight, " in str(error.value)
+        assert " … (17 more) …, " in str(error.value)
+        assert str(error.value).endswith("classifier.weight, classifier.bias")
         with pytest.raises(ConfigError, match=r"'head' .*'classifier\.\*'"):
             Network.of(nn.Linear(2, 2), 2, 1, trainable="head").adapt(nn.Linear(2, 2))
 

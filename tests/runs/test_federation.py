@@ -422,6 +422,12 @@ class TestUnknownLabels:
             proxyfl.Federation(self.data(slice(0, 5)), SIMULATION.partition, Net, workers=0)
 
 
+def test_a_partition_of_other_data_is_refused() -> None:
+    fewer = dataclasses.replace(SIMULATION.dataset, train=SIMULATION.dataset.train.take(torch.arange(20)))
+    with pytest.raises(DataError, match="has 20 training images"):
+        proxyfl.Federation(fewer, SIMULATION.partition, Net, workers=0)
+
+
 def test_a_run_and_a_resume_do_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: dict[str, int] = {}
 

@@ -164,10 +164,9 @@ def test_a_tool_that_cannot_be_started_names_the_cure() -> None:
     logger = Fragile("open")
     with pytest.raises(ConfigError) as caught:
         three_rounds(logger)
-    assert str(caught.value) == (
-        "Fragile cannot be started (OSError: the line is dead and gone); hold it gently, "
-        "then 'proxyfl resume runs/one' with or without --log fragile"
-    )
+    said = str(caught.value)
+    assert "dead and gone); hold it gently" in said
+    assert "'proxyfl resume runs/one' with or without --log fragile" in said
     assert logger.calls == ["open"]
 
 

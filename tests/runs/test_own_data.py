@@ -159,7 +159,8 @@ def test_a_class_that_nobody_labelled_is_named():
     labels = torch.arange(12) % 2 + 1
     gap = Dataset.of(images, labels, test=(images, labels))
     told = doubts(gap, make_partition(gap, clients=1, per_class=1, scheme="iid"))
-    assert told == ["no labelled training images of class '0': this class cannot be learnt"]
+    (doubt,) = told
+    assert "class '0'" in doubt
 
 
 def test_presets_say_nothing_new():

@@ -594,7 +594,7 @@ def test_a_best_model_without_a_copy_is_said_to_be_lost(
     for file in ("models/best.safetensors", "checkpoints/best.safetensors"):
         flip_a_bit(where / file)
     proxyfl.resume(where)
-    assert f"the best model, of round {best}, is damaged and there is no copy" in capsys.readouterr().err
+    assert f"the best model, of round {best}, is damaged" in capsys.readouterr().err
     with pytest.raises(RunError, match="damaged"):
         Run(where).model("best")
 

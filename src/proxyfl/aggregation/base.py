@@ -71,6 +71,22 @@ class Accumulator(ABC):
         """End the round. ``kept`` is what the method kept of each update that was added."""
 
 
+class Passing(Accumulator):
+    """Lets another accumulator, ``inner``, do the work; subclasses do something before or after."""
+
+    def __init__(self, inner: Accumulator, old: Tensors) -> None:
+        self.inner, self.old = inner, old
+
+    def admit(self, update: Update) -> Update:
+        return self.inner.admit(update)
+
+    def add(self, update: Update, weight: float) -> None:
+        self.inner.add(update, weight)
+
+    def settle(self, ctx: ServerContext, kept: list[Tensors]) -> Settled:
+        return self.inner.settle(ctx, kept)
+
+
 class Aggregator(ABC):  # noqa: B024
     """What becomes of a round's updates.
 

@@ -13,7 +13,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from proxyfl.aggregation.base import Accumulator, Aggregator, Around, Gathered, Round, Settled, like
+from proxyfl.aggregation.base import Accumulator, Aggregator, Around, Gathered, Passing, Round, Settled, like
 from proxyfl.aggregation.change import change_length, scaled_down
 from proxyfl.aggregation.mean import Mean
 from proxyfl.core.config import AggregationSettings
@@ -56,20 +56,15 @@ class Clip(Around):
         return ClippedByLength(self.length, self.inner.begin(round), round.state.weights)
 
 
-class ClippedByLength(Accumulator):
+class ClippedByLength(Passing):
     """Clips updates on their way to another accumulator."""
 
     def __init__(self, length: float, inner: Accumulator, old: Tensors) -> None:
-        self.length, self.inner, self.old = length, inner, old
+        super().__init__(inner, old)
+        self.length = length
 
     def admit(self, update: Update) -> Update:
-        return clipped(self.inner.admit(update), self.old, self.length)
-
-    def add(self, update: Update, weight: float) -> None:
-        self.inner.add(update, weight)
-
-    def settle(self, ctx: ServerContext, kept: list[Tensors]) -> Settled:
-        return self.inner.settle(ctx, kept)
+        return clipped(super().admit(update), self.old, self.length)
 
 
 class ClippedByMedian(Gathered):

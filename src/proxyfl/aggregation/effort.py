@@ -16,19 +16,23 @@ from proxyfl.methods.base import Method
 
 @dataclass(frozen=True)
 class Effort:
-    """``images`` that a client registered, ``steps`` of its round, ``visits`` to images in a local epoch."""
+    """``images`` that a client registered, ``steps`` and ``epochs`` of its round, ``visits`` to images in a
+    local epoch, and how many ``times`` it was to train.
+    """
 
     images: int
     steps: int
     epochs: int
     visits: int
+    times: int = 1
 
 
-def most_effort(train: TrainSettings, method: Method, images: int) -> Effort:
-    """For a client with this many images, however many of them are labelled."""
+def most_effort(train: TrainSettings, method: Method, images: int, times: int = 1) -> Effort:
+    """For a client with this many images, however many of them are labelled, that trains so many times."""
     pool_batch = train.batch * train.mu
     per_step = train.batch if train.epoch == "release" or method.walks_labelled else pool_batch
     proposed = max(1, images // per_step)
     steps = max(proposed, method.steps_per_epoch(images, proposed, train.batch))
     visits = steps * (train.batch + min(pool_batch, images))
-    return Effort(images, train.epochs * steps, train.epochs, visits)
+    epochs = times * train.epochs
+    return Effort(images, epochs * steps, epochs, visits, times)

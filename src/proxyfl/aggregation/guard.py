@@ -73,7 +73,7 @@ class Guard:
     noised: bool = False
     seen: set[int] = field(default_factory=set)
     length: float = 0.0
-    """Of the change of weights that was checked last."""
+    """Of the change of weights that was checked last: of a client's trainings, the first."""
 
     def check(self, update: Update, asked: int | None = None) -> None:
         """Let the update pass, or raise :class:`UpdateRefused` with the reason.
@@ -81,21 +81,29 @@ class Guard:
         ``asked`` is the client whose answer this is, where that is known from elsewhere.
         """
         self._check_sender(update, asked)
-        _tensors(update.weights, update.extras, update.carry)
-        _same_form(update.weights, self.weights)
+        most = self.most[update.client]
+        if len(update.again) != most.times - 1:
+            raise UpdateRefused(f"has weights of {1 + len(update.again)} trainings, not {most.times}")
+        for weights in (*update.again, update.weights):
+            self._check_weights(weights)
+        _tensors(update.extras, update.carry)
         self._check_extras(update.extras)
         self._check_carry(update.carry)
-        _finite((*update.weights.items(), *update.extras.items(), *update.carry.items()))
+        _finite((*update.extras.items(), *update.carry.items()))
         _bounded(update.extras.items())
-        _bounded((name, value) for name, value in update.weights.items() if not value.is_floating_point())
-        self._check_signs(update.weights)
-        most = self.most[update.client]
         self._check_counts(update.extras, most)
         self._check_metrics(update.metrics, most)
         if not _real(update.seconds) or not 0 <= update.seconds <= LARGEST:
             raise UpdateRefused(f"took {_short(update.seconds)} seconds")
-        self._check_length(update.weights)
         self.seen.add(update.client)
+
+    def _check_weights(self, weights: Tensors) -> None:
+        _tensors(weights)
+        _same_form(weights, self.weights)
+        _finite(weights.items())
+        _bounded((name, value) for name, value in weights.items() if not value.is_floating_point())
+        self._check_signs(weights)
+        self._check_length(weights)
 
     def _check_sender(self, update: Update, asked: int | None) -> None:
         if type(update.round) is not int or update.round != self.round:

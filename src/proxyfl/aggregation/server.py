@@ -23,11 +23,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proxyfl.aggregation.base import Accumulator, Aggregator, Around, Round, Settled, like
+from proxyfl.aggregation.base import Accumulator, Aggregator, Around, Passing, Round, Settled, like
 from proxyfl.aggregation.mean import Mean
 from proxyfl.core.config import AggregationSettings
 from proxyfl.core.errors import ConfigError
-from proxyfl.core.state import Tensors, Update
+from proxyfl.core.state import Tensors
 from proxyfl.methods.context import ServerContext
 
 SLOT = "server/_{slot}/{name}"
@@ -62,20 +62,15 @@ class ServerOptimiser(Around):
         return Stepping(self, self.inner.begin(round), round.state.weights)
 
 
-class Stepping(Accumulator):
+class Stepping(Passing):
     """Lets another accumulator settle, then goes the optimiser's step."""
 
     def __init__(self, optimiser: ServerOptimiser, inner: Accumulator, old: Tensors) -> None:
-        self.optimiser, self.inner, self.old = optimiser, inner, old
-
-    def admit(self, update: Update) -> Update:
-        return self.inner.admit(update)
-
-    def add(self, update: Update, weight: float) -> None:
-        self.inner.add(update, weight)
+        super().__init__(inner, old)
+        self.optimiser = optimiser
 
     def settle(self, ctx: ServerContext, kept: list[Tensors]) -> Settled:
-        settled = self.inner.settle(ctx, kept)
+        settled = super().settle(ctx, kept)
         for name, new in settled.weights.items():
             if is_parameter(name, new):
                 settled.weights[name] = self._moved(name, new, ctx)

@@ -278,12 +278,12 @@ def overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequenc
 
 def _note_other_method(path: Path, method: str) -> None:
     """Say so when a file's method table does not apply to the method that is asked for."""
+    from proxyfl.core.trees import table_in
     from proxyfl.runs.config_file import load_toml
 
-    table = load_toml(path)
-    section = table.get("method")
-    named = section.get("name") if isinstance(section, dict) else None
-    if named and named != method and len(section or {}) > 1:
+    section = table_in(load_toml(path), "method")
+    named = section.get("name")
+    if named and named != method and len(section) > 1:
         text = f"note: [method] of {path} is for {named}; {method} starts from its own defaults"
         typer.echo(one_line(text), err=True)
 

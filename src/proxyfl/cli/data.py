@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import Scenario, Settings, overrides
+from proxyfl.cli.common import Scenario, Settings, overrides, plain_table
 from proxyfl.cli.own_data import draw_sheet, explain, require_png
 
 if TYPE_CHECKING:
@@ -46,17 +46,12 @@ def ls(root: Root = None) -> None:
 
     Example: proxyfl data ls --data-root ~/data
     """
-    from rich.table import Table
-
     from proxyfl.data.files import data_root
     from proxyfl.data.sources import SOURCES
 
     folder = data_root(root)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("name", no_wrap=True)
-    table.add_column("here", no_wrap=True)
-    table.add_column("train + test", no_wrap=True, justify="right")
-    table.add_column("what and where", overflow="fold")
+    heads = ("name", "here", "train + test")
+    table = plain_table(*heads, "what and where", right=heads[2:], keep=heads)
     for source in SOURCES.values():
         table.add_row(*_row(source, folder))
     console = _console()

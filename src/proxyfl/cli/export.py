@@ -48,18 +48,19 @@ def export(
     from proxyfl.runs.model_page import model_page
     from proxyfl.runs.run import Run
 
-    if to not in portable.SUFFIXES:
-        raise ConfigError(f"--to {to} is not a known format; {nearest(to, portable.SUFFIXES)}")
-    path = output or Path(f"model{portable.SUFFIXES[to]}")
-    if path.suffix != portable.SUFFIXES[to]:
-        raise ConfigError(f"--output {path} must end in {portable.SUFFIXES[to]} with --to {to}")
+    if to not in portable.FORMS:
+        raise ConfigError(f"--to {to} is not a known format; {nearest(to, portable.FORMS)}")
+    suffix = portable.FORMS[to][0]
+    path = output or Path(f"model{suffix}")
+    if path.suffix != suffix:
+        raise ConfigError(f"--output {path} must end in {suffix} with --to {to}")
     found = Run(find_run(run))
     trained = found.model(model)
     card = trained.card
     test = _test_images(found, card, data_root)
     images = _drawn(card) if test is None else test.images[:COMPARED]
     images = images if card.image_size else images.float()
-    result = portable.export(trained, portable.Form(to), path, images)
+    result = portable.export(trained, to, path, images)
     which = f"{'drawn' if test is None else 'test'} {'images' if card.image_size else 'vectors'}"
     compared = (
         f"Compared with the original on {result.images} {which}: largest difference of a probability "

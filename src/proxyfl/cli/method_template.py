@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -202,20 +201,16 @@ class Draft:
         theirs = "import proxyfl\nimport torch\nfrom proxyfl.methods import create"
         return TEST.substitute(self._names, imports=f"{theirs}\n\nfrom {self.module} import lead")
 
-    def page(self, measured: Path) -> str:
-        """With its tables as ``tools/refresh.py`` fills them from a checkout's results in ``measured``."""
-        from proxyfl.report import pages
-
+    def page(self) -> str:
+        """In a checkout, its tables are left to ``tools/method_pages.py``."""
         call = "proxyfl" if self.checkout else f"proxyfl --plugin {self.module}.py"
-        names = f"{self.name} {self.parent.name}"
-        lead = pages.parameter_row("lead", LEAD, "≥ 0, ≤ 1", MEANING)
-        table = pages.block("parameters", self.name, pages.parameters(self.parent.name, [lead]))
-        results = f"\n{pages.block('results', names, pages.results(names, measured))}\n"
+        table = f"<!-- parameters {self.name} -->\n<!-- /parameters -->"
+        results = f"\n<!-- results {self.name} {self.parent.name} -->\n<!-- /results -->\n"
         return PAGE.substitute(
             self._names,
             idea=_filled(IDEA.substitute(parent=f"`{self.parent.name}`", tau="τ"), PROSE),
             run=f"{call} run digits --method {self.name}",
-            parameters=table if self.checkout else self._table(call, lead),
+            parameters=table if self.checkout else self._table(call),
             results=results if self.checkout else "",
         )
 
@@ -247,13 +242,13 @@ class Draft:
         arguments = "\n".join(f"{part}," for part in parts)
         return f"register(\n    Recipe(\n{textwrap.indent(arguments, ' ' * 8)}\n    )\n)"
 
-    def _table(self, call: str, lead: str) -> str:
+    def _table(self, call: str) -> str:
         lines = [
             "## Parameters",
             "",
             "| parameter | default | range | meaning |",
             "|---|---|---|---|",
-            lead,
+            f"| `lead` | {LEAD} | ≥ 0, ≤ 1 | {MEANING} |",
             "",
             f"The others are those of `{self.parent.name}`; `{call} methods show {self.name}` prints all.",
         ]

@@ -9,8 +9,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 import keyword
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +57,8 @@ def new_method(
             raise ConfigError(f"{file} exists; choose another name. Nothing was written")
     _check_free(name, place)
     draft = Draft(name, _parent(parent), place.checkout)
-    texts = draft.method(), draft.test(), draft.page(place.measured)
-    _write(dict(zip(files, texts, strict=True)))
+    _write(dict(zip(files, (draft.method(), draft.test(), draft.page()), strict=True)))
+    place.fill(files[-1])
     for file in files:
         typer.echo(f"wrote {file}")
     typer.echo("\nnext")
@@ -82,10 +85,12 @@ class Place:
     def package(self) -> Path:
         return self.folder / "src" / "proxyfl" / "methods" / "__init__.py"
 
-    @property
-    def measured(self) -> Path:
-        """Where a checkout has the results that its pages show."""
-        return self.folder / "results" / "digits-learning.csv"
+    def fill(self, page: Path) -> None:
+        """The tables of a page, by the checkout's own tool, which finds the new method in the source."""
+        tool, source = self.folder / "tools" / "method_pages.py", self.folder / "src"
+        if self.checkout and tool.is_file():
+            environment = {**os.environ, "PYTHONPATH": str(source)}
+            subprocess.run([sys.executable, "-B", str(tool), str(page)], env=environment, check=True)
 
     def files(self, name: str) -> tuple[Path, Path, Path]:
         """The method, its test and its page."""

@@ -135,12 +135,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sha256(path: Path, limit: int | None = None) -> str:
-    """SHA-256 of a file, or of its first ``limit`` bytes."""
-    digest = hashlib.sha256()
-    left = limit if limit is not None else path.stat().st_size
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, which is read in pieces."""
     with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            digest.update(block)
-            left -= len(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def leads_into(path: Path, home: Path) -> bool:
+    """Whether a path that may be a link ends inside ``home``, which is resolved."""
+    try:
+        return path.resolve().is_relative_to(home)
+    except (OSError, RuntimeError):  # a link that leads to itself
+        return False

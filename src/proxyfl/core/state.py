@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -93,7 +93,8 @@ class Task:
     """One client's work in one round: what the server sends it.
 
     ``weights`` and ``extras`` are the broadcast, ``personal`` is for this client alone, ``version`` is the
-    round that wrote the client state to start from (0: none yet), ``purpose`` what is to be done.
+    round that wrote the client state to start from (0: none yet), ``purpose`` what is to be done, and
+    ``times`` how often: each training begins with the same weights.
     """
 
     round: int
@@ -104,11 +105,14 @@ class Task:
     version: int = 0
     carry: Tensors = field(default_factory=dict)
     purpose: str = TRAIN
+    times: int = 1
 
 
 @dataclass(frozen=True)
 class Update:
-    """A client's answer. ``metrics`` are sums that the server adds up over clients."""
+    """A client's answer. ``metrics`` are sums that the server adds up over clients; ``again`` are the weights
+    of further trainings, where the task asked for several.
+    """
 
     round: int
     client: int
@@ -118,6 +122,11 @@ class Update:
     metrics: Metrics = field(default_factory=dict)
     carry: Tensors = field(default_factory=dict)
     seconds: float = 0.0
+    again: tuple[Tensors, ...] = ()
+
+    def each(self) -> list[Update]:
+        """One update for each training."""
+        return [replace(self, weights=weights, again=()) for weights in (self.weights, *self.again)]
 
 
 LONGEST_REASON, LONGEST_DETAIL = 500, 8_000

@@ -45,6 +45,12 @@ def nested(flat: Mapping[str, Any]) -> Tree:
     return tree
 
 
+def table_in(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The table of this name in another; an empty one where there is none, or something else."""
+    found = tree.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 def dotted(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Back from :func:`nested`, in order."""
     flat: dict[str, Any] = {}

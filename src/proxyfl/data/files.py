@@ -68,11 +68,8 @@ def data_root(root: Path | str | None = None) -> Path:
 
 def digest(path: Path, algorithm: str) -> str:
     """The checksum of a file, read in pieces."""
-    state = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as file:
-        while piece := file.read(CHUNK):
-            state.update(piece)
-    return state.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def record_of(path: Path) -> Path:

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from proxyfl.core.errors import DataError
+from proxyfl.core.files import leads_into
 from proxyfl.data import medical
 from proxyfl.data.files import progress
 
@@ -51,13 +52,6 @@ def is_image(path: Path) -> bool:
     return medical.suffix_of(path) in SUFFIXES
 
 
-def _inside(path: Path, home: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(home)
-    except (OSError, RuntimeError):  # a link that leads to itself
-        return False
-
-
 def list_folder(folder: Path, within: Path) -> tuple[list[Path], list[Path], int]:
     """The sub-folders and the images in ``folder``, each sorted by name, and the number of other entries.
 
@@ -65,14 +59,14 @@ def list_folder(folder: Path, within: Path) -> tuple[list[Path], list[Path], int
     """
     folders, files, others = [], [], 0
     home = within.resolve()
-    if not _inside(folder, home):
+    if not leads_into(folder, home):
         raise DataError(f"{folder} is a link that leads out of {within}; copy the folder there instead")
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             path = Path(entry.path)
-            if entry.is_symlink() and not _inside(path, home):
+            if entry.is_symlink() and not leads_into(path, home):
                 raise DataError(f"{path} is a link that leads out of {within}; copy the file there instead")
             if entry.is_dir():
                 folders.append(path)

@@ -87,26 +87,19 @@ class Partition:
         return {**tensors, **scenario_tensors(self.server, self.where, self.server_validation)}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], images: int | None = None) -> Partition:
-        """The inverse of ``to_tensors``; refuses what no partition (of ``images`` images) can be."""
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Partition:
+        """The inverse of ``to_tensors``; refuses what no partition can be."""
         try:
             parts = [
                 Ragged(*(tensors[f"{name}.{piece}"].cpu().numpy() for piece in ("values", "starts", "stops")))
                 for name in ("labelled", "unlabelled", "validation")
                 if name != "validation" or "validation.values" in tensors
             ]
-            partition = cls(*parts, **read_scenario(tensors))
+            return cls(*parts, **read_scenario(tensors))
         except KeyError as missing:
             raise RunError(f"the partition file is damaged: {missing.args[0]} is missing") from missing
         except ConfigError as wrong:
             raise RunError(f"the partition file is damaged: {wrong}") from wrong
-        lists = (*(part.values for part in parts), partition.server, partition.server_validation)
-        largest = max(int(found.max(initial=-1)) for found in lists)
-        if images is not None and largest >= images:
-            raise RunError(
-                f"the partition refers to image {largest} of only {images}; use the data it was created from"
-            )
-        return partition
 
     def class_counts(self, labels: Any, classes: int) -> tuple[Indices, Indices]:
         """Images per client and class, (clients, classes), of the labelled and of the unlabelled lists."""

@@ -22,7 +22,7 @@ from proxyfl.core.config import Config, read_config
 from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
-from proxyfl.core.state import STATISTICS, TRAIN, Update, detached, within
+from proxyfl.core.state import STATISTICS, TRAIN, Update, detached
 from proxyfl.core.text import shortened
 from proxyfl.deploy import pki, signers, signing
 from proxyfl.deploy.audit import AuditLog, user
@@ -32,6 +32,7 @@ from proxyfl.deploy.post import private
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.widening import widened
 from proxyfl.engines.flower.codec import forms_of, packed, whole
+from proxyfl.engines.serialization import tensors_of
 from proxyfl.federation.score_counts import blank, counts_scores
 
 OFFER_FILE, APPROVAL_FILE, ASKED_FILE = "offer.json", "approval.json", "asked.json"
@@ -271,7 +272,7 @@ def _as_deployment(site: Site, config: Config) -> Deployment:
 
 
 def _shapes(update: Update) -> Leaves:
-    return forms_of(packed(detached(within("weights", update.weights) | within("extras", update.extras))))
+    return forms_of(packed(detached(tensors_of(update))))
 
 
 def _message(record: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def explain(deployment: Deployment) -> Explanation:
     method = registry.method_of(deployment.config)
     task, update = dry_run(deployment)
     classes = len(deployment.classes)
-    up = (*_parts(update.weights), *_extras(update.extras))
+    up = (*_parts(update.weights), *_again(update.again), *_extras(update.extras))
     static_up, static_down = _statistics(deployment)
     return Explanation(
         method=deployment.config.method.name,
@@ -131,7 +132,7 @@ def dry_run(deployment: Deployment, purpose: str = TRAIN) -> tuple[Task, Update]
         state = server.start(trainer.initial_weights())
         broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
         personal = method.task_extras_all(server.context(state), 0)
-        task = Task(1, 0, state.weights, broadcast, personal)
+        task = Task(1, 0, state.weights, broadcast, personal, times=method.most_trainings)
         if purpose != TRAIN:
             task = Task(1, 0, state.weights, purpose=purpose)
         answer = next(iter(engine.run([task])))
@@ -182,6 +183,12 @@ def _made_up(deployment: Deployment) -> tuple[ClientData | None, ClientData]:
 def _parts(weights: Tensors) -> list[Item]:
     numbers, sizes = numbers_by_part(weights), by_part(weights)
     return [Item(f"weights: {part}", numbers[part], sizes[part]) for part in PARTS if numbers[part]]
+
+
+def _again(again: Sequence[Tensors]) -> list[Item]:
+    numbers = sum(value.numel() for weights in again for value in weights.values())
+    size = sum(map(size_in_bytes, again))
+    return [Item(f"weights of up to {len(again)} further trainings", numbers, size)] if again else []
 
 
 def _extras(extras: Tensors) -> list[Item]:

@@ -75,7 +75,7 @@ class LiveLog:
                 self.left_out[answer.client] = f"round {answer.round}: it was not there by the deadline"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:
-            sent = size_in_bytes(answer.weights) + size_in_bytes(answer.extras)
+            sent = sum(map(size_in_bytes, (answer.weights, *answer.again, answer.extras)))
             details = {"bytes": sent, "seconds": round(answer.seconds, 3)}
             self.tell("answered", round=answer.round, client=answer.client, site=name, **details)
 

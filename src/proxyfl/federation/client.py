@@ -6,8 +6,10 @@ Every engine calls the same :class:`ClientTrainer`; what differs is where it run
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +29,7 @@ from proxyfl.federation.evaluate import eval_batch
 from proxyfl.federation.pseudo_metrics import count_decisions
 from proxyfl.federation.statistics import sums
 from proxyfl.methods.base import Method, overrides
-from proxyfl.methods.context import ClientContext
+from proxyfl.methods.context import ClientContext, turn_of
 from proxyfl.methods.optimisers import OptimiserFactory
 from proxyfl.models import Network, part_of
 from proxyfl.models.loading import put
@@ -173,14 +175,43 @@ class ClientTrainer:
     def _train(
         self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None, steps: Steps
     ) -> Update:
-        start = time.perf_counter()
-        ctx = self._context(task, self.method.rearrange(data))
-        put(self.network, self.method.model(task.weights) | self._private(ctx))
+        start, given = time.perf_counter(), self.method.rearrange(data)
+        state = self.store.load(task.client, task.version) if self.keeps_state else {}
+        sums, trained, carry = Counter[str](), list[Tensors](), task.carry
+        for turn in range(task.times):
+            ctx = self._context(replace(task, carry=carry), given, state, turn)
+            extras = self._train_once(ctx, steps)
+            trained.append(detached(self.method.upload(ctx)))
+            state, carry = ctx.state, momentum_of(ctx) if self.settings.leak_momentum else {}
+            sums["steps"] += ctx.steps
+            sums.update({f"loss/{name}": float(value) for name, value in ctx.losses.items()})
+            sums.update({f"count/{name}": float(value) for name, value in ctx.counts.items()})
+            watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
+            # Parts may keep what points back to the context; its tensors would stay until cycles are looked
+            # for.
+            vars(ctx).clear()
+        if self.keeps_state:
+            self.store.save(task.client, task.round, state, base=task.version)
+        return Update(
+            round=task.round,
+            client=task.client,
+            samples=len(data),
+            weights=trained[0],
+            extras=extras,
+            metrics={name: float(value) for name, value in sums.items()} | watched,
+            carry=carry,
+            seconds=time.perf_counter() - start,
+            again=tuple(trained[1:]),
+        )
+
+    def _train_once(self, ctx: ClientContext, steps: Steps) -> Tensors:
+        """All steps from the weights received; what is sent beside the weights that they lead to."""
+        put(self.network, self.method.model(ctx.task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
-        with isolated(self.seed, task.round, task.client, "layers"):
+        with isolated(self.seed, ctx.task.round, ctx.task.client, turn_of("layers", ctx.turn)):
             with span(BEGIN):
                 self.method.begin_all(ctx)
-            restore_momentum(ctx, namespace(ctx.state, MOMENTUM) or task.carry)
+            restore_momentum(ctx, namespace(ctx.state, MOMENTUM) or ctx.task.carry)
             for batches in steps(ctx):
                 with span(STEP):
                     outputs = self.method.step(next(batches), ctx)
@@ -193,24 +224,7 @@ class ClientTrainer:
             ctx.state |= within("private", self._private_part(self.network.state_dict()))
         if self.settings.keeps_momentum("clients"):
             ctx.state |= within(MOMENTUM, momentum_of(ctx))
-        if self.keeps_state:
-            self.store.save(task.client, task.round, ctx.state, base=task.version)
-        watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
-        losses = {f"loss/{name}": float(value) for name, value in ctx.losses.items()}
-        counts = {f"count/{name}": float(value) for name, value in ctx.counts.items()}
-        update = Update(
-            round=task.round,
-            client=task.client,
-            samples=len(data),
-            weights=detached(self.method.upload(ctx)),
-            extras=detached(extras),
-            metrics={"steps": float(ctx.steps), **losses, **counts, **watched},
-            carry=momentum_of(ctx) if self.settings.leak_momentum else {},
-            seconds=time.perf_counter() - start,
-        )
-        # Parts may keep what points back to the context; its tensors would stay until cycles are looked for.
-        vars(ctx).clear()
-        return update
+        return detached(extras)
 
     def _private(self, ctx: ClientContext) -> Tensors:
         """What this client kept of the network to itself; at its first round, as the seed initialises it."""
@@ -221,24 +235,28 @@ class ClientTrainer:
     def _private_part(self, weights: Tensors) -> Tensors:
         return {name: value for name, value in weights.items() if name.startswith(self.method.all_private)}
 
-    def _context(self, task: Task, data: ClientData) -> ClientContext:
+    def _context(self, task: Task, data: ClientData, state: Tensors, turn: int) -> ClientContext:
         stream = Stream(
             data,
             self.settings,
             self.views,
             self.method.all_wants,
-            rng(self.seed, task.round, task.client, "batches"),
+            rng(self.seed, task.round, task.client, turn_of("batches", turn)),
             self.device,
             walk_labelled=self.method.walks_labelled,
         )
         stream.steps = max(
             1, self.method.steps_per_epoch(len(data.labelled), stream.steps, self.settings.batch)
         )
-        state = self.store.load(task.client, task.version) if self.keeps_state else {}
-        return self.context(task, stream, self.settings, state)
+        return self.context(task, stream, self.settings, state, turn)
 
     def context(
-        self, task: Task, stream: Stream, settings: TrainSettings, state: Tensors | None = None
+        self,
+        task: Task,
+        stream: Stream,
+        settings: TrainSettings,
+        state: Tensors | None = None,
+        turn: int = 0,
     ) -> ClientContext:
         """What the method sees of training on this stream."""
         return ClientContext(
@@ -255,6 +273,7 @@ class ClientTrainer:
             initial=self.initial_weights,
             own_optimiser=self.optimiser,
             state=state or {},
+            turn=turn,
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +26,8 @@ class Fold:
     """Takes updates and failures; afterwards holds the mean, what the method kept, and who did what.
 
     ``answered`` are the clients with a usable answer; of those, whom the method gives no weight are
-    ``resting`` and the others ``clients``.
+    ``resting``. ``clients`` has one entry for each update in the mean: ``times`` says who trains more than
+    once.
 
     ``keep`` says whether single clients are noted, and of which rounds what the method watches in single
     updates is kept; without it, and of private ones, nothing is.
@@ -41,6 +44,7 @@ class Fold:
         *,
         train: TrainSettings,
         federation: FederationSettings,
+        times: Mapping[int, int] | None = None,
         keep: KeepSettings | None = None,
         spool: Path | None = None,
     ) -> None:
@@ -53,7 +57,10 @@ class Fold:
         self.guard = Guard(
             state.round + 1,
             state.weights,
-            {k: most_effort(train, method, int(population.sizes[k])) for k in clients},
+            {
+                k: most_effort(train, method, int(population.sizes[k]), (times or {}).get(k, 1))
+                for k in clients
+            },
             federation.max_norm,
             method.extras_form_all(ctx),
             method.all_counts,
@@ -95,8 +102,9 @@ class Fold:
             client = answer.client if asked is None else asked
             try:
                 self.guard.check(answer, asked)
-                answer = self.accumulator.admit(answer)
-                kept = self.method.receive_all(answer)
+                updates = [self.accumulator.admit(update) for update in answer.each()]
+                kept = [self.method.receive_all(update) for update in updates]
+                answer = replace(updates[0], again=tuple(update.weights for update in updates[1:]))
             except KeyError as missing:
                 answer = Failure(self.guard.round, client, f"refused: {str(missing) or 'a key'} is missing")
             except UpdateRefused as refused:
@@ -107,18 +115,19 @@ class Fold:
         if isinstance(answer, Failure):
             self.failed[answer.client] = answer.reason
             return answer
-        self.rule_weights.append(self._weight(answer))
-        weight = self.method.weight_of(answer, self.rule_weights[-1])
+        rule = self._weight(answer)
+        weight = self.method.weight_of(answer, rule)
         self.answered.append(answer.client)
         if not weight:
             self.resting.append(answer.client)
-            self.rule_weights.pop()
             self._add_metrics(answer)
             return answer
-        self.accumulator.add(answer, weight)
-        self.kept.append(kept)
-        self.clients.append(answer.client)
-        self.samples.append(answer.samples)
+        for update, tensors in zip(updates, kept, strict=True):
+            self.accumulator.add(update, weight)
+            self.kept.append(tensors)
+            self.clients.append(answer.client)
+            self.samples.append(answer.samples)
+            self.rule_weights.append(rule)
         self.carry = answer.carry
         if self.aggregator.private:
             return answer  # whose losses and weights nothing has noised: they are not written down
@@ -137,6 +146,11 @@ class Fold:
             self.senders[name] += 1
 
     @property
+    def used(self) -> list[int]:
+        """Who is in the mean, each once."""
+        return list(dict.fromkeys(self.clients))
+
+    @property
     def settles(self) -> bool:
         """Whether the weights move: with no update only where noise hides that there was none."""
         return bool(self.clients) or self.aggregator.private
@@ -147,7 +161,8 @@ class Fold:
         settled = self.accumulator.settle(ctx, self.kept)
         if len(settled.chosen) < len(self.clients):
             stay = set(settled.chosen)
-            ctx.metrics["rejected"] = [client for k, client in enumerate(self.clients) if k not in stay]
+            left = [client for k, client in enumerate(self.clients) if k not in stay]
+            ctx.metrics["rejected"] = list(dict.fromkeys(left))
             ctx.clients = [self.clients[k] for k in settled.chosen]
             ctx.samples = [self.samples[k] for k in settled.chosen]
             ctx.rule_weights = [self.rule_weights[k] for k in settled.chosen]
@@ -159,7 +174,7 @@ class Fold:
         found: Tensors = {}
         for title, values in self.watched.items():
             found[f"{title}/clients"] = torch.stack(values)
-            found[f"{title}/client_ids"] = torch.tensor(self.clients)
+            found[f"{title}/client_ids"] = torch.tensor(self.used)
             found[f"{title}/average"] = weights[self.method.watched[title]]
         return found
 

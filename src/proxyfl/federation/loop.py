@@ -5,7 +5,7 @@ a run is its state, and the loop goes on from whatever state it is given.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -152,8 +152,10 @@ class Server:
             own=self.own,
         )
 
-    def fold(self, ctx: ServerContext, state: ServerState, clients: list[int]) -> Fold:
-        """What takes the answers of these clients."""
+    def fold(
+        self, ctx: ServerContext, state: ServerState, clients: list[int], times: Mapping[int, int]
+    ) -> Fold:
+        """What takes the answers of these clients, who train so many times."""
         return Fold(
             self.aggregator,
             self.method,
@@ -163,6 +165,7 @@ class Server:
             self.population,
             train=self.train,
             federation=self.settings,
+            times=times,
             keep=self.keep,
             spool=self.spool,
         )
@@ -186,19 +189,22 @@ def play_round(
     started, round = time.perf_counter(), state.round + 1
     computed = _processor_time(server.engine)
     chosen = sample_clients(settings, server.seed, round, server.population, redraw)
-    clients = server.able(chosen)
+    ctx, traffic, able = server.context(state), Traffic(), server.able(chosen)
+    times = dict(zip(able, method.trainings(ctx, able), strict=True))
+    clients = [client for client in able if times[client]]
     for observer in observers:
         observer.round_started(round, clients)
 
-    ctx, traffic = server.context(state), Traffic()
-    fold = server.fold(ctx, state, clients)
+    fold = server.fold(ctx, state, clients, times)
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:
         for client in clients:
             personal = method.task_extras_all(ctx, client)
             version = state.versions.get(client, 0)
-            task = Task(round, client, state.weights, broadcast, personal, version, fold.carry)
+            task = Task(
+                round, client, state.weights, broadcast, personal, version, fold.carry, times=times[client]
+            )
             traffic.sent(task)
             yield task
 
@@ -216,7 +222,7 @@ def play_round(
     _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold, traffic)
     rows = fold.rows()
-    versions = state.versions.after(fold.clients if server.keeps_state else (), round)
+    versions = state.versions.after(fold.used if server.keeps_state else (), round)
     state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
     served = time.perf_counter()
 
@@ -225,7 +231,7 @@ def play_round(
         "round": round,
         **measured,
         **(redraw.record() if redraw else {}),
-        "clients": fold.clients,
+        "clients": fold.used,
         "idle": [client for client in chosen if client not in clients or client in fold.resting],
         "failed": {str(client): reason for client, reason in fold.failed.items()},
         "losses": fold.losses(),

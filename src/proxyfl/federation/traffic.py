@@ -85,6 +85,8 @@ class Traffic:
 
     def received(self, update: Update) -> None:
         self._count("up", _both(update.weights, update.extras))
+        for weights in update.again:
+            self._count("up", _both(weights))
 
     def _count(self, way: str, sizes: Both, sign: int = 1) -> None:
         for counter, size in zip((self.bytes[way], self.numbers[way]), sizes, strict=True):

@@ -177,6 +177,8 @@ class Method(Part):
     """Whether an add-on may decide which unlabelled images count (:meth:`Addon.weigh`)."""
     needs_all_updates: ClassVar[bool] = False
     """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
+    most_trainings: int = 1
+    """How often :meth:`trainings` may let a client train in a round."""
     recalls_start: ClassVar[bool] = False
     """Whether a client's first round uses the network as it was before round 1 (``ctx.initial``)."""
     watched: ClassVar[Mapping[str, str]] = {"proxies": "classifier.weight"}
@@ -333,6 +335,12 @@ class Method(Part):
     def learned(self, ctx: ClientContext) -> Tensors:
         """The server's weights after such training."""
         return self.initial(detached(self.shared(ctx.model.state_dict())))
+
+    def trainings(self, ctx: ServerContext, clients: Sequence[int]) -> Sequence[int]:
+        """How often each of these clients trains in the round, each time from the weights that are sent, with
+        an update for each training. Whom it gives 0 is not asked.
+        """
+        return [1] * len(clients)
 
     def weight_of(self, update: Update, rule: float) -> float:
         """An update's weight in the running mean; ``rule`` is what ``federation.weighting`` gives it. One of

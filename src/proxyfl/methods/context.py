@@ -170,6 +170,8 @@ class ClientContext:
     decisions: list[Decision] = field(default_factory=list)
     epoch: int = 0
     steps: int = 0
+    turn: int = 0
+    """Which training of the round this is, where the task asks for several."""
     terms_taken: bool = False
 
     def __post_init__(self) -> None:
@@ -283,7 +285,12 @@ class ClientContext:
             self.decisions.append(Decision(index, mask, label, sets))
 
     def rng(self, purpose: str) -> torch.Generator:
-        return rng(self.seed, self.task.round, self.task.client, purpose)
+        return rng(self.seed, self.task.round, self.task.client, turn_of(purpose, self.turn))
+
+
+def turn_of(purpose: str, turn: int) -> str:
+    """What a stream of random numbers is for, in a client's first training of a round or a further one."""
+    return f"{purpose} {turn}" if turn else purpose
 
 
 OWN_MOMENTUM = "own/_momentum"
@@ -304,7 +311,8 @@ class ServerContext:
     those that the round began with.
 
     ``clients`` and ``samples`` are in folding order, as are the kept tensors that hooks receive and
-    ``rule_weights``, what ``federation.weighting`` gives each client.
+    ``rule_weights``, what ``federation.weighting`` gives each client; one that trained several times is there
+    as often.
     ``metrics`` takes values for ``metrics.jsonl``, ``snapshots`` tensors worth keeping.
     """
 
@@ -324,6 +332,8 @@ class ServerContext:
     :meth:`Method.weights` alone."""
     metrics: dict[str, Any] = field(default_factory=dict)
     snapshots: Tensors = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What a part keeps until the end of the round."""
     own: OwnTraining | None = None
     """Where the server holds labelled images."""
     begun: bool = True

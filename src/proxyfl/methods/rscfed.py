@@ -8,28 +8,28 @@ client's own steps, q is the teacher's prediction, sharpened with temperature T:
     q       = p_teacher(weak u)^(1/T), normalised
     Lu      = weight * sum over images and classes of (p(weak' u) - q)² / batch
 
-The server draws ``subsets`` subsets of the round's clients. In each, an update far from the mean of the
-subset counts less (distance-reweighted aggregation), and the new weights are the mean of those of the
-subsets::
+The server draws ``subsets`` subsets of the round's clients. A client trains once for each subset that it is
+in, every time from the weights received; its teacher goes on from one training to the next. In each subset an
+update far from the mean of the subset counts less (distance-reweighted aggregation), and the new weights are
+the mean of those of the subsets::
 
     d_i = sum over tensors of |w_i - mean|,   mean with weights b_i = n_i, times ``times`` with labels
     g_i ∝ b_i exp(-s d_i / n_i),   s = ``scale`` in subsets with a labelled client, else ``scale_unlabelled``
 
-In the first rounds (``warmup``) labelled clients train alone.
+In the first rounds (``warmup``) labelled clients train alone, once each, as one subset.
 
 Deviations: by default the shared protocol instead of its own (``--protocol own``), and a short warm-up.
-Subsets are drawn from the clients of the round, and a client in two of them trains once and sends one update:
-in the release it trains twice, each time from the same weights, so that its updates differ by their random
-draws and its momentum. The release multiplies the weight of labelled clients twice (``twice``; fidelity
-"code") and leaves the teacher's batch-norm statistics as they were when it was made (``statistics``); here
-they are those of the model that the client received. The loss of unlabelled images does not rise slowly at
-the start. Batches have ``train.mu`` times ``train.batch`` unlabelled images, and an epoch is one pass without
-its incomplete last batch. Momentum ends with the round unless ``train.keep_momentum`` says otherwise, as its
-own protocol does.
+Subsets are drawn from the clients of the round. The release multiplies the weight of labelled clients twice
+(``twice``; fidelity "code") and leaves the teacher's batch-norm statistics as they were when it was made
+(``statistics``); here they are those of the model that the client received. The loss of unlabelled images
+does not rise slowly at the start. Batches have ``train.mu`` times ``train.batch`` unlabelled images, and an
+epoch is one pass without its incomplete last batch. Momentum ends with each training unless
+``train.keep_momentum`` says otherwise, as its own protocol does.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -65,6 +65,9 @@ class RSCFedParameters(MethodParameters):
     )
     subsets: int = setting(3, "subsets of clients per round", low=1, high=1000)
     subset_size: int = setting(5, "clients per subset, or all of the round if there are fewer", low=1)
+    once: bool = setting(
+        False, "a client trains once a round, and its update counts in each of its subsets; false: for each"
+    )
     scale: float = setting(100.0, "effect of distance in a subset with a labelled client", low=0)
     scale_unlabelled: float = setting(1e4, "effect of distance in a subset without one", low=0)
     times: float = setting(6.0, "factor for the images of a labelled client", low=1e-3)
@@ -102,7 +105,7 @@ class RSCFed(Method):
     walks_labelled = True
     needs_all_updates = True
     shows_steps = False
-    sends: ClassVar[str] = "whether a client has labels, up (1 number)"
+    sends: ClassVar[str] = "weights once for each subset of a client; whether it has labels, up (1 number)"
     keeps = "the teacher of a client without labels (a network), and its number of steps"
     Parameters = RSCFedParameters
 
@@ -163,6 +166,19 @@ class RSCFed(Method):
 
     # On the server
 
+    @property
+    def most_trainings(self) -> int:  # type: ignore[override]
+        return 1 if self.parameters.once else int(self.parameters.subsets)
+
+    def trainings(self, ctx: ServerContext, clients: Sequence[int]) -> list[int]:
+        """One for each subset that a client is in, or ``once``."""
+        own, subsets = self.parameters, [list(range(len(clients)))]
+        if ctx.round > own.warmup:
+            subsets = draw_subsets(len(clients), own.subsets, own.subset_size, ctx.rng("subsets"))
+        ctx.memory["subsets"] = [[clients[place] for place in members] for members in subsets]
+        drawn = Counter(place for members in subsets for place in members)
+        return [1 if own.once else drawn[place] for place in range(len(clients))]
+
     def extras_form(self, ctx: ServerContext) -> dict[str, tuple[int, ...]]:
         return {"labelled": (1,)}
 
@@ -177,12 +193,11 @@ class RSCFed(Method):
         return 0.0 if resting else rule
 
     def weights(self, ctx: ServerContext, kept: Sequence[Tensors]) -> list[float]:
-        own, count = self.parameters, len(kept)
+        own, subsets = self.parameters, self._places(ctx)
         labelled = torch.tensor([float(tensors["labelled"]) for tensors in kept], dtype=torch.float64)
         samples = torch.tensor(ctx.samples, dtype=torch.float64)
         times = torch.where(labelled > 0, own.times, 1.0).double()
-        total = torch.zeros(count, dtype=torch.float64)
-        subsets = draw_subsets(count, own.subsets, own.subset_size, ctx.rng("subsets"))
+        total = torch.zeros(len(kept), dtype=torch.float64)
         for members in subsets:
             base = samples[members] * times[members]
             far = distances(ctx.updates, members, base)
@@ -193,6 +208,19 @@ class RSCFed(Method):
             total[members] += logits.softmax(0) / len(subsets)
         ctx.metrics["client_weights"] = total.tolist()
         return total.tolist()
+
+    def _places(self, ctx: ServerContext) -> list[list[int]]:
+        """Which updates are in each subset. Who failed is missing, and a subset of nobody is none; where that
+        leaves no subset, all updates are one.
+        """
+        left: dict[int, list[int]] = {}
+        for place, client in enumerate(ctx.clients):
+            left.setdefault(client, []).append(place)
+        found = []
+        for members in ctx.memory["subsets"]:
+            here = [left[client] for client in members if client in left]
+            found.append([places[0] if self.parameters.once else places.pop(0) for places in here])
+        return [places for places in found if places] or [list(range(len(ctx.clients)))]
 
 
 def sharpen(probabilities: Tensor, temperature: float) -> Tensor:

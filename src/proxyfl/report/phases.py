@@ -37,7 +37,7 @@ def kind_of(name: str) -> str:
     return "losses" if name.startswith((loss_span(), PSEUDO)) else "other"
 
 
-def phase_bars(profile: Profile, path: str | Path, title: str = "") -> list[Path]:
+def phase_bars(profile: Profile, path: str | Path) -> list[Path]:
     """A profile as PNG, SVG and CSV; gives the three files."""
     if not profile.step:
         raise RunError("the profile holds no step to draw")
@@ -47,18 +47,19 @@ def phase_bars(profile: Profile, path: str | Path, title: str = "") -> list[Path
     ]
     for where, once in (("client", profile.client), ("server", profile.server)):
         rows += [(where, phase.name, phase.ms, "", "", "") for phase in once]
-    figure = _draw(profile, title or f"Time per step: {profile.method} on {profile.data}")
+    figure = _draw(profile)
     header = ("where", "phase", "ms", "share_of_step", "gflop", "gflop_per_second")
     return [*plot_style.save(figure, path), plot_style.save_csv(path, header, rows)]
 
 
-def _draw(profile: Profile, title: str) -> Figure:
+def _draw(profile: Profile) -> Figure:
     once = (*profile.client, *profile.server)
     counts = [len(profile.step), max(1, len(once))]
     figure = plot_style.new_figure(8.4, BAR * sum(counts) + 2.9)
     above, below = figure.subplots(2, 1, height_ratios=[count + 1 for count in counts])
     shares = [f"{phase.ms:,.1f} ms · {100 * profile.share(phase):.1f} %" for phase in profile.step]
     _bars(above, profile.step, shares, [kind_of(phase.name) for phase in profile.step])
+    title = f"Time per step: {profile.method} on {profile.data}"
     plot_style.dress(above, title=title, x=f"ms per step, {profile.step_ms:,.0f} in total", grid="x")
     kinds = ["client"] * len(profile.client) + ["server"] * len(profile.server)
     _bars(below, once, [f"{phase.ms:,.1f} ms" for phase in once], kinds)

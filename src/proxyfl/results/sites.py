@@ -13,6 +13,7 @@ from typing import Any
 
 from proxyfl.core.errors import RunError
 from proxyfl.core.records import MEASURES, choosing
+from proxyfl.core.trees import table_in
 from proxyfl.runs.run import Run
 
 ACCURACY = "accuracy"
@@ -72,16 +73,16 @@ def matrix(run: Run) -> Matrix:
 
 def matrix_of(lines: Sequence[Mapping[str, Any]]) -> Matrix | None:
     """From the lines of ``metrics.jsonl``; None where no round says what single sites measured."""
-    evaluated = [line for line in lines if _cells(_part(line, "evaluation").get("at"))]
+    evaluated = [line for line in lines if _cells(table_in(line, "evaluation").get("at"))]
     if not evaluated:
         return None
     last, best = evaluated[-1], max(evaluated, key=choosing)
     rows = [Row("global", last["round"], _cells(last["evaluation"]["at"]))]
     if best["round"] != last["round"]:
         rows.append(Row("global best", best["round"], _cells(best["evaluation"]["at"])))
-    shared = _part(last["evaluation"], "models")
+    shared = table_in(last["evaluation"], "models")
     for name, model in list(shared.items())[:MOST]:
-        cells = _cells(_part(shared, name).get("at"))
+        cells = _cells(table_in(shared, name).get("at"))
         if cells and type(model.get("round")) is int:
             rows.append(Row(f"of {name}", model["round"], cells, own=str(name)))
     sizes = {site: int(cell["images"]) for row in reversed(rows) for site, cell in row.at.items()}
@@ -92,11 +93,6 @@ def _place(rows: Sequence[Row]) -> Any:
     """Sites in the order of the first row, then those that only others have."""
     order = {site: place for place, site in enumerate(dict.fromkeys(site for row in rows for site in row.at))}
     return lambda site: order[site]
-
-
-def _part(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = table.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def _cells(at: Any) -> dict[str, Cell]:

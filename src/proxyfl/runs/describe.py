@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from proxyfl import models
 from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import described
@@ -24,7 +22,7 @@ from proxyfl.data.partition import Partition
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.models import Network
-from proxyfl.runs.settings import check_together, native_dtype
+from proxyfl.runs.settings import check_together, with_dtype
 from proxyfl.runs.simulation import Simulation
 from proxyfl.runs.views import named_views
 
@@ -73,10 +71,7 @@ def describe(
     }
     config = read_config(tree, fidelity)
     check_together(config, method, aggregator)
-    if config.compute.dtype == "auto":
-        settled = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))
-        config = dataclasses.replace(config, compute=settled)
-    return config
+    return with_dtype(config)
 
 
 def _scenario(partition: Partition) -> dict[str, Any]:

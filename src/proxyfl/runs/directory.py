@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.files import JSON_SWELLS, SHORT, SPOOL, read_bounded, sync_folder
+from proxyfl.core.files import JSON_SWELLS, SHORT, SPOOL, leads_into, read_bounded, sync_folder
 from proxyfl.core.locks import held, lock
 
 FORMAT = 2
-"""Of checkpoints. Format 1 held the metrics themselves; it is still read."""
+"""Of checkpoints; no other is read."""
 
 MODELS = ("best", "last")
 
@@ -143,7 +143,7 @@ class RunDirectory:
         for entry in entries:
             kind = _kind(entry)
             if stat.S_ISLNK(kind):
-                if not _leads_into(entry, home):
+                if not leads_into(entry, home):
                     raise RunError(f"{entry} is a link that leads out of the run; put the file there instead")
                 kind = _kind(entry, follow=True)
             if kind and not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
@@ -242,13 +242,6 @@ def _kind(path: Path, *, follow: bool = False) -> int:
         return path.stat(follow_symlinks=follow).st_mode
     except OSError:
         return 0
-
-
-def _leads_into(link: Path, home: Path) -> bool:
-    try:
-        return link.resolve().is_relative_to(home)
-    except (OSError, RuntimeError):  # a link that leads to itself
-        return False
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

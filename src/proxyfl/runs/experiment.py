@@ -10,6 +10,7 @@ from typing import Any
 
 from proxyfl.core.config import Config, DataSettings, MethodSettings
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.trees import table_in
 from proxyfl.data import sources
 from proxyfl.engines.choose import EngineFactory
 from proxyfl.federation.loop import Observer
@@ -26,7 +27,7 @@ from proxyfl.runs.protocols import SHARED, named, protocol_layer
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.run import Run
 from proxyfl.runs.settings import default_name, from_short, resolve
-from proxyfl.runs.simulation import prepare, remarks
+from proxyfl.runs.simulation import prepare, remarks, require_same_data
 from proxyfl.runs.start import load_start, read_start, settle_start
 
 
@@ -175,6 +176,7 @@ def _restored(
             f"the data in {root or 'the data folder'} is not the data {run.path} was "
             "started with; see --data-root"
         )
+    require_same_data(simulation.dataset, simulation.partition)
     return assemble(config, simulation, start=read_start(run, config), workers=workers, engine=engine)
 
 
@@ -213,7 +215,7 @@ def _below(
                 f"{preset} was written for fidelity '{written}'; remove that line to read it as '{asked}', "
                 f"or make another with 'proxyfl config copy PRESET FILE.toml --fidelity {asked}'"
             )
-        named = table.get("method", {}).get("name") if isinstance(table.get("method"), dict) else None
+        named = table_in(table, "method").get("name")
         if method and named and method != named:
             table = {**table, "method": {}}
         return "", table

@@ -81,6 +81,11 @@ class ModelCard:
         """Of a sample: (channels, size, size), or (channels,) for vectors."""
         return (self.channels, self.image_size, self.image_size) if self.image_size else (self.channels,)
 
+    def built(self, network: Any = None) -> Network:
+        """How to build the network; one of one's own is given."""
+        more = {name: getattr(self, name) for name in ("image_size", "norm", "hidden", "dropout")}
+        return Network.of(network or self.network, len(self.classes), self.channels, self.width, **more)
+
     @property
     def as_json(self) -> dict[str, Any]:
         """What is written: without what came later and is at its default."""
@@ -255,8 +260,7 @@ def load_model(
                 f"{path}: its network, {card.network.removeprefix(OBJECT)}, is not registered; open it in "
                 f"Python with proxyfl.load_model(PATH, network={card.network.removeprefix(OBJECT)})"
             )
-        more = {name: getattr(card, name) for name in ("image_size", "norm", "hidden", "dropout")}
-        built = Network.of(network or card.network, len(card.classes), card.channels, card.width, **more)
+        built = card.built(network)
         _require_plausible(card, weights, built)
         trained = built(card.heads)
         trained.load_state_dict(weights)

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxyfl.core.config import Config
 from proxyfl.core.network import ModelSettings
-from proxyfl.core.trees import Tree
+from proxyfl.core.trees import Tree, table_in
 from proxyfl.data.look import Look, look
 from proxyfl.data.partition import NATURAL
 
@@ -21,10 +21,7 @@ MOST_CLIENTS, PER_CLIENT = 20, 100
 
 def chosen(name: str, asked: Mapping[str, Any], root: Path | str | None = None) -> Tree:
     """Settings that fit the data called ``name``; ``asked`` is what the person set."""
-    data = asked.get("data")
-    keys = data.get("keys", "") if isinstance(data, Mapping) else ""
-    partition = asked.get("partition")
-    clients = partition.get("clients", 0) if isinstance(partition, Mapping) else 0
+    keys, clients = table_in(asked, "data").get("keys", ""), table_in(asked, "partition").get("clients", 0)
     found = look(name, root, keys if isinstance(keys, str) else "")
     return choose(name, found, clients if isinstance(clients, int) else 0)
 

@@ -16,7 +16,7 @@ from proxyfl.core.state import Task, Tensors, detached
 from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.methods import registry
-from proxyfl.models import Network, part_of
+from proxyfl.models import part_of
 from proxyfl.runs.evaluation import at_holders, evaluate_model
 from proxyfl.runs.export import TrainedModel
 from proxyfl.runs.run import Run
@@ -75,19 +75,10 @@ def at_clients(
 
 def _trainer(trained: TrainedModel, config: Config, simulation: Simulation) -> ClientTrainer:
     """Takes one local epoch on a client's labelled images."""
-    card, train = trained.card, config.train
+    train = config.train
     return ClientTrainer(
         registry.create("fedavg", {"steps": "labelled"}),
-        Network.of(
-            card.network,
-            len(card.classes),
-            card.channels,
-            card.width,
-            image_size=card.image_size,
-            norm=card.norm,
-            hidden=card.hidden,
-            dropout=card.dropout,
-        ),
+        trained.card.built(),
         simulation.train_views,
         ClientStore(Path()),
         train=TrainSettings(

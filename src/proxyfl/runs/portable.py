@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import torch
@@ -23,7 +22,6 @@ from proxyfl.core.errors import RunError, missing_extra
 from proxyfl.data.numbers import is_vectors
 from proxyfl.runs.export import ModelCard, TrainedModel
 
-SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "torchscript": ".pt"}
 BATCH = 256
 CLASSES = "classes"
 """The key of the class names, a JSON list, in a file's metadata."""
@@ -32,12 +30,6 @@ CLASSES = "classes"
 Runs = Callable[[Tensor], Tensor]
 """What was exported, to be called with images. Of ONNX the file itself; torch's own forms are not loaded from
 a file here, since such a file could hold any code: it is what was written."""
-
-
-class Form(StrEnum):
-    onnx = "onnx"
-    torch_export = "torch-export"
-    torchscript = "torchscript"
 
 
 class Portable(nn.Module):
@@ -77,8 +69,8 @@ class Agreement:
     """Images that both put into the same class."""
 
 
-def export(trained: TrainedModel, form: Form, path: Path, images: Tensor) -> Agreement:
-    """Write a model in a form that others read, and compare it with the original on these images."""
+def export(trained: TrainedModel, form: str, path: Path, images: Tensor) -> Agreement:
+    """Write a model in one of :data:`FORMS`, and compare it with the original on these images."""
     network = Portable(trained.network, trained.card).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -86,7 +78,7 @@ def export(trained: TrainedModel, form: Form, path: Path, images: Tensor) -> Agr
             warnings.simplefilter("ignore")
             card = trained.card
             metadata = {CLASSES: json.dumps(card.classes), "proxyfl": json.dumps(card.as_json)}
-            exported = _FORMS[form](network, images[:2].contiguous(), path, metadata)
+            exported = FORMS[form][1](network, images[:2].contiguous(), path, metadata)
     except OSError as error:
         raise RunError(
             f"writing {path} failed: {error.strerror or error}; choose another --output"
@@ -145,8 +137,9 @@ def _write_script(network: nn.Module, images: Tensor, path: Path, metadata: dict
     return lambda part: traced(part).detach()
 
 
-_FORMS: dict[Form, Callable[[nn.Module, Tensor, Path, dict[str, str]], Runs]] = {
-    Form.onnx: _write_onnx,
-    Form.torch_export: _write_program,
-    Form.torchscript: _write_script,
+FORMS: dict[str, tuple[str, Callable[[nn.Module, Tensor, Path, dict[str, str]], Runs]]] = {
+    "onnx": (".onnx", _write_onnx),
+    "torch-export": (".pt2", _write_program),
+    "torchscript": (".pt", _write_script),
 }
+"""How the names of their files end, and who writes them."""

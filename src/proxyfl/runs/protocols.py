@@ -7,7 +7,7 @@ from typing import Any
 
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, nearest
-from proxyfl.core.trees import Tree, dotted, nested
+from proxyfl.core.trees import Tree, dotted, nested, table_in
 from proxyfl.methods import registry
 
 SHARED, OWN = "shared", "own"
@@ -52,8 +52,7 @@ def named(section: str, *tables: Mapping[str, Any]) -> str:
     """
     found = ""
     for table in tables:
-        given = table.get(section)
-        name = given.get("name") if isinstance(given, Mapping) else None
+        name = table_in(table, section).get("name")
         found = name if isinstance(name, str) and name else found
     return found
 

@@ -20,7 +20,7 @@ from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
 from proxyfl.core.network import FROZEN, ModelSettings
 from proxyfl.core.settings import OBJECT, describe, known_fidelity
-from proxyfl.core.trees import Tree, dotted, merge, nested
+from proxyfl.core.trees import Tree, dotted, merge, nested, table_in
 from proxyfl.data import sources
 from proxyfl.data.partition import require_scheme
 from proxyfl.encoders.named import require_kind
@@ -62,7 +62,7 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
         base["labels"] = {key: value for key, value in base["labels"].items() if key != "ten_percent"}
     _require_places(tree, suggested)
     merged = merge(base, tree)
-    if _is_own(merged) and "rule" not in _section(tree, "labels"):
+    if _is_own(merged) and "rule" not in table_in(tree, "labels"):
         merged = merge(merged, {"labels": {"rule": "stratified"}})
     config = read_config({**merged, "preset": preset}, fidelity)
     method = config.method.name
@@ -72,10 +72,7 @@ def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     name, parameters = registry.resolve(method, config.method.parameters, fidelity, lenient=suggested)
     config = dataclasses.replace(config, method=MethodSettings(name, parameters))
     check(config)
-    if config.compute.dtype == "auto":
-        compute = dataclasses.replace(config.compute, dtype=native_dtype(torch.device(config.compute.device)))
-        config = dataclasses.replace(config, compute=compute)
-    return config
+    return with_dtype(config)
 
 
 def _require_places(tree: Mapping[str, Any], suggested: Mapping[str, Any]) -> None:
@@ -86,10 +83,10 @@ def _require_places(tree: Mapping[str, Any], suggested: Mapping[str, Any]) -> No
     given = [(key, key) for key in tree if key not in usual]
     for section, inner in usual.items():
         if section != "method" and isinstance(inner, Mapping):  # a method's own are checked with it
-            given += [(f"{section}.{key}", key) for key in _section(tree, section) if key not in inner]
+            given += [(f"{section}.{key}", key) for key in table_in(tree, section) if key not in inner]
     if not given:
         return
-    name = _section(tree, "method").get("name")
+    name = table_in(tree, "method").get("name")
     with contextlib.suppress(ProxyFLError):
         usual["method"] = registry.resolve(str(name or suggested.get("name", "proxyfl")), {})[1]
     for full, key in given:
@@ -98,6 +95,15 @@ def _require_places(tree: Mapping[str, Any], suggested: Mapping[str, Any]) -> No
         if known:
             names = " or ".join(f"'{place}'" for place in known)
             raise ConfigError(f"unknown setting '{full}'; did you mean {names}?")
+
+
+def with_dtype(config: Config) -> Config:
+    """The config with ``compute.dtype = auto`` settled for this machine."""
+    compute = config.compute
+    if compute.dtype != "auto":
+        return config
+    settled = dataclasses.replace(compute, dtype=native_dtype(torch.device(compute.device)))
+    return dataclasses.replace(config, compute=settled)
 
 
 def native_dtype(device: torch.device) -> str:
@@ -111,19 +117,13 @@ def native_dtype(device: torch.device) -> str:
 
 def _other_data(base: Tree, tree: Tree) -> bool:
     """Whether a preset's protocol is used with another data set: its label counts do not fit that."""
-    data = tree.get("data")
-    named = data.get("name") if isinstance(data, Mapping) else None
+    named = table_in(tree, "data").get("name")
     return "labels" in base and named is not None and named != base.get("data", {}).get("name")
-
-
-def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = tree.get(name)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _is_own(tree: Tree) -> bool:
     """Whether the data is a person's own."""
-    name = _section(tree, "data").get("name")
+    name = table_in(tree, "data").get("name")
     return isinstance(name, str) and sources.is_own(name)
 
 

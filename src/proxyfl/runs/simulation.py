@@ -78,15 +78,14 @@ class Simulation:
         return digest.hexdigest()
 
 
-def simulate(
-    dataset: Dataset,
-    partition: Partition,
-    vectors: VectorSettings | None = None,
-    views: Pair | None = None,
-) -> Simulation:
-    """``views`` are those of training and of test images; without them the data set's own. Every index must
-    name an image, every labelled one have a label.
-    """
+def simulate(dataset: Dataset, partition: Partition, views: Pair | None = None) -> Simulation:
+    """``views`` are those of training and of test images; without them the data set's own."""
+    require_same_data(dataset, partition)
+    return Simulation(dataset, partition, 0, *(views or views_of(dataset, VectorSettings())))
+
+
+def require_same_data(dataset: Dataset, partition: Partition) -> None:
+    """Refuse a partition of other data: every index must name an image, every labelled one have a label."""
     held = partition.validation
     parts = {"labelled": np.concatenate([partition.all_labelled, partition.server_validation])}
     parts["unlabelled"] = partition.unlabelled.values
@@ -103,8 +102,6 @@ def simulate(
         )
     if not partition.sizes.any():
         raise DataError(f"'{dataset.name}' has no training {dataset.train.called} to partition")
-    train, test = views or views_of(dataset, vectors or VectorSettings())
-    return Simulation(dataset, partition, 0, train, test)
 
 
 def load_dataset(config: Config, root: Path | None = None) -> Dataset:
@@ -144,7 +141,9 @@ def labels_per_class(config: Config, dataset: Dataset) -> int | list[int]:
 
 
 def prepare(config: Config, root: Path | None = None, partition: Partition | None = None) -> Simulation:
-    """Load and cut the data as a config says; a resumed run brings the partition it began with."""
+    """Load and cut the data as a config says; a resumed run brings the partition it began with, and compares
+    the data first.
+    """
     dataset = load_dataset(config, root)
     per_class = labels_per_class(config, dataset)
     if partition is None:
@@ -162,10 +161,9 @@ def prepare(config: Config, root: Path | None = None, partition: Partition | Non
             labelled_clients=config.labels.clients,
             validation=config.data.validation,
         )
-    if not partition.sizes.any():
-        raise DataError(f"'{config.data.name}' has no training {dataset.train.called} to partition")
-    train, test = views_of(dataset, config.vectors, config.data.norm, config.data.flip)
-    return Simulation(dataset, partition, per_class if isinstance(per_class, int) else 0, train, test)
+        require_same_data(dataset, partition)
+    views = views_of(dataset, config.vectors, config.data.norm, config.data.flip)
+    return Simulation(dataset, partition, per_class if isinstance(per_class, int) else 0, *views)
 
 
 def remarks(config: Config, simulation: Simulation) -> list[str]:

@@ -11,7 +11,6 @@ from proxyfl.core.checksum import read_foreign
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import Tensors, content_hash
-from proxyfl.data.partition import Partition
 from proxyfl.encoders import settle_encoder
 from proxyfl.methods import registry
 from proxyfl.runs.directory import AT_SITES, RunDirectory
@@ -116,9 +115,5 @@ def _require_known_labels(source: Run, config: Config, simulation: Simulation) -
             f"{source.path} was trained on another selection of {config.data.name}, so it "
             f"may have used labels that this run hides; {cure}"
         )
-    if not np.isin(_labelled(source.partition), _labelled(simulation.partition)).all():
+    if not np.isin(source.partition.all_labelled, simulation.partition.all_labelled).all():
         raise ConfigError(f"{source.path} was trained with labels that this run hides; {cure}")
-
-
-def _labelled(partition: Partition) -> np.ndarray:
-    return partition.all_labelled

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import STATISTICS, TRAIN, Failure, Metrics, Task, Tensors, Update, namespace, within
 from proxyfl.core.text import printable, reported
-from proxyfl.engines.serialization import Header, pack_answer, pack_task, unpack_task
+from proxyfl.engines.serialization import Header, further, pack_answer, pack_task, unpack_task
 
 STYPE = "safetensors"
 HEADER, METRICS, BROADCAST, OWN = "header", "metrics", "broadcast", "own"
@@ -31,6 +31,8 @@ COUNT_LIMIT = 1 << 53
 
 
 METRICS_LIMIT = 1000
+MOST_TIMES = 1000
+"""No site trains more often in a round."""
 
 Parts = Mapping[str, ArrayRecord | MetricRecord]
 
@@ -126,6 +128,8 @@ def read_task(records: RecordDict) -> tuple[Task, Header]:
         whole(header, name)
     if header.get("purpose", TRAIN) not in (TRAIN, STATISTICS):
         raise Malformed("it requests something that no site does")
+    if not 0 < whole({"times": 1, **header}, "times") <= MOST_TIMES:
+        raise Malformed(f"it requests {header['times']} trainings")
     own = tensors_of(records, OWN)
     return unpack_task(header, own, namespace(sent, "weights"), namespace(sent, "extras")), header
 
@@ -157,6 +161,7 @@ def read_answer(records: RecordDict, task: Task) -> Update | Failure:
             metrics=_metrics(records),
             carry=namespace(tensors, "carry"),
             seconds=_seconds(header),
+            again=further(tensors),
         )
     except Malformed as error:
         return Failure(task.round, task.client, f"its answer cannot be used: {error}")

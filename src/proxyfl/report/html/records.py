@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxyfl.core.records import CPU
+from proxyfl.core.trees import table_in
 from proxyfl.federation.traffic import PARTS, WAYS
 from proxyfl.runs.run import Run
 
@@ -99,8 +100,8 @@ def curves(records: Records) -> dict[str, Numbers]:
         line = records.metrics[position]
         row = {"round": line["round"], "accuracy": number(line.get("accuracy"))}
         for group in ("measures", "validation", "losses", "pseudo"):
-            row |= {f"{group}.{name}": number(value) for name, value in _table(line, group).items()}
-        if "loss" in (own := _table(line, "server")):
+            row |= {f"{group}.{name}": number(value) for name, value in table_in(line, group).items()}
+        if "loss" in (own := table_in(line, "server")):
             row["losses.server"] = number(own["loss"])
         row |= {f"seconds.{name}": number(value, 4) for name, value in seconds.get(line["round"], {}).items()}
         rows.append(row)
@@ -129,7 +130,9 @@ def summary(records: Records, last_rounds: int) -> dict[str, Any]:
     if not scored:
         return {}
     tail = [value for _, value in scored[-last_rounds:]]
-    held = {line["round"]: number(_table(line, "validation").get("accuracy"), 12) for line in records.metrics}
+    held = {
+        line["round"]: number(table_in(line, "validation").get("accuracy"), 12) for line in records.metrics
+    }
     known = {round: value for round, value in held.items() if value is not None}
     best_round, best = max(scored, key=lambda each: (known.get(each[0], each[1]), -each[0]))
     sent = traffic(records)
@@ -150,7 +153,7 @@ def traffic(records: Records) -> dict[str, dict[str, int]] | None:
     totals = {way: dict.fromkeys(PARTS, 0) for way in WAYS}
     for line in records.metrics:
         for way, parts in totals.items():
-            sizes = _table(_table(line, "traffic"), way)
+            sizes = table_in(table_in(line, "traffic"), way)
             for part in parts:
                 parts[part] += int(number(sizes.get(part)) or 0)
     return totals if any(any(parts.values()) for parts in totals.values()) else None
@@ -173,7 +176,7 @@ def failures(records: Records) -> tuple[list[list[Any]], int]:
         if event.get("event") == "client failed" and type(event.get("round")) is int:
             found[event["round"], str(event.get("client"))] = _reason(event.get("reason"))
     for line in records.metrics:
-        for client, reason in _table(line, "failed").items():
+        for client, reason in table_in(line, "failed").items():
             found[line["round"], str(client)] = _reason(reason)
     rows = [[round, client, reason] for (round, client), reason in sorted(found.items())]
     return rows[-MOST_FAILURES:], len(rows)
@@ -187,8 +190,3 @@ def _reason(value: Any) -> str:
 def _durations(line: Line) -> dict[str, float]:
     left_out = ("round", CPU)
     return {name: value for name, value in line.items() if name not in left_out and number(value) is not None}
-
-
-def _table(line: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = line.get(name)
-    return value if isinstance(value, dict) else {}

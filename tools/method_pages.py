@@ -1,22 +1,25 @@
-"""The generated parts of the method pages: tables of parameters from the code, of results from a file."""
+"""The generated parts of the method pages: tables of parameters from the code, of results from a file.
+
+python tools/method_pages.py PAGE.md     fill those of one page
+"""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import Any
 
+import scenario_tables
 from proxyfl.aggregation.coverage import own_weights, uncovered
 from proxyfl.core.dealing import CLIENTS, SCENARIOS
 from proxyfl.core.settings import describe
 from proxyfl.methods import registry
-from proxyfl.report import scenario_tables
-from proxyfl.report.scenario_tables import OTHERS, most_seeds, read_results, spread
 
 BLOCK = re.compile(r"<!-- (parameters|results|csv|coverage|scenarios) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
 MEASURED = ("mean_last", "last", "best")
+RESULTS = Path(__file__).parents[1] / "results" / "digits-learning.csv"
 
 
 def block(kind: str, names: str, body: str) -> str:
@@ -77,12 +80,11 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def parameters(name: str, more: Sequence[str] = ()) -> str:
-    """A table of every parameter of a method and its add-ons; ``more`` are rows after the method's own."""
+def parameters(name: str) -> str:
+    """A table of every parameter of a method and its add-ons."""
     recipe = registry.find(name)
     _, values = registry.resolve(name, {})
     rows = _rows(recipe.method.Parameters, values, "")
-    rows += more
     for addon, cls in registry.addons().items():
         if addon in values:
             rows += _rows(cls.Parameters, values[addon], f"{addon}.")
@@ -90,7 +92,7 @@ def parameters(name: str, more: Sequence[str] = ()) -> str:
     return "\n".join(["## Parameters", "", *head, *rows])
 
 
-def parameter_row(name: str, value: Any, span: str, meaning: str) -> str:
+def _row(name: str, value: Any, span: str, meaning: str) -> str:
     plain = str(value).lower() if isinstance(value, bool) else f"{value}"
     return f"| `{name}` | {plain} | {span.replace('|', chr(92) + '|')} | {meaning} |"
 
@@ -106,7 +108,7 @@ def results(names: str, measured: Path) -> str:
         method, _, settings = name.partition(" ")
         shown, rows = f"`{method}` {settings}".strip(), found.get(name)
         if rows:
-            cells = [spread([row[key] for row in rows]) for key in MEASURED]
+            cells = [scenario_tables.spread([row[key] for row in rows]) for key in MEASURED]
             lines.append(f"| {shown} | {' | '.join(cells)} | {len(rows)} |")
         else:
             lines.append(f"| {shown} | not measured yet | | | |")
@@ -119,16 +121,18 @@ def _by_method(measured: Path) -> dict[str, list[dict[str, float]]]:
     """
     found: dict[str, list[dict[str, float]]] = {}
     for where in SCENARIOS:
-        file = measured if where == CLIENTS else measured.with_name(OTHERS)
-        for method, by_dtype in read_results(file, where).items():
-            rows = list(most_seeds(by_dtype)[1].values())
+        file = measured if where == CLIENTS else measured.with_name(scenario_tables.OTHERS)
+        for method, by_dtype in scenario_tables.read_results(file, where).items():
+            rows = list(scenario_tables.most_seeds(by_dtype)[1].values())
             found[f"{method} ({where})"] = rows
             found.setdefault(method, rows)
     return found
 
 
 def _rows(section: type[Any], chosen: dict[str, Any], prefix: str) -> list[str]:
-    return [
-        parameter_row(f"{prefix}{key}", chosen[key], span, meaning)
-        for key, _, span, meaning in describe(section)
-    ]
+    return [_row(f"{prefix}{key}", chosen[key], span, meaning) for key, _, span, meaning in describe(section)]
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(refreshed(page.read_text(encoding="utf-8"), RESULTS), encoding="utf-8")
