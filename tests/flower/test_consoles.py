@@ -156,6 +156,7 @@ def test_grown_data_replaced_keys_a_removed_site_and_certificates_that_end_are_t
         kept = made.run.rename(tmp_path / "moved away")
         told = federation.finish(federation.start("status", "deploy", "status", made.path))
         assert f"proxyfl deploy run {made.path}" in told
+        assert "finished" not in told
 
         # A key is replaced: the old one is locked out at once, the new one is in after a restart.
         federation.finish(federation.start("key", "deploy", "init", made.path, "--new-key", "site-03"))
