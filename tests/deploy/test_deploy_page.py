@@ -57,7 +57,7 @@ def test_options_named_in_the_text_exist() -> None:
     told += invoke("show", "--help").stdout
     ours = re.sub(r"`python [^`]*`", "", PAGE)  # benchmarks and tools have options of their own
     options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", ours))
-    assert options >= {"--renew", "--add-site", "--new-key", "--enrol-again", "--listen", "--insecure"}
+    assert options >= {"--renew", "--new-key", "--enrol-again", "--listen", "--insecure"}
     assert not {option for option in options if option not in told}
 
 
