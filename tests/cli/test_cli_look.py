@@ -144,7 +144,7 @@ def test_validate_without_the_data_says_how_to_get_it(call):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[train]\nepokhs = 3\n", "unknown setting 'train.epokhs'; did you mean 'epochs'?"),
+        ("[train]\nepokhs = 3\n", "unknown setting 'train.epokhs'; did you mean 'train.epochs'?"),
         ("[train]\nepochs = 1.5\n", "train.epochs must be a whole number, not 1.5"),
         ('[method]\nname = "fedavgg"\n', "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ('[partition]\nscheme = "idd"\n', "unknown partition scheme 'idd'; did you mean 'iid'?"),

@@ -101,8 +101,11 @@ MISTAKES = [
         "svhn",
     ),
     (["--method", "proxifl"], "unknown method 'proxifl'; did you mean 'proxyfl'?"),
-    (["--set", "train.epokhs=3"], "unknown setting 'train.epokhs'; did you mean 'epochs'?"),
-    (["--set", "method.gpt.epoch=3"], "unknown setting 'method.gpt.epoch'; did you mean 'epochs'?"),
+    (["--set", "train.epokhs=3"], "unknown setting 'train.epokhs'; did you mean 'train.epochs'?"),
+    (
+        ["--set", "method.gpt.epoch=3"],
+        "unknown setting 'method.gpt.epoch'; did you mean 'method.gpt.epochs'",
+    ),
     (["--set", "train.epochs=many"], "train.epochs must be a whole number, not 'many'"),
     (["--set", "method.tau=2"], "method.tau = 2.0 is above 1"),
     (["--set", "train.epochs"], "'train.epochs' is not a setting; write it like method.tau=0.9"),

@@ -56,6 +56,10 @@ def test_real_runs_as_a_table(call, folder):
         assert row[1:3] == ["2", f"{mean:.2f} ± {std:.2f}"]
     assert (fedavg[0], proxyfl[0]) == ("fedavg", "proxyfl")
     assert "too few seeds" in result.stdout
+    alone = call("table", folder, "--columns", "mean", "--format", "latex").stdout
+    for explained in ("Rounds:", "Speed-up:", "Best round:"):  # below the columns that are there, alone
+        assert explained in result.stdout
+        assert explained not in alone
 
 
 def test_names_and_columns_as_a_paper_has_them(call, written):

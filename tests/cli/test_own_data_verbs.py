@@ -50,12 +50,13 @@ def test_check_explains_what_was_found_and_how_to_go_on(clinic: Path, tmp_path: 
         "127 training images: 47 labelled in 2 classes, 80 unlabelled (63 %)",  # without the damaged one
         "12 test images",
         "2 clients: north, south",
-        "shorter side in pixels: 16 to 38, median",
+        "shorter side in pixels: 16 to 38, median 23  ▇█▇▆▅▄▇▅▃▂▁▁",
         f"with: proxyfl run folder:{clinic}",
         "chosen from the data: images of",
     ):
         assert words in done.stdout, done.stdout
-    assert (tmp_path / "sheet.png").stat().st_size > 1000
+    with Image.open(tmp_path / "sheet.png") as sheet:  # three bars; two rows of each class and of neither
+        assert sheet.height == (40 + 3 * 26) + (74 + 6 * (64 + 6) - 6)
 
 
 def test_a_clinics_folder_is_run_and_evaluated(clinic: Path, tmp_path: Path) -> None:
@@ -71,6 +72,7 @@ def test_a_clinics_folder_is_run_and_evaluated(clinic: Path, tmp_path: Path) -> 
     assert "of 12 test images" in tested.stdout
     again = invoke("eval", tmp_path / "a", "--data", f"folder:{clinic}")
     assert "of 59 test images" in again.stdout, again.stderr  # neither unlabelled nor damaged ones
+    assert "this is not a test" in again.stderr
 
 
 def test_a_model_card_counts_labels_and_names_no_folder_of_the_machine(clinic: Path, tmp_path: Path) -> None:

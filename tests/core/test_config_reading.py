@@ -26,7 +26,7 @@ def refusal(table: dict[str, object], fidelity: str = "clean") -> str:
     ("table", "message"),
     [
         ({"sede": 1}, "unknown setting 'sede'; did you mean 'seed'?"),
-        ({"train": {"epoch_s": 1}}, "unknown setting 'train.epoch_s'; did you mean 'epochs'?"),
+        ({"train": {"epoch_s": 1}}, "unknown setting 'train.epoch_s'; did you mean 'train.epochs'?"),
         (
             {"model": {"zzz": 1}},
             "unknown setting 'model.zzz'; known: dropout, encoder_hash, head, hidden, lora_alpha, "

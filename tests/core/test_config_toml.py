@@ -85,11 +85,11 @@ def test_layers_win_over_the_preset_and_later_ones_over_earlier() -> None:
         ("digits", {"fidelity": "cleen"}, "unknown fidelity 'cleen'; did you mean 'clean'?"),
         ("digits", {"fidelity": 3}, "fidelity must be text, not 3"),
         ("digits", {"method": {"name": "proxfl"}}, "unknown method 'proxfl'; did you mean 'proxyfl'?"),
-        ("digits", {"method": {"taw": 1}}, "unknown setting 'method.taw'; did you mean 'tau'?"),
+        ("digits", {"method": {"taw": 1}}, "unknown setting 'method.taw'; did you mean 'method.tau'?"),
         (
             "digits",
             {"method": {"gpt": {"epoch": 1}}},
-            "unknown setting 'method.gpt.epoch'; did you mean 'epochs'?",
+            "unknown setting 'method.gpt.epoch'; did you mean 'method.gpt.epochs'?",
         ),
         ("digits", {"method": {"gpt": 1}}, "'method.gpt' is a table of settings, not 1"),
         (

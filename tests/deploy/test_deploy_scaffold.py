@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import explain, pki, rotation, scaffold, signing, texts
+from proxyfl.deploy import explain, members, pki, rotation, scaffold, signing, texts
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site, open_test
 from proxyfl.runs.simulation import prepare
@@ -260,23 +260,21 @@ def test_other_site_names_are_refused(text: str) -> None:
 
 def test_a_site_can_join_before_the_run(own_trial: Path) -> None:
     before = {path: path.read_bytes() for path in own_trial.rglob("*.key")}
-    grown = scaffold.add_site(own_trial, "lyon")
-    assert Deployment.read(own_trial) == grown
+    members.add_site(own_trial, "lyon")
+    grown = Deployment.read(own_trial)
     assert (grown.sites.index("lyon"), grown.config.partition.clients) == (3, 4)
     assert {path.name for path in (own_trial / "lyon").iterdir()} == SITE_FILES
     assert all(path.read_bytes() == content for path, content in before.items())
     with pytest.raises(ConfigError, match="there is a site 'lyon' already"):
-        scaffold.add_site(own_trial, "lyon")
+        members.add_site(own_trial, "lyon")
     with pytest.raises(ConfigError, match="own folders"):
-        scaffold.add_site(own_trial, "sample")
-    (own_trial / "run").mkdir()
-    with pytest.raises(RunError, match="has begun with 4 sites"):
-        scaffold.add_site(own_trial, "nice")
+        members.add_site(own_trial, "sample")
 
 
 def test_sites_a_round_and_quorum_grow_as_init_would_have_chosen(own_trial: Path, tmp_path: Path) -> None:
     for count in range(4, 11):
-        grown = scaffold.add_site(own_trial, f"more-{count}")
+        members.add_site(own_trial, f"more-{count}")
+        grown = Deployment.read(own_trial)
         chosen = scaffold.create(
             tmp_path / str(count), scaffold.Plan(scaffold.site_names(str(count)), sample=True)
         )
@@ -292,7 +290,9 @@ def test_sites_a_round_and_quorum_that_were_chosen_stay(tmp_path: Path) -> None:
         tmp_path / "few", scaffold.Plan(scaffold.site_names("3"), sample=True, overrides=overrides)
     )
     scaffold.create(tmp_path / "all", scaffold.Plan(scaffold.site_names("3"), sample=True, quorum=1))
-    few, every = (scaffold.add_site(tmp_path / name, "lyon") for name in ("few", "all"))
+    for name in ("few", "all"):
+        members.add_site(tmp_path / name, "lyon")
+    few, every = (Deployment.read(tmp_path / name) for name in ("few", "all"))
     assert (few.config.federation.per_round, few.quorum) == (2, 2)
     assert (every.config.federation.per_round, every.quorum) == (4, 1)
 

@@ -39,7 +39,7 @@ def test_an_insecure_federation_is_loud(tmp_path: Path) -> None:
 
 
 def test_a_site_is_added_and_the_certificate_renewed(own_trial: Path) -> None:
-    done = invoke("deploy", "init", own_trial, "--add-site", "lyon")
+    done = invoke("deploy", "add-site", own_trial, "lyon")
     assert done.exit_code == 0, done.stderr
     assert f"lyon is site 4; hand it {own_trial / 'lyon'}" in done.stdout
     assert "the answers of 3 (before: 2 of 3)" in done.stdout
@@ -50,7 +50,7 @@ def test_a_site_is_added_and_the_certificate_renewed(own_trial: Path) -> None:
     assert {"10.0.0.77", "fl.example.org"} <= {*hosts_of(own_trial / "server" / "server.crt")}
     done = invoke("deploy", "init", own_trial, "--new-key", "lyon")
     assert f"hand it {own_trial / 'lyon' / 'site.key'}" in done.stdout
-    done = invoke("deploy", "init", own_trial, "--renew", "--add-site", "nice")
+    done = invoke("deploy", "init", own_trial, "--renew", "--new-key", "lyon")
     assert (done.exit_code, "one after the other" in done.stderr) == (2, True)
 
 
@@ -58,8 +58,7 @@ def test_a_change_takes_no_options_that_it_would_not_heed(own_trial: Path) -> No
     before = {path: path.read_bytes() for path in own_trial.rglob("*") if path.is_file()}
     for words, refused in (
         (("--renew", "--rounds", "7"), "--renew changes a deployment that exists and does not take --rounds"),
-        (("--add-site", "lyon", "--host", "a.org", "--flip"), "does not take --host, --flip"),
-        (("--new-key", "site-01", "--sites", "2"), "does not take --sites"),
+        (("--new-key", "site-01", "--host", "a.org", "--flip"), "does not take --host, --flip"),
     ):
         done = invoke("deploy", "init", own_trial, *words)
         assert (done.exit_code, refused in done.stderr) == (2, True), done.stderr

@@ -71,7 +71,7 @@ def test_two_of_four_sites_are_lost_and_the_rounds_go_on_with_the_others(tmp_pat
     one.run()
     lines = Run(deployed.run).metrics
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
-    population = Enrolment.load(deployed.run, deployed.sites).population()
+    population = Enrolment.load(deployed.run, deployed.sites).population(1)
     own = [sample_clients(config.federation, config.seed, line["round"], population) for line in lines]
     dead_ends = [len({2, 3} & set(drawn)) < 2 for drawn in own]
     assert any(dead_ends[1:]), "this seed must lead into the dead end"
@@ -147,7 +147,7 @@ def test_connected_sites_that_give_no_update_are_asked_three_times_and_then_othe
     one = server(deployed, net)
     enrolment = Enrolment("ab" * 8, deployed.sites)
     one._gather(enrolment)
-    drawn = sample_clients(config.federation, config.seed, 1, enrolment.population())
+    drawn = sample_clients(config.federation, config.seed, 1, enrolment.population(1))
     on_train(net, handler)
     one.run()
     (line,) = Run(deployed.run).metrics

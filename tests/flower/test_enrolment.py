@@ -165,7 +165,7 @@ def test_gather_waits_for_quorum_and_gives_up_after_its_patience(tmp_path, small
     net.nodes[51].online = True
     gather(found, enrolment, quorum=2, deadline=0.1, patience=0.2)
     assert sorted(enrolment.counts) == [0, 1]
-    assert enrolment.population().sizes.tolist()[2:] == [0, 0]
+    assert enrolment.population(1).sizes.tolist()[2:] == [0, 0]
 
 
 def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path):
@@ -252,7 +252,7 @@ def test_enrolments_survive_the_disk_and_damage_is_named(tmp_path):
     assert Enrolment.load(tmp_path, ("a", "b")) == kept
     with pytest.raises(RunError, match=r"b took part .*federation.toml"):
         Enrolment.load(tmp_path, ("a",))
-    with pytest.raises(RunError, match=r"put them back: a, b"):
+    with pytest.raises(RunError, match=r"put them back, .*: a, b"):
         Enrolment.load(tmp_path, ("b", "a"))
     (tmp_path / "sites.json").write_text('{"run": 1, "sites": {"a": {"labelled": 1}}}')
     with pytest.raises(RunError, match=r"sites.json is damaged"):

@@ -151,7 +151,7 @@ def test_unknown_names(name: str, message: str) -> None:
 
 def test_parameters_are_checked() -> None:
     for parameters, message in (
-        ({"tua": 0.5}, "unknown setting 'method.tua'; did you mean 'tau'?"),
+        ({"tua": 0.5}, "unknown setting 'method.tua'; did you mean 'method.tau'?"),
         ({"tau": 1.5}, "method.tau = 1.5 is above 1"),
         (
             {"mask": "locl"},

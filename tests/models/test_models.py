@@ -13,7 +13,7 @@ from proxyfl import models
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import isolated
 from proxyfl.models import registry
-from proxyfl.models.measure import listing
+from proxyfl.models.measure import listing, summary
 
 
 class Tiny(nn.Module):
@@ -222,6 +222,10 @@ class TestRegistry:
         assert found["resnet8"][1].parameters == 1_227_594
         assert found["tiny"][0] == "A linear network on the mean colour."
         assert found["refuses"][1] is None
+
+    def test_a_network_without_a_docstring_says_nothing_and_not_what_it_inherits(self):
+        models.register("silent")(type("Silent", (Tiny,), {}))
+        assert summary("silent") == ""
 
 
 def with_random_statistics(net: nn.Module) -> nn.Module:

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
-from proxyfl.aggregation.base import Aggregator
+from proxyfl.aggregation.base import Aggregator, Around
 from proxyfl.aggregation.clipping import Clip
 from proxyfl.aggregation.coordinates import Median, TrimmedMean
+from proxyfl.aggregation.coverage import uncovered
 from proxyfl.aggregation.krum import Krum
 from proxyfl.aggregation.mean import Mean
 from proxyfl.aggregation.privacy import DifferentialPrivacy
@@ -156,3 +157,18 @@ def require_sound(
     """Refuse what cannot be right, with the reason."""
     if reason := aggregator.refusal(method, train, federation):
         raise ConfigError(reason)
+    if federation.late == "next" and (reason := _not_late(aggregator, method)):
+        raise ConfigError(f"federation.late = 'next' cannot be used: {reason}; leave it at 'refuse'")
+
+
+def _not_late(aggregator: Aggregator, method: Method) -> str:
+    """Why an update of the round before has no place in a round; empty where it has."""
+    while isinstance(aggregator, Around):
+        aggregator = aggregator.inner
+    if aggregator.private:
+        return "the accounting of differential privacy holds for updates of the round's own sample"
+    if not isinstance(aggregator, Mean):
+        return f"aggregation.rule = '{aggregator.title}' gives a late update the same say as the others"
+    if reason := uncovered(method):
+        return f"what {method.name}'s server computes presumes updates of one round: {reason}"
+    return ""

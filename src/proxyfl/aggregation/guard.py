@@ -19,6 +19,7 @@ from torch import Tensor
 
 from proxyfl.aggregation.change import change_length
 from proxyfl.aggregation.effort import Effort
+from proxyfl.aggregation.flat import Layout, floating
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.state import Tensors, Update
 
@@ -58,7 +59,7 @@ class Guard:
     change of weights (0: ``MAX_RATIO`` times their length), ``extras`` are the shapes of what else is sent,
     as float32, and ``counts`` those of them that count images by class. ``parts`` may send extras (None:
     anyone), ``carries`` says whether a client hands momentum to the next, ``noised`` that sites add noise,
-    which may make a variance negative.
+    which may make a variance negative. ``owed`` are clients whose updates are those of the round before.
     """
 
     round: int
@@ -71,6 +72,7 @@ class Guard:
     parts: Collection[str] | None = None
     carries: bool = True
     noised: bool = False
+    owed: Collection[int] = ()
     seen: set[int] = field(default_factory=set)
     length: float = 0.0
     """Of the change of weights that was checked last: of a client's trainings, the first."""
@@ -100,14 +102,16 @@ class Guard:
     def _check_weights(self, weights: Tensors) -> None:
         _tensors(weights)
         _same_form(weights, self.weights)
-        _finite(weights.items())
-        _bounded((name, value) for name, value in weights.items() if not value.is_floating_point())
+        self.length = self._change_length(weights)
+        if not math.isfinite(self.length):
+            _finite(weights.items())
         self._check_signs(weights)
-        self._check_length(weights)
+        self._check_length()
 
     def _check_sender(self, update: Update, asked: int | None) -> None:
-        if type(update.round) is not int or update.round != self.round:
-            raise UpdateRefused(f"belongs to round {_short(update.round)}, not {self.round}")
+        round = self.round - (update.client in self.owed)
+        if type(update.round) is not int or update.round != round:
+            raise UpdateRefused(f"belongs to round {_short(update.round)}, not {round}")
         if asked is not None and (type(update.client) is not int or update.client != asked):
             raise UpdateRefused(f"says it is client {_short(update.client)}")
         if type(update.client) is not int or update.client not in self.most:
@@ -139,13 +143,15 @@ class Guard:
 
     def _check_signs(self, weights: Tensors) -> None:
         """Variances and counters do not fall below zero: one negative variance in the mean, and nobody's
-        next update is finite.
+        next update is finite. Counters can be added up.
         """
-        for name, value in weights.items():
-            counter = not value.is_floating_point() and value.dtype != torch.bool
-            if not counter and (self.noised or not name.endswith("running_var")):
-                continue
-            if bool((value < self.weights[name].clamp(max=0)).any()):
+        signed = self._signed
+        for row, long, floor in zip(signed.rows, signed.join(weights), self._floors, strict=True):
+            if not long.is_floating_point() and _beyond(long):
+                _bounded((name, weights[name]) for name in row)
+            if bool((long < floor).any()):
+                least = {name: self.weights[name].clamp(max=0) for name in row}
+                name = next(name for name in row if bool((weights[name] < least[name]).any()))
                 raise UpdateRefused(f"'{name}' holds negative values")
 
     def _check_counts(self, extras: Tensors, most: Effort) -> None:
@@ -191,16 +197,41 @@ class Guard:
             return most.images
         return AGAIN * most.visits * (self.classes if what == "set_size" else 1)
 
-    def _check_length(self, weights: Tensors) -> None:
+    def _check_length(self) -> None:
         limit = self.max_norm or MAX_RATIO * self._own_length
-        self.length = change_length(weights, self._sent)
         if not self.length <= limit:
             raise UpdateRefused(f"moves the weights by {self.length:.3g}, more than {limit:.3g}")
 
+    def _change_length(self, weights: Tensors) -> float:
+        """As :func:`~proxyfl.aggregation.change.change_length` but for rounding, in fewer operations."""
+        changes = [
+            new.double().sub_(old) for new, old in zip(self._layout.join(weights), self._sent, strict=True)
+        ]
+        return math.sqrt(sum(float(change.dot(change)) for change in changes))
+
     @cached_property
-    def _sent(self) -> Tensors:
+    def _layout(self) -> Layout:
+        return Layout(floating(self.weights))
+
+    @cached_property
+    def _sent(self) -> list[Tensor]:
         """The weights that were sent, in the precision in which changes are measured."""
-        return {name: value.double() for name, value in self.weights.items() if value.is_floating_point()}
+        return [long.double() for long in self._layout.join(self.weights)]
+
+    @cached_property
+    def _signed(self) -> Layout:
+        """Counters, and variances unless they are noised."""
+        names = [
+            name for name, value in self.weights.items()
+            if value.dtype != torch.bool
+            and (not value.is_floating_point() or (name.endswith("running_var") and not self.noised))
+        ]  # fmt: skip
+        return Layout({name: self.weights[name] for name in names})
+
+    @cached_property
+    def _floors(self) -> list[Tensor]:
+        """What each of them may fall to: zero, or what was sent where that was less."""
+        return [long.clamp(max=0) for long in self._signed.join(self.weights)]
 
     @cached_property
     def _numbers(self) -> int:
@@ -252,8 +283,12 @@ def _finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 def _bounded(tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, value in tensors:
-        if value.dtype != torch.bool and not bool(((value <= LARGEST) & (value >= -LARGEST)).all()):
+        if value.dtype != torch.bool and _beyond(value):
             raise UpdateRefused(f"'{name}' holds values beyond {LARGEST:g}")
+
+
+def _beyond(value: Tensor) -> bool:
+    return not bool(((value <= LARGEST) & (value >= -LARGEST)).all())
 
 
 def _require_fellows(counted: Collection[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proxyfl.aggregation.base import Accumulator, Aggregator, Gathered, Round, Settled
+from proxyfl.aggregation.flat import Layout
 from proxyfl.core.state import Tensors, Update
 from proxyfl.methods.context import ServerContext
 
@@ -54,23 +55,28 @@ class WeightedMean:
 
     def __init__(self) -> None:
         self.total = 0.0
-        self._sums: Tensors = {}
+        self._layout = Layout({})
+        self._sums: list[Tensor] = []
         self._dtypes: dict[str, torch.dtype] = {}
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        """Every one has the names and shapes of the first."""
+        if not self._dtypes:
+            self._layout = Layout(tensors)
+            self._dtypes = {name: value.dtype for name, value in tensors.items()}
         self.total += weight
-        for name, value in tensors.items():
-            term = value.to(torch.float64) * weight
-            if name in self._sums:
-                self._sums[name] += term
+        terms = [long.to(torch.float64).mul_(weight) for long in self._layout.join(tensors)]
+        for place, term in enumerate(terms):
+            if place < len(self._sums):
+                self._sums[place] += term
             else:
-                self._sums[name], self._dtypes[name] = term, value.dtype
+                self._sums.append(term)
 
     def mean(self) -> Tensors:
-        means = {name: value / self.total for name, value in self._sums.items()}
+        means = self._layout.part([total / self.total for total in self._sums])
         return {
-            name: (mean if self._dtypes[name].is_floating_point else mean.round()).to(self._dtypes[name])
-            for name, mean in means.items()
+            name: (means[name] if dtype.is_floating_point else means[name].round()).to(dtype, copy=True)
+            for name, dtype in self._dtypes.items()
         }
 
 

@@ -41,6 +41,7 @@ app.command(epilog=deploy_keep.RESTORE_EXAMPLES)(deploy_keep.restore)
 app.command(epilog=deploy_keep.PRUNE_EXAMPLES)(deploy_keep.prune)
 app.command(epilog=examples("proxyfl deploy attach DIR"))(deploy_life.attach)
 app.command(epilog=examples("proxyfl deploy stop DIR", "proxyfl deploy stop DIR --now"))(deploy_life.stop)
+app.command(epilog=examples("proxyfl deploy add-site DIR lyon"))(deploy_life.add_site)
 app.command(epilog=examples("proxyfl deploy remove-site DIR lyon"))(deploy_life.remove_site)
 
 
@@ -130,7 +131,7 @@ def run(
     from proxyfl.deploy import longer, operate
     from proxyfl.deploy.audit import AuditLog
     from proxyfl.deploy.enrolment import forget_counts
-    from proxyfl.deploy.removal import settle
+    from proxyfl.deploy.members import settle
     from proxyfl.deploy.settings import Deployment
     from proxyfl.deploy.status import is_finished
     from proxyfl.deploy.stopping import clear_stop, stop_now

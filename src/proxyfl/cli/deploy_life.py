@@ -1,4 +1,6 @@
-"""``proxyfl deploy attach``, ``stop``, ``remove-site``: what is done to a federation that is under way."""
+"""``proxyfl deploy attach``, ``stop``, ``add-site``, ``remove-site``: what is done to a federation that is
+under way.
+"""
 
 from __future__ import annotations
 
@@ -65,15 +67,24 @@ def stop(
     out().print(f"{said}{again}", markup=False, soft_wrap=True)
 
 
-def remove_site(
-    folder: Folder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The site.", show_default=False)],
-) -> None:
+SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site.", show_default=False)]
+
+
+def add_site(folder: Folder, name: SiteName) -> None:
+    """Add a site to the federation. In a run that is under way it takes part from the next round on."""
+    require_flower()
+    from proxyfl.deploy import members
+
+    for line in members.add_site(folder, name):
+        out().print(line, markup=False, soft_wrap=True)
+
+
+def remove_site(folder: Folder, name: SiteName) -> None:
     """Take a site out of the federation. Its key is no longer admitted, also in a run that is under way."""
     require_flower()
-    from proxyfl.deploy import removal
+    from proxyfl.deploy import members
 
-    for line in removal.remove_site(folder, name):
+    for line in members.remove_site(folder, name):
         out().print(line, markup=False, soft_wrap=True)
 
 

@@ -33,7 +33,6 @@ INIT_EXAMPLES = examples(
     "proxyfl deploy init trial --sites 3 --sample",
     "proxyfl deploy init wards --sites 3 --like patients.csv --set data.keys=label=diagnosis,without=id",
     "proxyfl deploy init clinic --method semifl --scenario server --server-data images/ --classes ill,well",
-    "proxyfl deploy init hospital --add-site lyon",
     "proxyfl deploy init hospital --renew --host 10.0.0.5",
 )
 
@@ -98,7 +97,6 @@ Deadline = Annotated[float, option("Seconds a round waits for its sites.", defau
 WAITING = "Seconds to wait for the quorum before stopping."
 Patience = Annotated[float, option(WAITING, default=True, min=0, panel=ROUNDS)]
 
-AddSite = Annotated[str, option("Add a site.", metavar="NAME", panel=EXISTING)]
 STOLEN = "Make a new key for a site whose key was lost or stolen."
 NewKey = Annotated[str, option(STOLEN, metavar="SITE", panel=EXISTING)]
 RENEWED = "Make a new server certificate, with --host for additional names, and anything that is missing."
@@ -134,7 +132,6 @@ def init(
     quorum: Quorum = None,
     deadline: Deadline = 600.0,
     patience: Patience = 3600.0,
-    add_site: AddSite = "",
     new_key: NewKey = "",
     renew: Renew = False,
 ) -> None:
@@ -144,9 +141,9 @@ def init(
     """
     from proxyfl.deploy import scaffold
 
-    if add_site or new_key or renew:
+    if new_key or renew:
         _refuse_others(context, renew)
-        _change(folder, add_site, new_key, host if renew else None)
+        _change(folder, new_key, host if renew else None)
         return
     start = str(Path(weights).expanduser().resolve()) if weights else None
     short = {"rounds": rounds, "fidelity": fidelity, "scenario": scenario, "weights": start}
@@ -188,10 +185,10 @@ def _refuse_others(context: typer.Context, renew: bool) -> None:
         for parameter in context.command.params
         if (source := context.get_parameter_source(parameter.name or "")) and source.name == "COMMANDLINE"
     ]
-    changes = [one.opts[0] for one in given if one.name in ("add_site", "new_key", "renew")]
+    changes = [one.opts[0] for one in given if one.name in ("new_key", "renew")]
     if len(changes) > 1:
         raise ConfigError(f"{' and '.join(changes)} are different things; do one after the other")
-    taken = ("folder", "add_site", "new_key", "renew", *(["host"] if renew else []))
+    taken = ("folder", "new_key", "renew", *(["host"] if renew else []))
     if others := [one.opts[0] for one in given if one.name not in taken]:
         raise ConfigError(
             f"{changes[0]} changes a deployment that exists and does not take {', '.join(others)}; "
@@ -199,15 +196,10 @@ def _refuse_others(context: typer.Context, renew: bool) -> None:
         )
 
 
-def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str] | None) -> None:
-    from proxyfl.deploy import rotation, scaffold
-    from proxyfl.deploy.settings import Deployment
+def _change(folder: Path, new_key: str, more_hosts: Sequence[str] | None) -> None:
+    from proxyfl.deploy import rotation
 
-    if add_site:
-        before, grown = Deployment.read(folder), scaffold.add_site(folder, add_site)
-        done = f"{add_site} is site {len(grown.sites)}; hand it {grown.site_folder(add_site)}"
-        typer.echo(_rounds_now(before, grown))
-    elif new_key:
+    if new_key:
         site = rotation.new_key(folder, new_key)
         done = (
             f"{new_key} has a new key; hand it {site.private_key}, {site.public_key} and {site.certificate}"
@@ -215,19 +207,6 @@ def _change(folder: Path, add_site: str, new_key: str, more_hosts: Sequence[str]
     else:
         done = f"the server's certificate is new and lasts {rotation.renew(folder, more_hosts or ())} days"
     typer.echo(f"{done}; restart the server if it runs")
-
-
-def _rounds_now(before: Deployment, after: Deployment) -> str:
-    """How many sites a round asks and needs now, and where that is set."""
-    (asked, needed), (now_asked, now_needed) = (
-        (one.config.federation.per_round, one.quorum) for one in (before, after)
-    )
-    changed = (asked, needed) != (now_asked, now_needed)
-    was = f" (before: {needed} of {asked})" if changed else ", as before"
-    return (
-        f"a round asks {now_asked} of {len(after.sites)} sites and needs the answers of {now_needed}{was}; "
-        f"to change that, set per_round in [experiment.federation] and quorum in {after.file}"
-    )
 
 
 def _tell_created(deployment: Deployment, plan: Plan) -> None:

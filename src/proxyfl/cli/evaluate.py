@@ -174,8 +174,8 @@ def _given(data: str, card: ModelCard, keys: str | None, own: DataSettings) -> S
     split = read_test(place, form, by_name=True)
     if place.resolve() == Path(own.name.partition(":")[2]).expanduser().resolve():
         err().print(
-            f"warning: the run was trained on {split.called} in {place}, so this is not "
-            "a test; without --data the run is evaluated on images that it never saw",
+            f"warning: the run was trained on {split.called} in {place}; unless it has a test split, "
+            f"this is not a test: without --data the run is evaluated on {split.called} that it never saw",
             markup=False,
             soft_wrap=True,
         )

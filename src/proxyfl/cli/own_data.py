@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxyfl.cli.common import command
+from proxyfl.cli.present import LEVELS
 from proxyfl.core.dealing import CLIENTS
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.core.trees import Tree, merge
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 BAR = 30
 """Characters of the longest bar."""
 MOST_CLASSES = 40
+BINS = 12
+"""Bars of the sizes."""
 
 
 def explain(
@@ -49,7 +54,7 @@ def explain(
         console.print(f"warning: {line}", markup=False)
     if output is not None:
         count = min(len(simulation.dataset.classes), MOST_CLASSES) * 2
-        draw_sheet(simulation.dataset, output, console, count=count, seed=0)
+        draw_sheet(simulation.dataset, output, console, count=count, seed=0, bars=True)
     console.print(own.summary(config), markup=False)
     more = ["--set", f"data.keys={keys}"] if keys else []
     more += ["--set", "model.name=frozen:hf:FOLDER"] if found.words else []
@@ -81,11 +86,18 @@ def described(found: Look) -> list[str]:
         lines.append(f"words of a text (column '{found.names[0]}'): {spread}")
     if found.sides:
         low, high = min(found.sides), max(found.sides)
-        spread = f"{low}" if low == high else f"{low} to {high}, median {found.side}"
+        spread = f"{low}" if low == high else f"{low} to {high}, median {found.side}  {_shape(found.sides)}"
         lines.append(f"shorter side in pixels: {spread}")
     if found.clients:
         lines.append(f"{len(found.clients)} clients: {', '.join(found.clients[:MOST_CLASSES])}")
     return lines
+
+
+def _shape(values: Sequence[int]) -> str:
+    """How values are spread from the lowest to the highest, as a row of bars."""
+    low, wide = min(values), max(values) - min(values) + 1
+    counts = Counter(BINS * (value - low) // wide for value in values)
+    return "".join(LEVELS[-(-8 * counts[place] // max(counts.values()))] for place in range(BINS))
 
 
 def _features(found: Look) -> list[str]:
@@ -102,10 +114,14 @@ def require_png(output: Path) -> None:
         raise ConfigError(f"--output {output} must end in .png")
 
 
-def draw_sheet(dataset: Dataset, output: Path, console: Console, *, count: int, seed: int) -> None:
-    """Write samples with weak and strong views beside them to a PNG file; of others, bars by class."""
+def draw_sheet(
+    dataset: Dataset, output: Path, console: Console, *, count: int, seed: int, bars: bool = False
+) -> None:
+    """Write samples with weak and strong views beside them to a PNG file, below ``bars`` by class; of samples
+    that are no images, the bars alone.
+    """
     from proxyfl.core.rng import SERVER, rng
-    from proxyfl.data.preview import class_bars, contact_sheet
+    from proxyfl.data.preview import above, class_bars, contact_sheet
 
     if dataset.train.called != "images":
         what = dataset.train.called
@@ -113,6 +129,7 @@ def draw_sheet(dataset: Dataset, output: Path, console: Console, *, count: int, 
         sheet = class_bars(dataset)
     else:
         sheet = contact_sheet(dataset, rng(seed, 0, SERVER, "preview"), count=count)
+        sheet = above(class_bars(dataset), sheet) if bars else sheet
     try:
         sheet.save(output)
     except OSError as error:

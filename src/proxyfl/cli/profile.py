@@ -157,7 +157,7 @@ def _step_table(found: Profile) -> Table:
 
 
 def _once_table(found: Profile) -> Table:
-    table = plain_table("once a round", "ms", "", right=("ms",), keep=("once a round", "ms"))
+    table = plain_table("once per round", "ms", "", right=("ms",), keep=("once per round", "ms"))
     rows: list[tuple[Phase, str]] = [(phase, "client") for phase in found.client]
     some, every = found.test_images
     notes = {
@@ -174,7 +174,7 @@ def _once_table(found: Profile) -> Table:
 
 def _encoding_table(made: Encoding) -> Table:
     """What a training sample costs before the first round."""
-    head = f"encoding, once a {made.called.removesuffix('s')}"
+    head = f"encoding, once per {made.called.removesuffix('s')}"
     table = plain_table(head, "ms", "share", right=("ms", "share"), keep=(head, "ms", "share"))
     for phase in made.phases:
         table.add_row(phase.name, f"{phase.ms:,.1f}", f"{100 * phase.ms / made.ms:.1f} %")

@@ -168,6 +168,13 @@ class FederationSettings:
     evaluate_every: int = setting(
         1, "rounds between evaluations; the last round is always evaluated", low=1, later=True
     )
+    late: str = setting(
+        "refuse",
+        "updates that miss the deadline of their round: refuse, or next = use them in the next round with "
+        "0.71 of their weight",
+        choices=("refuse", "next"),
+        later=True,
+    )
 
     def measures(self, round: int) -> bool:
         """Whether accuracy is measured in this round."""
@@ -223,7 +230,9 @@ class AggregationSettings:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """Differential privacy of whole clients: each one's change is clipped, their sum is noised."""
+    """Differential privacy of whole clients: each one's change is clipped, their sum is noised. Or of single
+    images (``record_``): the gradient of each one is clipped, and the sums are noised in every step.
+    """
 
     clip: float = setting(
         0.0, "norm to which each client's weight change is clipped; 0: no differential privacy", low=0
@@ -240,6 +249,18 @@ class PrivacySettings:
         "seed: noise from the run's seed, reproducible, but removable by anyone who "
         "knows the seed; system: noise from the system's entropy source",
         choices=("seed", "system"),
+    )
+    record_clip: float = setting(
+        0.0,
+        "norm to which the gradient of each image is clipped (DP-SGD); 0: no differential privacy of images",
+        low=0,
+        later=True,
+    )
+    record_noise: float = setting(
+        1.0,
+        "noise multiplier of DP-SGD: standard deviation on the sum, in units of record_clip",
+        low=0,
+        later=True,
     )
 
 

@@ -70,12 +70,12 @@ class UpdateRefused(ProxyFLError):
     """A client's update that the guard does not let in."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint to append to an error about an unknown ``word``."""
+def nearest(word: str, known: Iterable[str], where: str = "") -> str:
+    """A hint to append to an error about an unknown ``word`` of the section ``where``."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:
-        return f"did you mean '{close[0]}'?"
+        return f"did you mean '{where}{close[0]}'?"
     return f"known: {', '.join(names)}" if names else "none are known"
 
 

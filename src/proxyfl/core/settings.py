@@ -72,7 +72,7 @@ def read_section(cls: type[T], table: Mapping[str, Any], fidelity: str, where: s
     for key in table:
         if key not in fields:
             known = [*fields, *getattr(cls, "beside", ())]
-            raise ConfigError(f"unknown setting '{where}{key}'; {nearest(key, known)}")
+            raise ConfigError(f"unknown setting '{where}{key}'; {nearest(key, known, where)}")
     values: dict[str, Any] = {}
     for name, spec in fields.items():
         if dataclasses.is_dataclass(hints[name]):

@@ -57,6 +57,7 @@ class ServerState:
 
     ``versions`` tells, for clients whose state a method keeps, the round that wrote the state to start from.
     ``carry`` is what one client hands to the next (the released code's leaking momentum; empty otherwise).
+    ``owed`` are clients whose updates of the last round may still come (``federation.late``).
     """
 
     round: int
@@ -64,6 +65,7 @@ class ServerState:
     extras: Tensors = field(default_factory=dict)
     versions: Versions = field(default_factory=Versions)
     carry: Tensors = field(default_factory=dict)
+    owed: tuple[int, ...] = ()
 
     def to_tensors(self) -> Tensors:
         flat = {f"weights/{name}": value for name, value in self.weights.items()}
@@ -71,6 +73,8 @@ class ServerState:
         flat |= {f"carry/{name}": value for name, value in self.carry.items()}
         flat["round"] = torch.tensor(self.round)
         flat |= {"versions/clients": self.versions.clients, "versions/rounds": self.versions.rounds}
+        if self.owed:
+            flat["owed"] = torch.tensor(self.owed)
         return flat
 
     @classmethod
@@ -81,11 +85,14 @@ class ServerState:
             extras=namespace(flat, "extras"),
             versions=Versions(flat["versions/clients"], flat["versions/rounds"]),
             carry=namespace(flat, "carry"),
+            owed=tuple(flat["owed"].tolist()) if "owed" in flat else (),
         )
 
 
-TRAIN, STATISTICS = "train", "statistics"
-"""What a client is asked for: training, or sums of what the layers of a network see of its images."""
+TRAIN, STATISTICS, OVERDUE = "train", "statistics", "overdue"
+"""What a client is asked for: training, or sums of what the layers of a network see of its images. One that
+is overdue is asked for nothing new: its answer of an earlier round is awaited.
+"""
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ LONGEST_REASON, LONGEST_DETAIL = 500, 8_000
 class Failure:
     """A client that did not answer, and why. Of a long detail, the end is kept: there a traceback ends.
 
-    ``unsent`` says that its task never left the server.
+    ``unsent`` says that its task never left the server, ``pending`` that its answer may still come.
     """
 
     round: int
@@ -145,6 +152,7 @@ class Failure:
     reason: str
     detail: str = ""
     unsent: bool = False
+    pending: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", self.reason[:LONGEST_REASON])

@@ -15,6 +15,7 @@ from proxyfl.data.augment import strong, weak
 from proxyfl.data.dataset import Dataset
 
 WEAK, STRONG = 3, 5
+UNLABELLED = 2
 TILE = 72
 GAP = 6
 GROUP_GAP = 22
@@ -39,16 +40,29 @@ def choose(labels: Tensor, classes: int, count: int, generator: torch.Generator)
 
 
 def contact_sheet(dataset: Dataset, generator: torch.Generator, *, count: int = 8) -> Image.Image:
-    """Rows are training samples; columns are the original, the weak views and the strong views."""
+    """Rows are training samples, by class and at last two unlabelled ones; columns are the original, the weak
+    views and the strong views.
+    """
     if count < 1:
         raise ConfigError(f"--count {count} is too small; use 1 or more")
     chosen = choose(dataset.train.labels, len(dataset.classes), count, generator)
-    samples = dataset.train.take(chosen)
+    nameless = (dataset.train.labels < 0).nonzero().flatten()
+    if len(nameless):
+        nameless = nameless[torch.randperm(len(nameless), generator=generator)[:UNLABELLED]]
+    samples = dataset.train.take(torch.cat([chosen, nameless]))
     columns = [samples.images]
     columns += [weak(samples.images, generator, flip=dataset.flip) for _ in range(WEAK)]
     columns += [strong(samples.images, generator, flip=dataset.flip) for _ in range(STRONG)]
-    names = [dataset.classes[label] for label in samples.labels.tolist()]
+    names = [dataset.classes[label] if label >= 0 else "unlabelled" for label in samples.labels.tolist()]
     return _draw(columns, names)
+
+
+def above(first: Image.Image, second: Image.Image) -> Image.Image:
+    """One picture above another."""
+    both = Image.new("RGB", (max(first.width, second.width), first.height + second.height), PAPER)
+    both.paste(first)
+    both.paste(second, (0, first.height))
+    return both
 
 
 def class_bars(dataset: Dataset) -> Image.Image:

@@ -6,7 +6,7 @@ labels of the unlabelled ones are here for a declared oracle alone; others canno
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -88,8 +88,17 @@ class Batch:
     u_index: Tensor
 
 
+def steps_of(settings: TrainSettings, labelled: int, unlabelled: int, *, walk_labelled: bool = False) -> int:
+    """Steps of a local epoch that the schedule proposes for so many images."""
+    pool = unlabelled + labelled if settings.pool == "all" else unlabelled
+    per_step = settings.batch * settings.mu if settings.epoch == "pass" else settings.batch
+    walked = labelled if walk_labelled else pool
+    return max(1, (walked or labelled) // (settings.batch if walk_labelled else per_step))
+
+
 class Stream:
-    """Batches of one client for one round, drawn from one generator.
+    """Batches of one client for one round, drawn from one generator. With ``sampler`` that draws the images
+    of each step, of so many images so many on average.
 
     Labelled images are drawn with replacement, so that batches are full whatever their number; the
     unlabelled pool is walked in random order, without its incomplete last batch, and restarted when
@@ -106,7 +115,9 @@ class Stream:
         device: torch.device,
         *,
         walk_labelled: bool = False,
+        sampler: Callable[[int, int], Tensor] | None = None,
     ) -> None:
+        self.sampler = sampler
         self.data, self.views, self.wants = data, views, wants
         self.generator, self.device = generator, device
         adds_labelled = settings.pool == "all"
@@ -119,9 +130,8 @@ class Stream:
         self.batch = settings.batch
         self.u_batch = settings.batch * settings.mu
         self.epochs = settings.epochs
-        per_step = self.u_batch if settings.epoch == "pass" else self.batch
-        walked = len(data.labelled) if walk_labelled else len(self.pool)
-        self.steps = max(1, (walked or len(data.labelled)) // (self.batch if walk_labelled else per_step))
+        sizes = len(data.labelled), len(data.unlabelled)
+        self.steps = steps_of(settings, *sizes, walk_labelled=walk_labelled)
 
     def restrict(self, positions: Tensor) -> None:
         """From now on draw unlabelled images only from these positions of the pool. Steps stay the same."""
@@ -131,6 +141,9 @@ class Stream:
         labelled = self._walk(len(self.data.labelled), self.batch) if self.walk_labelled else self._draws()
         chosen = len(self.pool) if self.selected is None else len(self.selected)
         unlabelled = self._walk(chosen, self.u_batch)
+        if self.sampler is not None:
+            labelled = self._sampled(self.sampler, len(self.data.labelled), self.batch)
+            unlabelled = self._sampled(self.sampler, chosen, self.u_batch)
         for _ in range(self.steps):
             positions = next(unlabelled)
             yield self._batch(
@@ -145,6 +158,10 @@ class Stream:
     def weak_views(self, positions: Tensor) -> Tensor:
         """Weak views of these positions of the pool."""
         return self._view(weak, self.pool[positions.cpu()])
+
+    def _sampled(self, sampler: Callable[[int, int], Tensor], count: int, batch: int) -> Iterator[Tensor]:
+        while True:
+            yield sampler(count, batch)
 
     def _draws(self) -> Iterator[Tensor]:
         count = len(self.data.labelled)

@@ -51,15 +51,19 @@ class Enrolled:
 
 @dataclass
 class Enrolment:
-    """All sites that have enrolled so far, by client number. ``run`` names this run on the sites' disks."""
+    """All sites that have enrolled so far, by client number. ``run`` names this run on the sites' disks,
+    ``joined`` tells from which round on those take part that were not there for the first.
+    """
 
     run: str
     sites: tuple[str, ...]
     counts: dict[int, Enrolled] = field(default_factory=dict)
+    joined: dict[int, int] = field(default_factory=dict)
 
-    def population(self) -> Population:
+    def population(self, round: int) -> Population:
         """Images per client; a site that has not enrolled has none, so that it is never chosen."""
-        rows = [self.counts.get(client, Enrolled(0, 0)) for client in range(len(self.sites))]
+        here = {client: row for client, row in self.counts.items() if self.joined.get(client, 0) <= round}
+        rows = [here.get(client, Enrolled(0, 0)) for client in range(len(self.sites))]
         return Population(
             np.array([row.labelled for row in rows], dtype=np.int64),
             np.array([row.unlabelled for row in rows], dtype=np.int64),
@@ -68,21 +72,30 @@ class Enrolment:
     def save(self, folder: Path) -> None:
         table = {self.sites[client]: asdict(row) for client, row in sorted(self.counts.items())}
         record = {"run": self.run, "order": self.sites, "sites": table}
+        if self.joined:
+            record["joined"] = {self.sites[client]: round for client, round in sorted(self.joined.items())}
         write_bytes(folder / SITES_FILE, json.dumps(record, indent=1).encode())
 
     @classmethod
     def load(cls, folder: Path, sites: tuple[str, ...]) -> Enrolment:
         with _readable(folder / SITES_FILE) as table:
             counts = {name: Enrolled(**row) for name, row in table["sites"].items()}
+            joined = {name: int(round) for name, round in table.get("joined", {}).items()}
             run, order = str(table["run"]), tuple(table.get("order", sites))
         if gone := [name for name in counts if name not in sites]:
             raise RunError(f"{gone[0]} took part in this run but is not in federation.toml any more; add it")
-        if order != sites:
+        if order != sites[: len(order)]:
             raise RunError(
                 "the sites of federation.toml are not those this run began with, in their order; "
-                f"put them back: {', '.join(map(str, order))}"
+                f"put them back, before any that were added: {', '.join(map(str, order))}"
             )
-        return cls(run, sites, {sites.index(name): row for name, row in counts.items()})
+        number = {name: client for client, name in enumerate(sites)}
+        return cls(
+            run,
+            sites,
+            {number[name]: row for name, row in counts.items()},
+            {number[name]: round for name, round in joined.items() if name in number},
+        )
 
 
 class Registrar:

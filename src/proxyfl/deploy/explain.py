@@ -31,6 +31,7 @@ from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.own_training import OwnImages
+from proxyfl.federation.records import unsupported
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.score_counts import BINS, blank, counts_scores
 from proxyfl.federation.traffic import PARTS, by_part, numbers_by_part
@@ -284,6 +285,8 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         "encryption protects the way to the server, not against it: trained weights can give away which "
         f"{what} were trained on, and at worst what they look like"
     )
+    if deployment.config.federation.late == "next":
+        remarks.append("an update that misses its round is not thrown away: the server uses it in the next")
     remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
 
@@ -308,10 +311,22 @@ def _frozen_remarks(deployment: Deployment) -> list[str]:
 
 def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
     config = deployment.config
+    counts = " and the table of counts" if deployment.sites_measure else ""
+    bare = f"numbers of {deployment.called}{counts}"
+    if config.privacy.record_clip:
+        return [
+            f"differential privacy of single {deployment.called} (DP-SGD): the weights that leave a site are "
+            "computed from clipped and noised gradients alone, so that it holds against the server, too; no "
+            f"losses are sent; it does not cover {bare}, nor what all {deployment.called} of a site have in "
+            "common"
+        ]
     if not config.privacy.clip:
         if reason := uncovered(method):
             return [f"no differential privacy, and none to be had with this method: {reason}"]
-        return ["no differential privacy: [experiment.privacy] adds it"]
+        images = ""
+        if not unsupported(method):
+            images = f": clip for whole sites, record_clip for single {deployment.called}"
+        return [f"no differential privacy: [experiment.privacy] adds it{images}"]
     if config.privacy.where == "server":
         covered = (
             "differential privacy is the server's doing: updates reach it as they are, and only what leaves "
@@ -323,11 +338,12 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
             f"differential privacy is for the sum of a round: each update carries only {share} of the noise, "
             "so who reads single updates, as the server can, sees more than epsilon says"
         )
-    counts = " and the table of counts" if deployment.sites_measure else ""
-    bare = f"numbers of {deployment.called}{counts}"
     return [covered, f"differential privacy does not cover {bare}: they are sent as they are"]
 
 
 def _privacy(config: Config) -> dict[str, Any]:
     settings: PrivacySettings = config.privacy
-    return dataclasses.asdict(settings) if settings.clip else {}
+    shown = dataclasses.asdict(settings)
+    if settings.record_clip:
+        return {name: shown[name] for name in ("record_clip", "record_noise", "delta", "draw")}
+    return {name: value for name, value in shown.items() if "record" not in name} if settings.clip else {}

@@ -27,7 +27,8 @@ LIVE_BYTES = 5_000_000
 ENDS = ("finished", "stopped")
 """The last event of a run."""
 
-LATE = (*LATE_ANSWERS, "was not asked: the round's deadline")
+MISSED = (*LATE_ANSWERS, "did not send its update")
+LATE = (*MISSED, "was not asked: the round's deadline")
 OFFLINE = ("is not connected", GONE)
 """How reasons begin that are no refusals, behind the site's name."""
 
@@ -42,7 +43,7 @@ class LiveLog:
 
     def __init__(self, file: Path, sites: tuple[str, ...], run: str = "", *, aloud: bool = False) -> None:
         self.file, self.sites, self.run, self.aloud = file, sites, run, aloud
-        self.torn, self.left_out = True, dict[int, str]()
+        self.torn, self.left_out, self.round = True, dict[int, str](), 0
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
 
@@ -60,6 +61,7 @@ class LiveLog:
             print(f"proxyfl: {details['text']}", flush=True)
 
     def round_started(self, round: int, clients: list[int]) -> None:
+        self.round = round
         self.tell("round", round=round, clients=clients)
 
     def answered(self, answer: Update | Failure) -> None:
@@ -67,17 +69,21 @@ class LiveLog:
         if isinstance(answer, Failure):
             reason = answer.reason.removeprefix(name).lstrip(": ")
             kind = _kind(reason)
-            text = f"round {answer.round}: {name} {reason}; the round continues without it"
+            later = "; it counts in the next round if it comes" if answer.pending else ""
+            text = f"round {answer.round}: {name} {reason}; the round continues without it{later}"
             if kind == "refused":
                 text = f"round {answer.round}: {name} left out: {reason}"
                 self.left_out[answer.client] = f"round {answer.round}: {reason}"
-            elif reason.startswith(LATE_ANSWERS):
+            elif reason.startswith(MISSED) and not answer.pending:
                 self.left_out[answer.client] = f"round {answer.round}: it was not there by the deadline"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:
             sent = sum(map(size_in_bytes, (answer.weights, *answer.again, answer.extras)))
-            details = {"bytes": sent, "seconds": round(answer.seconds, 3)}
-            self.tell("answered", round=answer.round, client=answer.client, site=name, **details)
+            details: dict[str, Any] = {"bytes": sent, "seconds": round(answer.seconds, 3)}
+            now = max(self.round, answer.round)
+            if answer.round < now:
+                details["text"] = f"round {now}: the update of {name} of round {answer.round} arrived"
+            self.tell("answered", round=now, client=answer.client, site=name, **details)
 
     def round_finished(self, report: RoundReport) -> None:
         metrics = report.metrics

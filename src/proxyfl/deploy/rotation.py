@@ -36,7 +36,7 @@ def rotate_site(folder: str | Path, name: str, days: float = DAYS) -> Site:
     deployment = _secure(folder)
     site = deployment.site(known_site(name, deployment.sites))
     if deployment.is_removed(name):
-        raise ConfigError(f"{name} was removed; add a site instead: --add-site of 'proxyfl deploy init'")
+        raise ConfigError(f"{name} was removed; add a site instead: proxyfl deploy add-site DIR NAME")
     former, until = site.public_key.read_bytes().split()[:2], datetime.now(UTC) + timedelta(days=days)
     line = b" ".join([*former, f"until={until.isoformat(timespec='seconds')}".encode()])
     new_key(folder, name)

@@ -24,14 +24,12 @@ from proxyfl.deploy.like import described, with_statistics
 from proxyfl.deploy.names import check_sites
 from proxyfl.deploy.server_data import open_server_data
 from proxyfl.deploy.settings import UNSAFE, Deployment
-from proxyfl.deploy.shrink import settled
 from proxyfl.deploy.site_data import client_arrays, open_test, write_npz
 from proxyfl.deploy.texts import server_words, site_words, write_text
 from proxyfl.encoders import load_encoder, settle_encoder
 from proxyfl.encoders.named import shape_for
 from proxyfl.runs.config_file import load_preset, load_toml
 from proxyfl.runs.experiment import load_config
-from proxyfl.runs.settings import resolve
 from proxyfl.runs.simulation import Simulation, prepare
 from proxyfl.runs.start import read_weights
 
@@ -120,41 +118,6 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     return Deployment.read(path)
 
 
-def add_site(folder: str | Path, name: str) -> Deployment:
-    """Another site at the end of the list, before a run has begun.
-
-    Sites a round and quorum grow as :func:`create` would have chosen them, unless they were chosen otherwise.
-    """
-    deployment = Deployment.read(folder)
-    if deployment.run.exists():
-        raise RunError(
-            f"{deployment.run} has begun with {len(deployment.sites)} sites; finish it and move it away first"
-        )
-    deployment, _ = settled(deployment)
-    if name in deployment.sites:
-        raise ConfigError(f"there is a site '{name}' already")
-    check_sites((name,))
-    if (deployment.path / name).exists():
-        raise RunError(f"{deployment.path / name} exists and is not overwritten; move it away first")
-    if not deployment.insecure:
-        signing.signature_of(deployment)  # what the site is offered, before anything is written
-    per_round, quorum = _grown_rounds(deployment)
-    ours = {
-        "partition": {"clients": len(deployment.sites) + 1},
-        "federation": {"per_round": per_round, "quorum": quorum},
-    }
-    grown = dataclasses.replace(
-        deployment,
-        sites=(*deployment.sites, name),
-        quorum=quorum,
-        experiment=merge(deployment.experiment, ours),
-    )
-    _write_site(grown, name)
-    write_again(grown)
-    AuditLog(grown.path).add("site added", site=name)
-    return Deployment.read(deployment.path)
-
-
 def write_again(deployment: Deployment) -> None:
     """The settings and the README of a deployment that changed."""
     deployment.write()
@@ -173,24 +136,13 @@ def _write_texts(deployment: Deployment, final: Path) -> None:
     _write_readme(deployment, final)
 
 
-def _grown_rounds(deployment: Deployment) -> tuple[int, int]:
-    """(sites a round, quorum) with one site more."""
-    config, sites = deployment.config, len(deployment.sites)
-    usual = resolve(config.preset).federation.per_round
-    per_round, quorum = config.federation.per_round, deployment.quorum
-    if per_round == min(usual, sites):
-        per_round = min(usual, sites + 1)
-        if quorum == config.federation.per_round // 2 + 1:
-            quorum = per_round // 2 + 1
-    return per_round, quorum
-
-
 def _require_free(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; choose a new folder")
     if path.exists() and any(path.iterdir()):
         raise RunError(
-            f"{path} is not empty; choose a new folder, or see --add-site and --renew for one that exists"
+            f"{path} is not empty; choose a new folder; one that exists is changed by 'proxyfl deploy "
+            "add-site' and --renew"
         )
     if not str(path).isprintable() or UNSAFE & set(str(path)):
         raise ConfigError(f"{path} has characters that service files cannot hold; choose another folder")
@@ -324,14 +276,14 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
     if not deployment.insecure:
         signing.sign_app(deployment)
     for name in deployment.sites:
-        _write_site(deployment, name)
+        write_site(deployment, name)
     _write_texts(deployment, final)
     AuditLog(here).add("created", sites=list(deployment.sites), method=deployment.config.method.name)
     if simulation:
         _write_sample(here / "sample", deployment, simulation)
 
 
-def _write_site(deployment: Deployment, name: str) -> None:
+def write_site(deployment: Deployment, name: str) -> None:
     """The folder that is handed to a site: its own key, and what is public."""
     site = deployment.site(name)
     site.path.mkdir(mode=PRIVATE)

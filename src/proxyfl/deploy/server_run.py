@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from proxyfl.core.checksum import write_tensors, write_verified
 from proxyfl.core.config import Config
 from proxyfl.core.dealing import CLIENTS
-from proxyfl.core.errors import BelowQuorum, RunError
+from proxyfl.core.errors import BelowQuorum, ConfigError, RunError
 from proxyfl.core.files import begins_with, sha256, write_bytes
 from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import ServerState
@@ -45,6 +45,7 @@ from proxyfl.encoders import load_encoder, settle_encoder
 from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
+from proxyfl.engines.flower.late import LateUpdates
 from proxyfl.engines.flower.protocol import spoken
 from proxyfl.engines.flower.site import FORM
 from proxyfl.engines.setup import server_of, trainer_of
@@ -182,7 +183,9 @@ class DeployedServer:
             if len(enrolment.counts) < min(self.deployment.quorum, len(enrolment.sites)):
                 self._gather(enrolment)
                 enrolment.save(run.path)
-            federation, _, measure = self._federation(run, config, method, enrolment)
+            federation, _, measure = self._federation(run, config, method, enrolment, state.round + 1)
+            if isinstance(federation.engine, FlowerEngine) and federation.engine.late:
+                federation.engine.late.back_to(state.round)
             recorder = Recorder(run, config, whole, card, saved)
             observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.audit, self.live)
             if (shared := self._shared(run, enrolment)) and isinstance(measure, SiteTest):
@@ -228,7 +231,7 @@ class DeployedServer:
         until, shown = time.monotonic() + patience, ""
         while True:
             self._heed(draws.round - 1)
-            self._admit(federation, enrolment)
+            self._admit(federation, enrolment, draws)
             online = self.roster.online().keys() & enrolment.counts.keys()
             lack = draws.lacks(online, time.monotonic(), patience)
             if not lack:
@@ -250,21 +253,41 @@ class DeployedServer:
                 f"stopped after round {done}, as asked" if done else "stopped before round 1, as asked"
             )
 
-    def _admit(self, federation: Server, enrolment: Enrolment) -> None:
-        """Sites that came late take part from the next round on, those that were removed no longer."""
+    def _admit(self, federation: Server, enrolment: Enrolment, draws: Draws) -> None:
+        """Sites that came late or were added take part from the next round on, those that were removed no
+        longer. Not so under differential privacy: its accounting holds for the sites of the first round.
+        """
+        self._look_for_sites(enrolment, draws)
+        before = dict(enrolment.counts)
         for client in [client for client in enrolment.counts if self.roster.removed(client)]:
             del enrolment.counts[client]
             enrolment.save(self.directory.path)
-            federation.population = enrolment.population()
             self.directory.event("removed", client=client, site=enrolment.sites[client])
             self.audit.log.add("removed", site=enrolment.sites[client])
             self.say(f"{enrolment.sites[client]} was removed and takes part no longer")
-        if new := self.registrar.enrol(enrolment):
+        new = [] if federation.aggregator.private else self.registrar.enrol(enrolment)
+        if new:
+            enrolment.joined |= {client: draws.round for client in new if client not in enrolment.joined}
             enrolment.save(self.directory.path)
-            federation.population = enrolment.population()
             for client in new:
                 self.directory.event("enrolled", client=client, site=enrolment.sites[client])
+                self.audit.log.add("enrolled", site=enrolment.sites[client], round=draws.round)
                 self.say(f"{enrolment.sites[client]} takes part from now on")
+        if before != enrolment.counts or draws.round in enrolment.joined.values():
+            federation.population = enrolment.population(draws.round)
+
+    def _look_for_sites(self, enrolment: Enrolment, draws: Draws) -> None:
+        """Take in the sites that were added to the list while the run goes on."""
+        try:
+            grown = Deployment.read(self.deployment.path)
+        except ConfigError:  # being edited by hand: it is read again before the next round
+            return
+        begun = self.deployment.sites
+        if len(grown.sites) > len(begun) and grown.sites[: len(begun)] == begun:
+            self.say(f"{', '.join(grown.sites[len(begun) :])} was added to the sites")
+            self.deployment = self.roster.deployment = self.audit.deployment = grown
+            self.roster.sites = self.live.sites = enrolment.sites = draws.sites = grown.sites
+            self.roster.until = 0.0
 
     def _settings(self, saved: Checkpoint) -> Config:
         """The settings that the run began with; ``federation.toml`` must still say the same."""
@@ -280,7 +303,9 @@ class DeployedServer:
             )
         model = settle_encoder(self.deployment.config).model
         model = dataclasses.replace(model, weights_hash=config.model.weights_hash)
-        if config != dataclasses.replace(self.deployment.config, model=model):
+        clients = min(config.partition.clients, len(self.deployment.sites))  # more may have joined
+        partition = dataclasses.replace(self.deployment.config.partition, clients=clients)
+        if config != dataclasses.replace(self.deployment.config, model=model, partition=partition):
             raise RunError(
                 f"[experiment] of {self.deployment.file} was changed since the run began; put it back, "
                 f"or move {run.path} away to begin anew"
@@ -288,7 +313,7 @@ class DeployedServer:
         return config
 
     def _federation(
-        self, run: RunDirectory, config: Config, method: Method, enrolment: Enrolment
+        self, run: RunDirectory, config: Config, method: Method, enrolment: Enrolment, round: int = 1
     ) -> tuple[Server, ClientTrainer, ServerTest | SiteTest]:
         form, classes = self.deployment, len(self.deployment.classes)
         trainer = self._trainer(run, config, method)
@@ -301,7 +326,10 @@ class DeployedServer:
             "versions": versions,
             **frozen.header,
         }
-        engine = FlowerEngine(self.courier, setup, form.deadline, self.live.left_out, frozen, form.adapt)
+        late = LateUpdates(run.path / "late", versions) if config.federation.late == "next" else None
+        engine = FlowerEngine(
+            self.courier, setup, form.deadline, self.live.left_out, frozen, form.adapt, late
+        )
         measure: ServerTest | SiteTest
         own = self.own
         kept = own.held_out if own is not None else None
@@ -314,7 +342,7 @@ class DeployedServer:
                 self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen,
                 by_site=form.notes_sites, shared=self._shared(run, enrolment), last=config.federation.rounds,
             )  # fmt: skip
-        population = enrolment.population()
+        population = enrolment.population(round)
         federation = server_of(
             config, method, population, engine, measure, classes, store=self._store(run.server, config),
             spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own, form, config)),
@@ -376,7 +404,7 @@ def sizes_only(enrolment: Enrolment, where: str = CLIENTS, server: int = 0) -> P
     """A partition that tells how many images each site has, and the server: which ones they are, only they
     know.
     """
-    population = enrolment.population()
+    population = enrolment.population(1)
     parts, first = [], 0
     for sizes in (population.labelled, population.unlabelled):
         total = int(sizes.sum())

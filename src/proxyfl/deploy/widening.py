@@ -13,9 +13,18 @@ from proxyfl.core.config import Config
 from proxyfl.core.trees import dotted
 
 SERVERS_OWN = frozenset(
-    {"federation.quorum", "federation.per_round", "partition.clients", "model.weights", "model.weights_hash"}
+    {
+        "federation.quorum",
+        "federation.per_round",
+        "federation.late",
+        "partition.clients",
+        "model.weights",
+        "model.weights_hash",
+    }
 )
-"""Who else takes part, and the weights that the first round starts from."""
+"""Who else takes part, whether the server waits for an update, and the weights that the first round starts
+from.
+"""
 
 Narrower = Callable[[Any, Any], bool]
 
@@ -37,12 +46,24 @@ PRIVATE: Mapping[str, Narrower] = {
 }
 """The same under differential privacy; with more sites a round each adds less noise."""
 
+RECORDS: Mapping[str, Narrower] = {
+    "privacy.record_clip": lambda approved, asked: 0 < asked <= approved,
+    "privacy.record_noise": lambda approved, asked: asked >= approved,
+    "privacy.draw": lambda approved, asked: asked == "system",
+    "privacy.delta": lambda approved, asked: asked <= approved,
+}
+"""The same under differential privacy of single images."""
+
 
 def widened(approved: Config, asked: Config) -> list[str]:
     """Settings that go beyond the approved ones, each with both values."""
     before, now = dotted(approved.to_tree()), dotted(asked.to_tree())
-    private = bool(approved.privacy.clip)
-    rules = {**FEWER, **PRIVATE} if private else FEWER
+    private = bool(approved.privacy.clip or approved.privacy.record_clip)
+    rules = {
+        **FEWER,
+        **(PRIVATE if approved.privacy.clip else {}),
+        **(RECORDS if approved.privacy.record_clip else {}),
+    }
     beyond = []
     for name in sorted({*before, *now}, key=lambda name: (name != "method.name", name)):
         old, new = before.get(name), now.get(name)

@@ -16,6 +16,7 @@ from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.loop import Engine, Server
 from proxyfl.federation.own_training import OwnImages
+from proxyfl.federation.records import RecordPrivacy
 from proxyfl.federation.sampling import Population
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import PerClientStore
@@ -49,6 +50,7 @@ def trainer_of(
         seed=config.seed,
         start=start,
         optimiser=optimiser,
+        records=RecordPrivacy.of(config.privacy),
         outgoing=partial(leaving.outgoing, per_round=config.federation.per_round, seed=config.seed),
     )
 
@@ -85,4 +87,5 @@ def server_of(
         spool,
         static=config.model.norm == "static",
         own=own,
+        records=RecordPrivacy.of(config.privacy),
     )

@@ -20,13 +20,24 @@ from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
-from proxyfl.core.state import STATISTICS, Task, Tensors, Update, content_hash, detached, namespace, within
+from proxyfl.core.state import (
+    STATISTICS,
+    Metrics,
+    Task,
+    Tensors,
+    Update,
+    content_hash,
+    detached,
+    namespace,
+    within,
+)
 from proxyfl.core.text import shortened
 from proxyfl.data.stream import Batch, ClientData, Stream, ViewSettings
 from proxyfl.data.vectors import prepared
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.evaluate import eval_batch
 from proxyfl.federation.pseudo_metrics import count_decisions
+from proxyfl.federation.records import RecordPrivacy, RecordRound, require_network
 from proxyfl.federation.statistics import sums
 from proxyfl.methods.base import Method, overrides
 from proxyfl.methods.context import ClientContext, turn_of
@@ -67,10 +78,11 @@ class ClientTrainer:
         start: Tensors | None = None,
         optimiser: OptimiserFactory | None = None,
         outgoing: Callable[[Update, Task], Update] | None = None,
+        records: RecordPrivacy | None = None,
     ) -> None:
         self.method, self.factory, self.views, self.store = method, network, views, store
         self.settings, self.compute, self.rounds, self.seed = train, compute, rounds, seed
-        self.start, self.optimiser, self.outgoing = start or {}, optimiser, outgoing
+        self.start, self.optimiser, self.outgoing, self.records = start or {}, optimiser, outgoing, records
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes, which build networks of their own."""
@@ -105,6 +117,8 @@ class ClientTrainer:
         """The same before anything of it was frozen or got an adapter."""
         with isolated(self.seed, 0, SERVER, "initialise"):
             network = self.factory(heads=self.method.needs_heads)
+        if self.records:
+            require_network(network)
         if self.start:
             network.load_state_dict(fitting(self.start, network.state_dict()), strict=False)
         return network
@@ -176,17 +190,20 @@ class ClientTrainer:
         self, task: Task, data: ClientData, truth: Callable[[Tensor], Tensor] | None, steps: Steps
     ) -> Update:
         start, given = time.perf_counter(), self.method.rearrange(data)
+        records = self.records.begin(self.seed, task) if self.records else None
         state = self.store.load(task.client, task.version) if self.keeps_state else {}
         sums, trained, carry = Counter[str](), list[Tensors](), task.carry
         for turn in range(task.times):
-            ctx = self._context(replace(task, carry=carry), given, state, turn)
-            extras = self._train_once(ctx, steps)
+            ctx = self._context(replace(task, carry=carry), given, state, turn, records)
+            extras = self._train_once(ctx, steps, records)
             trained.append(detached(self.method.upload(ctx)))
             state, carry = ctx.state, momentum_of(ctx) if self.settings.leak_momentum else {}
             sums["steps"] += ctx.steps
-            sums.update({f"loss/{name}": float(value) for name, value in ctx.losses.items()})
-            sums.update({f"count/{name}": float(value) for name, value in ctx.counts.items()})
-            watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
+            watched = Metrics()
+            if records is None:  # sums about images, which nothing has noised
+                sums.update({f"loss/{name}": float(value) for name, value in ctx.losses.items()})
+                sums.update({f"count/{name}": float(value) for name, value in ctx.counts.items()})
+                watched = count_decisions(ctx.decisions, ctx.stream.pool, truth)
             # Parts may keep what points back to the context; its tensors would stay until cycles are looked
             # for.
             vars(ctx).clear()
@@ -204,7 +221,7 @@ class ClientTrainer:
             again=tuple(trained[1:]),
         )
 
-    def _train_once(self, ctx: ClientContext, steps: Steps) -> Tensors:
+    def _train_once(self, ctx: ClientContext, steps: Steps, records: RecordRound | None) -> Tensors:
         """All steps from the weights received; what is sent beside the weights that they lead to."""
         put(self.network, self.method.model(ctx.task.weights) | self._private(ctx))
         self.network.train().requires_grad_(True)
@@ -212,12 +229,17 @@ class ClientTrainer:
             with span(BEGIN):
                 self.method.begin_all(ctx)
             restore_momentum(ctx, namespace(ctx.state, MOMENTUM) or ctx.task.carry)
-            for batches in steps(ctx):
-                with span(STEP):
-                    outputs = self.method.step(next(batches), ctx)
-                    with span(OBSERVE):
-                        self.method.observe_all(outputs, ctx)
-            _require_terms(ctx)
+            if records is not None:
+                with records.watching(ctx):
+                    for batches in steps(ctx):
+                        records.step(next(batches), ctx)
+            else:
+                for batches in steps(ctx):
+                    with span(STEP):
+                        outputs = self.method.step(next(batches), ctx)
+                        with span(OBSERVE):
+                            self.method.observe_all(outputs, ctx)
+                _require_terms(ctx)
             with span(FINISH):
                 extras = self.method.finish_all(ctx)
         if self.method.all_private:
@@ -235,7 +257,9 @@ class ClientTrainer:
     def _private_part(self, weights: Tensors) -> Tensors:
         return {name: value for name, value in weights.items() if name.startswith(self.method.all_private)}
 
-    def _context(self, task: Task, data: ClientData, state: Tensors, turn: int) -> ClientContext:
+    def _context(
+        self, task: Task, data: ClientData, state: Tensors, turn: int, records: RecordRound | None = None
+    ) -> ClientContext:
         stream = Stream(
             data,
             self.settings,
@@ -244,6 +268,7 @@ class ClientTrainer:
             rng(self.seed, task.round, task.client, turn_of("batches", turn)),
             self.device,
             walk_labelled=self.method.walks_labelled,
+            sampler=records.sample if records else None,
         )
         stream.steps = max(
             1, self.method.steps_per_epoch(len(data.labelled), stream.steps, self.settings.batch)

@@ -21,13 +21,17 @@ from proxyfl.federation.witness import Row, Witness
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
 
+LATE_WEIGHT = 2**-0.5
+"""Of an update that is a round late: (1 + delay) ** -0.5, as in asynchronous federated optimisation (Xie,
+Koyejo and Gupta, 2019)."""
+
 
 class Fold:
     """Takes updates and failures; afterwards holds the mean, what the method kept, and who did what.
 
     ``answered`` are the clients with a usable answer; of those, whom the method gives no weight are
     ``resting``. ``clients`` has one entry for each update in the mean: ``times`` says who trains more than
-    once.
+    once. ``pending`` are those whose answers may still come.
 
     ``keep`` says whether single clients are noted, and of which rounds what the method watches in single
     updates is kept; without it, and of private ones, nothing is.
@@ -68,6 +72,7 @@ class Fold:
             parts={part.name for part in method.parts},
             carries=train.leak_momentum,
             noised=aggregator.noised,
+            owed=state.owed,
         )
         self.accumulator = aggregator.begin(
             Round(
@@ -90,6 +95,7 @@ class Fold:
         self.samples: list[int] = []
         self.rule_weights: list[float] = []
         self.failed: dict[int, str] = {}
+        self.pending: list[int] = []
         self.sums: defaultdict[str, float] = defaultdict(float)
         self.senders: Counter[str] = Counter()
         self.carry: Tensors = state.carry
@@ -114,6 +120,8 @@ class Fold:
                 answer = Failure(self.guard.round, client, reason)
         if isinstance(answer, Failure):
             self.failed[answer.client] = answer.reason
+            if answer.pending:
+                self.pending.append(answer.client)
             return answer
         rule = self._weight(answer)
         weight = self.method.weight_of(answer, rule)
@@ -133,7 +141,8 @@ class Fold:
             return answer  # whose losses and weights nothing has noised: they are not written down
         if self.witness is not None:
             held = self.population.labelled[answer.client] / max(1, self.population.sizes[answer.client])
-            self.witness.saw(answer, weight, self.guard.length, float(held))
+            seen = replace(answer, round=self.guard.round)
+            self.witness.saw(seen, weight, self.guard.length, float(held))
         for title, name in self.method.watched.items():
             if self.snapshot and name in answer.weights:
                 self.watched[title].append(answer.weights[name])
@@ -201,7 +210,16 @@ class Fold:
         most = set(sorted(names, key=lambda name: -self.senders[name])[:MOST_METRICS])
         return [name for name in names if name in most]
 
+    @property
+    def late(self) -> list[int]:
+        """Those of ``clients`` whose updates are of the round before."""
+        return [client for client in self.clients if client in self.guard.owed]
+
     def _weight(self, update: Update) -> float:
+        weight = self._usual_weight(update)
+        return weight * LATE_WEIGHT if update.client in self.guard.owed else weight
+
+    def _usual_weight(self, update: Update) -> float:
         if self.weighting == "uniform":
             return 1.0
         if self.weighting == "release":

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,11 +17,12 @@ from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.errors import BelowQuorum
 from proxyfl.core.records import CPU
 from proxyfl.core.spans import AVERAGE, EVALUATE, FOLD, span
-from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
+from proxyfl.core.state import OVERDUE, Failure, ServerState, Task, Tensors, Update
 from proxyfl.federation.evaluate import Evaluation
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.own_training import OwnImages
 from proxyfl.federation.pseudo_metrics import shares
+from proxyfl.federation.records import RecordPrivacy
 from proxyfl.federation.sampling import Population, Redraw, sample_clients
 from proxyfl.federation.statistics import gather
 from proxyfl.federation.traffic import Traffic
@@ -31,7 +32,8 @@ from proxyfl.methods.context import PerClientStore, ServerContext
 
 
 class Engine(Protocol):
-    """Gets client work done somewhere. Answers come in the order of the tasks, one for each.
+    """Gets client work done somewhere. Answers come in the order of the tasks, one for each. Only one that
+    calls failures pending is given tasks that are overdue.
 
     One that computes in other processes of its own counts their CPU time in ``cpu_seconds``.
     """
@@ -126,6 +128,8 @@ class Server:
     """Whether statistics of batch norm are gathered after each mean."""
     own: OwnImages | None = None
     """The labelled images that the server itself holds."""
+    records: RecordPrivacy | None = None
+    """Differential privacy of the clients' single images."""
 
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
@@ -184,14 +188,19 @@ class Server:
 def play_round(
     server: Server, state: ServerState, observers: tuple[Observer, ...], redraw: Redraw | None = None
 ) -> ServerState:
-    """One round. ``redraw`` asks others than those it would ask by itself; its metrics then say so."""
+    """One round. ``redraw`` asks others than those it would ask by itself; its metrics then say so, and late
+    updates are no longer awaited.
+    """
+    if redraw is not None:
+        state = replace(state, owed=())
     method, settings = server.method, server.settings
     started, round = time.perf_counter(), state.round + 1
     computed = _processor_time(server.engine)
     chosen = sample_clients(settings, server.seed, round, server.population, redraw)
     ctx, traffic, able = server.context(state), Traffic(), server.able(chosen)
     times = dict(zip(able, method.trainings(ctx, able), strict=True))
-    clients = [client for client in able if times[client]]
+    asked = [client for client in able if times[client] and client not in state.owed]
+    clients = [*asked, *state.owed]
     for observer in observers:
         observer.round_started(round, clients)
 
@@ -199,7 +208,7 @@ def play_round(
     broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
 
     def tasks() -> Iterator[Task]:
-        for client in clients:
+        for client in asked:
             personal = method.task_extras_all(ctx, client)
             version = state.versions.get(client, 0)
             task = Task(
@@ -207,6 +216,8 @@ def play_round(
             )
             traffic.sent(task)
             yield task
+        for client in state.owed:
+            yield Task(state.round, client, {}, purpose=OVERDUE)
 
     for answer, client in zip(server.engine.run(tasks()), clients, strict=True):
         if isinstance(answer, Update):
@@ -222,8 +233,11 @@ def play_round(
     _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold, traffic)
     rows = fold.rows()
-    versions = state.versions.after(fold.used if server.keeps_state else (), round)
-    state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry)
+    late, versions = fold.late, state.versions.after(fold.used if server.keeps_state else (), round)
+    if server.keeps_state and late:
+        versions = versions.after(late, state.round)
+    owed = tuple(sorted(fold.pending)) if settings.late == "next" else ()
+    state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry, owed)
     served = time.perf_counter()
 
     measured, counts = _measure(server, state, rows)
@@ -232,6 +246,7 @@ def play_round(
         **measured,
         **(redraw.record() if redraw else {}),
         "clients": fold.used,
+        **({"late": late} if late else {}),
         "idle": [client for client in chosen if client not in clients or client in fold.resting],
         "failed": {str(client): reason for client, reason in fold.failed.items()},
         "losses": fold.losses(),
@@ -270,6 +285,9 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold, traffic: Traffic) -> 
     holders = len(server.population.holders)
     if cost := server.aggregator.spent(ctx.round, server.settings, holders):
         ctx.metrics["privacy"] = cost
+    if records := server.records:
+        spent = records.spent(ctx.round, server.train, server.method, server.population)
+        ctx.metrics["record_privacy"] = spent
 
 
 def _measure(server: Server, state: ServerState, rows: list[Row]) -> tuple[dict[str, Any], Tensors]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxyfl.aggregation.flat import Layout, floating
 from proxyfl.core.state import Metrics, Tensors, Update, size_in_bytes
 from proxyfl.federation.evaluate import Own
 
@@ -38,8 +39,10 @@ class Witness:
     """Takes the updates of one round that count, in folding order; afterwards has a row for each."""
 
     def __init__(self, old: Tensors, per_round: int) -> None:
-        self.old = {name: value for name, value in old.items() if value.is_floating_point()}
-        self._waits = per_round * size_in_bytes(self.old) <= MOST_WAITING
+        floats = floating(old)
+        self._waits = per_round * size_in_bytes(floats) <= MOST_WAITING
+        self._layout = Layout(floats)
+        self._old = self._layout.join(floats) if self._waits else []
         self._changes: list[tuple[float, Tensor]] = []
         self._seen: list[tuple[Row, Metrics]] = []
 
@@ -74,9 +77,8 @@ class Witness:
         return [_cosine(change.double(), mean) for _, change in self._changes]
 
     def _change(self, weights: Tensors) -> Tensor:
-        return torch.cat(
-            [(weights[name].cpu() - old.cpu()).flatten().float() for name, old in self.old.items()]
-        )
+        changes = [new - old for new, old in zip(self._layout.join(weights), self._old, strict=True)]
+        return torch.cat([change.float() for change in changes])
 
 
 def add_accuracy(rows: list[Row], own: Own | None) -> None:

@@ -305,6 +305,13 @@ class Method(Part):
         """Losses beside the supervised one."""
         return {}
 
+    def record_losses(self, outputs: Outputs, ctx: ClientContext) -> tuple[Tensor, Tensor]:
+        """The losses of single labelled and of single unlabelled images, for differential privacy of images:
+        of methods whose loss is the mean of the first plus the mean of the second. Each depends on its own
+        image alone.
+        """
+        return F.cross_entropy(outputs.x, outputs.batch.y, reduction="none"), outputs.x.new_zeros(0)
+
     def upload(self, ctx: ClientContext) -> Tensors:
         """The weights to send: parameters and buffers, but for what is private."""
         return self.shared(ctx.model.state_dict())

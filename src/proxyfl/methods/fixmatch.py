@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from proxyfl.core.settings import setting
@@ -86,6 +87,13 @@ class FixMatch(Method):
             return {}
         loss = self.unlabelled_loss(outputs.strong, outputs.pseudo)
         return {"unlabelled": self.parameters.weight * loss}
+
+    def record_losses(self, outputs: Outputs, ctx: ClientContext) -> tuple[Tensor, Tensor]:
+        own, none = super().record_losses(outputs, ctx)
+        if outputs.pseudo is None:
+            return own, none
+        each = F.cross_entropy(outputs.strong, outputs.pseudo.label, reduction="none")
+        return own, self.parameters.weight * outputs.pseudo.trust * each
 
     def unlabelled_loss(self, strong: Tensor, pseudo: Pseudo) -> Tensor:
         return masked_cross_entropy(strong, pseudo.label, pseudo.trust, self.parameters.over)

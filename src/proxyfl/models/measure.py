@@ -57,7 +57,10 @@ def measure(network: Network) -> Cost:
 def summary(name: str) -> str:
     """The first line of what a registered network says about itself."""
     factory = require(name)
-    return (inspect.getdoc(getattr(factory, "func", factory)) or "").partition("\n")[0]
+    factory = getattr(factory, "func", factory)
+    if isinstance(factory, type) and not vars(factory).get("__doc__"):
+        return ""  # what it inherits is about nn.Module
+    return (inspect.getdoc(factory) or "").partition("\n")[0]
 
 
 def listing(**sizes: Any) -> Iterator[tuple[str, str, Cost | None]]:

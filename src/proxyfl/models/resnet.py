@@ -35,8 +35,10 @@ class Block(nn.Module):
         self.skip: nn.Module = nn.Identity() if same else ConvNorm(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.first(x))
-        return F.relu(self.second(hidden) + self.skip(x))
+        # In place: no backward pass needs what a norm or an addition gave, only what went into it.
+        hidden = self.second(F.relu(self.first(x), inplace=True))
+        hidden += self.skip(x)
+        return F.relu(hidden, inplace=True)
 
 
 class ResNet(TrunkClassifier):
@@ -48,7 +50,7 @@ class ResNet(TrunkClassifier):
         self.trunk = nn.Sequential(
             OrderedDict(
                 stem=ConvNorm(channels, small, 3),
-                relu=nn.ReLU(),
+                relu=nn.ReLU(inplace=True),
                 stage1=Block(small, small, stride=1),
                 stage2=Block(small, middle, stride=2),
                 stage3=Block(middle, large, stride=2),

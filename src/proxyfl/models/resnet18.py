@@ -21,9 +21,9 @@ class ResNet18(TrunkClassifier):
         super().__init__()
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if image_size < LARGE:
-            layers |= {"stem": ConvNorm(channels, CHANNELS[0], 3), "relu": nn.ReLU()}
+            layers |= {"stem": ConvNorm(channels, CHANNELS[0], 3), "relu": nn.ReLU(inplace=True)}
         else:
-            layers |= {"stem": ConvNorm(channels, CHANNELS[0], 7, stride=2), "relu": nn.ReLU()}
+            layers |= {"stem": ConvNorm(channels, CHANNELS[0], 7, stride=2), "relu": nn.ReLU(inplace=True)}
             layers |= {"shrink": nn.MaxPool2d(3, stride=2, padding=1)}
         inputs = CHANNELS[0]
         for number, outputs in enumerate(CHANNELS, 1):

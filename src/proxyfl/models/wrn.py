@@ -29,9 +29,11 @@ class PreBlock(nn.Module):
         self.skip = None if inputs == outputs and stride == 1 else _conv(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.norm1(x))
-        hidden: Tensor = self.conv2(F.relu(self.norm2(self.conv1(active))))
-        return hidden + (x if self.skip is None else self.skip(active))
+        # In place: no backward pass needs what a norm or an addition gave, only what went into it.
+        active = F.relu(self.norm1(x), inplace=True)
+        hidden: Tensor = self.conv2(F.relu(self.norm2(self.conv1(active)), inplace=True))
+        hidden += x if self.skip is None else self.skip(active)
+        return hidden
 
 
 class WideResNet(TrunkClassifier):
@@ -48,7 +50,7 @@ class WideResNet(TrunkClassifier):
             stage = [PreBlock(size, outputs, stride) for size, stride in zip(sizes, strides, strict=True)]
             layers[f"stage{number}"] = nn.Sequential(*stage)
             inputs = outputs
-        layers |= {"norm": nn.BatchNorm2d(inputs), "relu": nn.ReLU()}
+        layers |= {"norm": nn.BatchNorm2d(inputs), "relu": nn.ReLU(inplace=True)}
         layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
         self.trunk = nn.Sequential(layers)
         self.classifier = nn.Linear(inputs, classes)

@@ -147,5 +147,7 @@ def round_rows(run: Run) -> Iterable[dict[str, Any]]:
         row |= {f"megabytes_{way}": line["traffic"][f"bytes_{way}"] / 1e6 for way in ("up", "down")}
         if "privacy" in line:
             row["epsilon"] = float(line["privacy"]["epsilon"])
+        if "record_privacy" in line:
+            row["record_epsilon"] = float(line["record_privacy"]["epsilon"])
         seconds, cpu_seconds = seconds_of(timing.get(line["round"], {}))
         yield row | {"seconds": seconds, "cpu_seconds": cpu_seconds}

@@ -65,8 +65,17 @@ def columns_named(panels: Sequence[Panel], wanted: Sequence[str]) -> list[Panel]
         kept = [*keys, *dict.fromkeys(found)]
         columns = tuple(panel.columns[place] for place in kept)
         rows = tuple(tuple(row[place] for place in kept) for row in panel.rows)
-        made += [dataclasses.replace(panel, columns=columns, rows=rows)] if found else []
+        caption = tuple(line for line in panel.caption if not _explains_others(line, panel.columns, columns))
+        panel = dataclasses.replace(panel, columns=columns, rows=rows, caption=caption)
+        made += [panel] if found else []
     return made
+
+
+def _explains_others(line: str, columns: Sequence[Column], kept: Sequence[Column]) -> bool:
+    """Whether a line of the caption explains a column that was left out: ``Rounds: …`` does, for one."""
+    about = line.partition(":")[0].split()[0].lower() if ":" in line else ""
+    explained = [column for column in columns if about and column.heading.lower().split()[0] == about]
+    return bool(explained) and not any(column in kept for column in explained)
 
 
 def _called(heading: str, name: str) -> bool:

@@ -127,7 +127,8 @@ def _listing(comparison: Comparison, asked: Question) -> Panel:
 
     caption = [
         _accuracy_caption(comparison, ""),
-        f"{_rounds_caption()} Speed-up over {asked.baseline}.",
+        _rounds_caption(),
+        f"Speed-up: over {asked.baseline}.",
         *([] if one else [f"Target: {_percent(TARGET_SHARE)} of the group's best mean of last rounds."]),
         *_remarks(comparison, best=True),
     ]

@@ -108,7 +108,12 @@ class Run:
         """What clients are called, where the data or a real federation names them; else empty."""
         hints = self.directory.hints()
         names = hints.get("clients", hints.get("sites"))
-        return [str(name) for name in names] if isinstance(names, list) else []
+        found = [str(name) for name in names] if isinstance(names, list) else []
+        enrolled = [line for line in self.events if line.get("event") == "enrolled"]
+        joined = {line["client"]: line.get("site") for line in enrolled if type(line.get("client")) is int}
+        while found and isinstance(name := joined.get(len(found)), str):  # sites that were added to a run
+            found.append(name)
+        return found
 
     @property
     def timing(self) -> list[dict[str, Any]]:
@@ -123,6 +128,13 @@ class Run:
         """Whether the last round is committed: its checkpoint is there, which is written last."""
         last = f"round-{self.config.federation.rounds:08d}"
         return (self.directory.checkpoints / last / "manifest.json").is_file()
+
+    @property
+    def state(self) -> str:
+        """``running``, ``finished`` or ``stopped``."""
+        if self.directory.is_locked():
+            return "running"
+        return "finished" if self.finished else "stopped"
 
     @property
     def partition(self) -> Partition:

@@ -24,6 +24,7 @@ from proxyfl.core.trees import Tree, dotted, merge, nested, table_in
 from proxyfl.data import sources
 from proxyfl.data.partition import require_scheme
 from proxyfl.encoders.named import require_kind
+from proxyfl.federation.records import check as check_records
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.runs.config_file import load_preset, text_at, to_toml
@@ -197,6 +198,7 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
             "robust rule covers; use model.norm = 'group' with them"
         )
     require_sound(aggregator, method, train, federation)
+    check_records(config, method)
     if aggregator.private and config.keep.clients == "all":
         raise ConfigError(
             "keep.clients = 'all' records what each client sent, which differential "

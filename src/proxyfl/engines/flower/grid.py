@@ -17,10 +17,11 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from proxyfl.core.state import Failure, Task, Tensors, Update
+from proxyfl.core.state import OVERDUE, Failure, Task, Tensors, Update
 from proxyfl.engines.flower.codec import LEFT_OUT, pack_broadcast, read_answer, task_records
 from proxyfl.engines.flower.deadline import Deadline
 from proxyfl.engines.flower.frozen import FrozenPart
+from proxyfl.engines.flower.late import LateUpdates
 from proxyfl.engines.serialization import Header
 
 POLL_FIRST, POLL_LAST = 0.2, 2.0
@@ -32,6 +33,9 @@ GRACE = 5.0
 TRANSFER = 30.0
 """Seconds that fetching a reply may go on after the deadline: it may be large, or have waited its turn."""
 
+
+OVERTIME = 2.0
+"""How many deadlines longer a message lives where a late answer counts in the next round."""
 
 GONE = "was stopped or lost its connection"
 LATE = ("did not answer within", "did not send its whole answer")
@@ -70,10 +74,13 @@ class Witness(Protocol):
 
 
 class Courier:
-    """Carries one request to each of several clients and brings the replies back in order."""
+    """Carries one request to each of several clients and brings the replies back in order. What a client was
+    last asked in vain and may still answer, with ``overtime``, is ``outstanding``.
+    """
 
     def __init__(self, grid: Grid, roster: Roster, witness: Witness | None = None) -> None:
         self.grid, self.roster, self.witness = grid, roster, witness
+        self.outstanding: dict[int, tuple[str, int]] = {}
 
     def ask(
         self,
@@ -81,6 +88,7 @@ class Courier:
         kind: str,
         deadline: float,
         online: Mapping[int, int] | None = None,
+        overtime: float = 0.0,
     ) -> Iterator[RecordDict | str]:
         """For each request the records of its reply, or in words why there is none.
 
@@ -91,15 +99,34 @@ class Courier:
         asked, sent = [], []
         for client, records in requests:
             asked.append(client)
-            sent.append(self._send(client, nodes.get(client), records, kind, until))
+            sent.append(self._send(client, nodes.get(client), records, kind, until, overtime))
         for client, one in zip(asked, sent, strict=True):
             reply = one if isinstance(one, str) else self._reply(*one, until, deadline)
+            if overtime:
+                self._remember(client, one, reply)
             if self.witness:
                 self.witness.received(client, kind, reply)
             yield reply
 
+    def overdue(self, client: int, kind: str, until: float) -> RecordDict | str:
+        """The reply to what a client was asked in vain, or in words why there is none."""
+        if client not in self.outstanding:
+            return "it was lost when the server was restarted"
+        one = self.outstanding[client]
+        reply = self._reply(*one, until, max(0.0, until - time.monotonic()))
+        self._remember(client, one, reply)
+        if self.witness:
+            self.witness.received(client, kind, reply)
+        return "it has not arrived" if is_late(reply) else reply
+
+    def _remember(self, client: int, one: tuple[str, int] | str, reply: RecordDict | str) -> None:
+        if is_late(reply) and not isinstance(one, str):
+            self.outstanding[client] = one
+        else:
+            self.outstanding.pop(client, None)
+
     def _send(
-        self, client: int, node: int | None, records: RecordDict, kind: str, until: float
+        self, client: int, node: int | None, records: RecordDict, kind: str, until: float, overtime: float
     ) -> tuple[str, int] | str:
         """The message's id and its node, or why it was not sent."""
         if node is None:
@@ -107,7 +134,7 @@ class Courier:
         left = until - time.monotonic()
         if left <= 0:
             return NotSent("was not asked: the round's deadline had passed")
-        message = Message(records, node, kind, ttl=left + GRACE)
+        message = Message(records, node, kind, ttl=left + GRACE + overtime)
         ids = list(self.grid.push_messages([message]))
         if not ids or not ids[0]:
             return NotSent("was not asked: the SuperLink did not take the message")
@@ -156,6 +183,11 @@ class Courier:
         return found[0]
 
 
+def is_late(reply: RecordDict | str) -> bool:
+    """Whether a reply may still come."""
+    return isinstance(reply, str) and reply.startswith(LATE[0])
+
+
 def _content(reply: Message, node: int) -> RecordDict | str:
     if reply.has_error():
         return FAULTS.get(reply.error.code, "gave no answer: its program failed; its own output says why")
@@ -168,7 +200,7 @@ class FlowerEngine:
     """Clients are sites behind Flower nodes. ``setup`` goes with every task; ``deadline`` is for a round.
 
     ``left_out`` is what clients whose answers were not used learn with their next task, ``frozen`` what of
-    the network they get once.
+    the network they get once, ``late`` keeps updates that come a round late, where they count.
     """
 
     def __init__(
@@ -179,15 +211,19 @@ class FlowerEngine:
         left_out: dict[int, str] | None = None,
         frozen: FrozenPart | None = None,
         adapt: float = 0.0,
+        late: LateUpdates | None = None,
     ) -> None:
         self.courier, self.setup, self.deadline = courier, setup, Deadline(deadline, adapt)
         self.frozen = frozen or FrozenPart({}, known=True)
         self.left_out = {} if left_out is None else left_out
+        self.late = late
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
-        given = deque[Task]()
-        requests = self._requests(tasks, given)
-        replies = self.courier.ask(requests, MessageType.TRAIN, self.deadline.seconds())
+        given, overdue = deque[Task](), list[Task]()
+        requests = self._requests(tasks, given, overdue)
+        seconds = self.deadline.seconds()
+        overtime = OVERTIME * self.deadline.most if self.late else 0.0
+        replies = self.courier.ask(requests, MessageType.TRAIN, seconds, overtime=overtime)
         began, took, late = time.monotonic(), 0.0, False
         for reply in replies:
             task = given.popleft()
@@ -195,7 +231,11 @@ class FlowerEngine:
                 late = late or reply.startswith(LATE)
                 name = self.courier.roster.name(task.client)
                 answer: Update | Failure = Failure(
-                    task.round, task.client, f"{name} {reply}", unsent=isinstance(reply, NotSent)
+                    task.round,
+                    task.client,
+                    f"{name} {reply}",
+                    unsent=isinstance(reply, NotSent),
+                    pending=self.late is not None and is_late(reply),
                 )
             else:
                 took = time.monotonic() - began
@@ -203,13 +243,36 @@ class FlowerEngine:
             self.frozen.heard(task.client, isinstance(answer, Update))
             yield answer
         self.deadline.took(took, late=late)
+        for task in overdue:
+            yield self._overdue(task, began + seconds)
+
+    def _overdue(self, task: Task, until: float) -> Update | Failure:
+        """The update of the round before: kept when it arrived, or awaited like one of this round."""
+        assert self.late is not None, "who is overdue was called pending"
+        if kept := self.late.load(task.round, task.client):
+            return kept
+        reply = self.courier.overdue(task.client, MessageType.TRAIN, until)
+        if isinstance(reply, str):
+            name = self.courier.roster.name(task.client)
+            reason = f"{name} did not send its update of round {task.round}: {reply}"
+            return Failure(task.round + 1, task.client, reason)
+        answer = self._named(read_answer(reply, task))
+        self.frozen.heard(task.client, isinstance(answer, Update))
+        if isinstance(answer, Update):
+            self.late.save(answer)
+        return answer
 
     def close(self) -> None:
         """Nothing to end: the grid belongs to Flower."""
 
-    def _requests(self, tasks: Iterable[Task], given: deque[Task]) -> Iterator[tuple[int, RecordDict]]:
+    def _requests(
+        self, tasks: Iterable[Task], given: deque[Task], overdue: list[Task]
+    ) -> Iterator[tuple[int, RecordDict]]:
         sent: tuple[Tensors, Tensors] | None = None
         for task in tasks:
+            if task.purpose == OVERDUE:
+                overdue.append(task)
+                continue
             if sent is None or sent[0] is not task.weights or sent[1] is not task.extras:
                 broadcast, sent = pack_broadcast(task), (task.weights, task.extras)
             given.append(Task(task.round, task.client, {}, version=task.version))
