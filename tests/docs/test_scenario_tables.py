@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from proxyfl.methods.fixmatch import FixMatch
 from proxyfl.methods.registry import Recipe
 from scenario_tables import measured, methods
 
+DOCS = Path(__file__).parents[2] / "docs"
 HEAD = "scenario,method,seed,dtype,rounds,mean_last,last,best,megabytes,commit\n"
 ROWS = """\
 server,server-only,1,fp32,15,0.90,0.9,0.9,0,a
@@ -90,3 +92,13 @@ def test_a_page_is_filled_and_a_method_is_found_in_its_scenario(tmp_path: Path) 
     page = refreshed("<!-- scenarios server -->\n<!-- /scenarios -->", tmp_path / "digits.csv")
     assert "| `server-only` | 80.0 ± 10.0 % | 3 | fp32 | the bound | 0 |" in page
     assert "| `semifl` | 85.0 ± 10.0 % |" in results("semifl", tmp_path / "digits.csv")
+
+
+def test_the_page_gives_a_reason_for_every_method_below_its_bound() -> None:
+    page = (DOCS / "scenario-results.md").read_text(encoding="utf-8")
+    tables = re.findall(r"<!-- scenarios \w+ -->\n(.*?)<!-- /scenarios -->", page, re.DOTALL)
+    assert len(tables) == 3
+    low = {row.split("`")[1] for table in tables for row in table.splitlines() if re.search(r"\| -\d", row)}
+    reasons = page.partition("## Below the lower bound, and why")[2]
+    assert low
+    assert low == {row.split("`")[1] for row in reasons.splitlines() if row.startswith("| `")}

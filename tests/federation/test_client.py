@@ -102,9 +102,11 @@ def test_trainings_of_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert thrice.metrics["steps"] == 3 * once.metrics["steps"] == int(made.store.load(1, 1)["steps"])
     assert [each.weights for each in thrice.each()] == [thrice.weights, *thrice.again]
 
-    plain = trainer(tiny_config("fedavg"), tmp_path)
+    plain, task = trainer(tiny_config("fedavg"), tmp_path), Task(1, 0, start, times=2)
+    twice = plain.train(task, SIMULATION.holdings.client(0))
+    assert not same_bits(twice.weights, *twice.again)
     monkeypatch.setattr(client, "turn_of", lambda purpose, turn: purpose)
-    twice = plain.train(Task(1, 0, start, times=2), SIMULATION.holdings.client(0))
+    twice = plain.train(task, SIMULATION.holdings.client(0))
     assert same_bits(twice.weights, *twice.again)  # but for the draws, one is as the other
 
 

@@ -18,6 +18,7 @@ from wireless import Node, WirelessGrid, handled_by, sides
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.deploy import members
 from proxyfl.deploy.enrolment import Enrolment
+from proxyfl.deploy.overview import Overview
 from proxyfl.deploy.settings import Deployment
 from proxyfl.federation.sampling import sample_clients
 from proxyfl.runs.run import Run
@@ -108,6 +109,8 @@ def test_a_site_joins_a_run_and_takes_part_from_the_next_round_also_after_a_cras
     assert lines == Run(killed.run).metrics
     assert Run(straight.run).client_names == ["site-01", "site-02", "site-03", "site-04"]
     assert any("site-04 takes part from now on" in text for text in texts(straight))
+    shown = Overview(straight.path).look()["sites"][3]
+    assert (shown["name"], shown["rounds"]["answered"] > 0) == ("site-04", True)
     audit = [json.loads(line) for line in (straight.path / "audit" / "audit.jsonl").read_text().splitlines()]
     kinds = [(line["event"], line.get("round")) for line in audit if line.get("site") == "site-04"]
     assert ("site added", None) in kinds
@@ -146,6 +149,17 @@ def test_a_site_that_joined_can_leave_again(tmp_path):
     assert set(took_part) <= {2, 3}
     with pytest.raises(ConfigError, match="already"):
         members.add_site(tmp_path / "f", "site-04")
+
+
+def test_who_watches_a_federation_sees_a_site_that_is_added(tmp_path):
+    _, deployed, net, _ = begun(tmp_path / "f")
+    server(deployed, net).run()
+    watching = Overview(deployed.path)
+    before = watching.look()["sites"]
+    members.add_site(tmp_path / "f", "lyon")
+    now = watching.look()["sites"]
+    assert [site["name"] for site in now] == [*(site["name"] for site in before), "lyon"]
+    assert [site["images"] for site in now[:3]] == [site["images"] for site in before]
 
 
 def test_sites_a_round_and_quorum_of_a_run_stay(tmp_path):

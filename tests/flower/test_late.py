@@ -15,6 +15,7 @@ from serving import connect, newest, server, texts
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import ServerState, Update
+from proxyfl.deploy.explain import explain
 from proxyfl.engines.flower import codec
 from proxyfl.engines.flower.late import LateUpdates
 from proxyfl.runs import checkpoint, manifests
@@ -128,6 +129,7 @@ def test_a_server_killed_after_a_late_update_arrived_uses_it_again(tmp_path, met
     kept = ("round", "clients", "late", "accuracy", "losses")
     found = [[{k: line.get(k) for k in kept} for line in Run(one.run).metrics] for one in (straight, killed)]
     assert found[0] == found[1]
+    assert sorted(found[0][3]["clients"]) == [0, 1, SLOW], "it continues from the state that round 2 wrote"
 
 
 def test_an_update_that_misses_the_next_round_too_is_given_up(tmp_path):
@@ -167,6 +169,30 @@ def test_what_the_server_was_owed_when_it_was_restarted_is_lost_and_the_run_cont
     assert asked == [1, 2, 4]
 
 
+def test_a_site_whose_late_update_was_lost_can_make_the_quorum(tmp_path):
+    """The second site is gone for good when the server is back."""
+    config = experiment("fedavg", **{**FEW, "rounds": 3}, federation__late="next")
+    deployed = deployment(tmp_path / "f", config)
+    net = connect(deployed, config)
+    one = server(deployed, net)
+    slow(net, lambda: False)
+    usual = one.live.round_finished
+
+    def finished(report):
+        usual(report)
+        if report.number == 2:
+            raise KeyboardInterrupt
+
+    one.live.round_finished = finished
+    with pytest.raises(KeyboardInterrupt):
+        one.run()
+    net.waiting.clear()
+    net.nodes[51].online = False
+    server(deployed, net).run()
+    line = Run(deployed.run).metrics[2]
+    assert (sorted(line["clients"]), line["attempt"], "late" in line) == ([0, SLOW], 2, False)
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "why"),
     [
@@ -178,6 +204,15 @@ def test_what_the_server_was_owed_when_it_was_restarted_is_lost_and_the_run_cont
 def test_late_updates_are_refused_where_they_make_no_sense(method, settings, why):
     with pytest.raises(ConfigError, match=why):
         experiment(method, **FEW, **settings, federation__late="next")
+
+
+def test_explain_says_that_late_updates_are_used(tmp_path):
+    said = [
+        [remark for remark in explain(deployment(tmp_path / late, config)).remarks if "misses" in remark]
+        for late in ("refuse", "next")
+        for config in [experiment("fedavg", **FEW, federation__late=late)]
+    ]
+    assert [len(remarks) for remarks in said] == [0, 1]
 
 
 def test_what_is_owed_survives_a_checkpoint_and_costs_nothing_where_nothing_is():

@@ -122,6 +122,7 @@ def test_what_the_server_holds_is_told(tmp_path):
     assert lines[1:4] == ["server,0,a,5,0", "server,1,b,5,0", "server,2,c,5,0"]
     assert sum(int(line.split(",")[3]) for line in lines[4:]) == 0
     drawn = (tmp_path / "held.svg").read_text()
+    assert "Labelled: 15 images at the server" in drawn
     assert "15 labelled images, the clients have none: a 5, b 5, c 5." in drawn
     some = make_partition(labels, clients=4, scheme="iid", where="partial", per_class=0, labelled_clients=2)
     partition_bubbles((some, labels, ["a", "b", "c"]), tmp_path / "some")

@@ -17,6 +17,7 @@ import proxyfl
 from calling import invoke
 from proxyfl.aggregation import Aggregator, Clip, FedAdam, FedAvgM, Krum, Mean, Median, TrimmedMean
 from proxyfl.core.errors import ConfigError, DataError, MethodError, RunError
+from proxyfl.federation.loop import Observer
 from proxyfl.methods import registry
 from proxyfl.methods.addons import GPT, ICPL
 from proxyfl.methods.fixmatch import FixMatch
@@ -458,3 +459,19 @@ def test_a_run_and_a_resume_do_everything_once(tmp_path: Path, monkeypatch: pyte
     assert done.exit_code == 0, done.stderr
     counts.pop("read_config")  # the list of settings reads the preset and the defaults, to compare with
     assert counts == {"load_config": 1, "assemble": 1, "prepare": 1}
+    with pytest.raises(_Stop.Stopped):
+        proxyfl.Experiment("fedavg", "digits", **tiny).run(tmp_path / "stopped", [_Stop()], workers=0)
+    counts.clear()
+    done = invoke("resume", str(tmp_path / "stopped"), "--workers", "0")
+    assert done.exit_code == 0, done.stderr
+    assert counts == {"read_config": 1, "read": 1, "assemble": 1, "prepare": 1}
+
+
+class _Stop(Observer):
+    """Ends a run after its first round."""
+
+    class Stopped(Exception):
+        pass
+
+    def round_finished(self, report: Any) -> None:
+        raise self.Stopped

@@ -91,7 +91,7 @@ def _show(setting: Setting, sizes: Sizes, console: Console) -> None:
 
 def _show_scenario(where: str, setting: Setting, markdown: bool) -> None:
     from proxyfl.report.communication import BYTES
-    from proxyfl.report.scenario_traffic import FACTS, sent_in
+    from proxyfl.report.scenario_traffic import facts, sent_in
 
     heads = ("a client sends", "it receives", "MB per round, D = M", "D = 1")
     title = f"Traffic per round with labels.where = {where}: {setting}. Numbers, buffers included."
@@ -100,11 +100,11 @@ def _show_scenario(where: str, setting: Setting, markdown: bool) -> None:
         each, once = clients * (row.up + row.down), clients * row.up + row.down
         counts = (f"{row.up:,}", f"{row.down:,}", f"{BYTES * each / 1e6:.2f}", f"{BYTES * once / 1e6:.2f}")
         rows.append((row.method, *(counts if not row.why else ("0", "0", "0.00", "0.00")), row.why))
-    console, facts = out(), [FACTS[where]] if where in FACTS else []
+    console, known = out(), facts(where)
     if markdown:
         lines = [("method", *heads, "note"), ("---", *["---:"] * 4, "---"), *rows]
         text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-        noted = "".join(f"\n- {fact}\n" for fact in facts)
+        noted = "".join(f"\n- {fact}\n" for fact in known)
         console.print(f"{title}\n\n{text}{noted}", markup=False, soft_wrap=True, end="")
         return
     console.print(title, style="bold", markup=False)
@@ -112,7 +112,7 @@ def _show_scenario(where: str, setting: Setting, markdown: bool) -> None:
     for line in rows:
         table.add_row(*line)
     console.print(table)
-    for fact in facts:
+    for fact in known:
         console.print(fact, markup=False)
 
 

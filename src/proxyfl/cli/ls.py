@@ -101,9 +101,7 @@ def _record(run: Run | Damaged) -> dict[str, Any]:
     try:
         config, lines = run.config, run.metrics
         accuracy = run.summary.mean_last if measured(lines) else None
-        state = "finished" if run.finished else "stopped"
-        if run.directory.is_locked():
-            state = "running"
+        state = run.state
     except (ProxyFLError, KeyError, TypeError) as error:
         return {**place, "state": "unreadable", "reason": str(error)}
     return {
@@ -183,9 +181,9 @@ def show(
         _print_failures(lines, console)
         _print_privacy(lines[-1], console)
     _print_clients(found, console)
-    if found.directory.is_locked():
+    if (state := found.state) == "running":
         console.print(f"\nrunning: {len(lines)} of {total} rounds done")
-    elif not found.finished:
+    elif state == "stopped":
         how = f"continue with: {command('resume', found.path)}"
         console.print(f"\nstopped after round {len(lines)} of {total}; {how}", markup=False, soft_wrap=True)
 
@@ -261,7 +259,7 @@ def _last_traffic(line: dict[str, Any]) -> Table:
     from proxyfl.core.text import in_words
 
     traffic = line["traffic"]
-    numbers = traffic.get("numbers", {})  # runs of earlier versions have bytes alone
+    numbers = traffic.get("numbers", {})
     heads = [f"round {line['round']}", "numbers up", "bytes up", "numbers down", "bytes down"]
     table = plain_table(*heads, right=heads[1:], keep=heads)
     for part in traffic.get("down", ()):

@@ -75,6 +75,10 @@ class Overview:
 
     def look(self) -> Table:
         """All of it as one table that JSON can hold."""
+        with contextlib.suppress(ProxyFLError):  # sites may have been added
+            form = Deployment.read(self.deployment.path)
+            if form.sites != self.deployment.sites:
+                self.deployment, self._played = form, (None, Played())
         form = self.deployment
         if new := self._reader.new():
             self._live = newest([*self._live, *new])

@@ -106,6 +106,7 @@ class ServerWatch:
         while True:
             self._await_room()
             try:
+                self.deployment = Deployment.read(self.deployment.path)  # sites may have been added
                 with operate.server(self.deployment, self.say) as programs:
                     began = True
                     ready()

@@ -168,8 +168,6 @@ def _mean(records: Sequence[Mapping[str, float]], key: str) -> float | None:
 NUMBERS = {"alpha": float, "ratio": float, "seed": int, "rounds": int, "last_rounds": int}
 MEASURED = ("mean_last", "last", "best")
 OPTIONAL = ("pseudo_accuracy", "excluded_visits", "confident_share", "cpu_seconds", "start_accuracy")
-LATER = ("confident_share", "cpu_seconds", "start_hash", "start_accuracy", "final_hash")
-"""Columns that tables exported by the first version lack."""
 FIELDS = [field.name for field in dataclasses.fields(Result) if field.name != "curve"]
 HEADER = [*FIELDS, *MEASURED, "curve"]
 
@@ -200,7 +198,6 @@ def from_csv(path: Path) -> dict[tuple[str, str], list[Result]]:
 
 
 def _read(row: Mapping[str, str]) -> Result:
-    row = {**dict.fromkeys(LATER, ""), **row}
     values: dict[str, Any] = {name: row[name] for name in FIELDS}
     values |= {name: kind(row[name]) for name, kind in NUMBERS.items()}
     values |= {name: float(row[name]) if row[name] else None for name in OPTIONAL}

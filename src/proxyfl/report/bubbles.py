@@ -52,7 +52,9 @@ def partition_bubbles(
     if not any(counts.any() for counts in parts.values()):
         raise RunError(f"the partition holds no {what} to draw")
     who = _labels_in_words(partition, server, classes, what)
-    figure = _draw(parts, classes, title or "Who holds what", what, who)
+    own = bool(server.any())
+    shown = {**parts, "labelled": server[None]} if own else parts
+    figure = _draw(shown, classes, title or "Who holds what", what, who, own=own)
     rows: list[tuple[object, ...]] = [
         ("server", label, name, int(server[label]), 0) for label, name in enumerate(classes) if server.any()
     ]
@@ -89,10 +91,13 @@ def _draw(
     title: str,
     what: str = "images",
     who: Sequence[str] = (),
+    *,
+    own: bool = False,
 ) -> Figure:
+    """A panel of each part; ``own``: that of labelled samples shows the server's."""
     numbers = len(classes) <= MANY_CLASSES
     drawn = {part: counts[:MOST_CLIENTS, :MOST_CLASSES] for part, counts in parts.items()}
-    clients, size = drawn["labelled"].shape
+    clients, size = drawn["unlabelled"].shape
     cell = CELL if numbers else SMALL_CELL
     wide, high = (clients + 2) * cell + 1.4, (size + 1) * cell + 1.0
     if numbers:
@@ -105,14 +110,18 @@ def _draw(
         title, fontsize=plot_style.TITLE + 1, color=plot_style.INK, x=0.01, ha="left", fontweight="bold"
     )
     for axes, (part, counts) in zip(panels, parts.items(), strict=True):
+        at_server = own and part == "labelled"
         _panel(axes, drawn[part], classes[:size], FILLS[part], numbers)
         heading = f"{part.capitalize()}: {counts.sum():,} {what}"
-        if numbers:
+        if at_server:
+            heading += " at the server"
+            axes.set_xticks([])
+        elif numbers:
             heading += f", {counts.sum() / len(counts):,.1f} per client on average"
-        plot_style.dress(axes, title=heading, x="client", y="class")
+        plot_style.dress(axes, title=heading, x="" if at_server else "client", y="class")
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0)
-    total = parts["labelled"].shape
+    total = parts["unlabelled"].shape
     plot_style.note(figure, "\n".join([*who, *_caption(drawn, total[0], total[1], what)]))
     return figure
 

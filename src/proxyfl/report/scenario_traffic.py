@@ -35,6 +35,17 @@ class Sent:
     why: str = ""
 
 
+def facts(where: str) -> list[str]:
+    """What a scenario's table cannot tell."""
+    most = {recipe.name: registry.create(recipe.name).most_trainings for recipe in registry.recipes(where)}
+    again = [
+        f"{name}: counted for one training; a client may train, and send its weights, {times} times a round"
+        for name, times in most.items()
+        if times > 1
+    ]
+    return [*([FACTS[where]] if where in FACTS else []), *again]
+
+
 def sent_in(where: str, setting: Setting) -> list[Sent]:
     """Every method that is defined in a scenario, in the order of registration."""
     found = []

@@ -130,6 +130,13 @@ class Run:
         return (self.directory.checkpoints / last / "manifest.json").is_file()
 
     @property
+    def state(self) -> str:
+        """``running``, ``finished`` or ``stopped``."""
+        if self.directory.is_locked():
+            return "running"
+        return "finished" if self.finished else "stopped"
+
+    @property
     def partition(self) -> Partition:
         """Who holds what; a file that is not what a checkpoint says about it is refused."""
         from safetensors import SafetensorError

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from proxyfl.core.errors import DataError
+from proxyfl.core.files import leads_into
 from proxyfl.core.text import in_words
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import every_image, is_image
@@ -190,7 +191,7 @@ def list_table(table: Table) -> Listing:
             raise DataError(f"{table.where(place)}: '{name}' is named twice; keep one line")
         if not (path if path.is_file() else split_slice(path)[0]).is_file() or not is_image(path):
             raise DataError(f"{table.where(place)}: there is no image '{name}' below {root}")
-        if not path.resolve().is_relative_to(home):
+        if not leads_into(path, home):
             raise DataError(f"{table.where(place)}: '{name}' is a link that leads out of {root}; copy it")
         seen.add(key)
         found.append(Entry(path, entry.label, entry.client, entry.split))

@@ -17,7 +17,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.core.state import STATISTICS, TRAIN, Failure, Metrics, Task, Tensors, Update, namespace, within
+from proxyfl.core.state import (
+    STATISTICS,
+    TRAIN,
+    Failure,
+    Metrics,
+    Task,
+    Tensors,
+    Update,
+    detached,
+    namespace,
+    within,
+)
 from proxyfl.core.text import printable, reported
 from proxyfl.engines.serialization import Header, further, pack_answer, pack_task, unpack_task
 
@@ -108,8 +119,7 @@ def tensors_of(records: RecordDict, part: str) -> Tensors:
 
 def pack_broadcast(task: Task) -> ArrayRecord:
     """What every task of a round carries."""
-    both = within("weights", task.weights) | within("extras", task.extras)
-    return packed({name: value.detach().cpu().contiguous().clone() for name, value in both.items()})
+    return packed(detached(within("weights", task.weights) | within("extras", task.extras)))
 
 
 def task_records(task: Task, broadcast: ArrayRecord, setup: Header, more: Parts | None = None) -> RecordDict:

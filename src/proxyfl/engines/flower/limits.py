@@ -108,7 +108,8 @@ def estimate(trainer: ClientTrainer) -> int:
     train = trainer.settings
     weights = size_in_bytes(trainer.new_network().state_dict())
     step = sum(train.batch * (train.mu if view.startswith("u_") else 1) for view in trainer.method.all_wants)
-    work = BASE + COPIES * weights + SLACK * step * kept_by_backward(trainer)
+    each = kept_by_backward(trainer) + (weights if trainer.records else 0)  # a gradient for every image
+    work = BASE + COPIES * weights + SLACK * step * each
     return work + (_resident() if trainer.device.type == "cpu" else 0)
 
 

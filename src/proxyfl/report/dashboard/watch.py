@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import JSON_SWELLS, opened
+from proxyfl.core.files import JSON_SWELLS, leads_into, opened
 from proxyfl.core.machine import usable_memory
 from proxyfl.core.text import reported
 from proxyfl.report.html.gather import page_data, run_data, status
@@ -198,12 +198,7 @@ class Library:
 
     def _stays(self, path: Path) -> bool:
         """Whether a path that may be a link stays in the folder."""
-        if not path.is_symlink():
-            return True
-        try:
-            return path.resolve().is_relative_to(self.folder)
-        except (OSError, RuntimeError):  # a link that leads to itself
-            return False
+        return not path.is_symlink() or leads_into(path, self.folder)
 
 
 def is_name(name: str) -> bool:

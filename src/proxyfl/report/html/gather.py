@@ -120,7 +120,7 @@ def run_data(run: Run, records: Records, parts: Mapping[str, Any]) -> dict[str, 
 
 def status(run: Run, records: Records) -> dict[str, Any]:
     """A run in a line of the list: what it is and how far."""
-    config, state = run.config, records.state(run)
+    config, state = run.config, run.state
     total, last = config.federation.rounds, (measured(records.metrics) or [{}])[-1]
     left = records.seconds_left(total) if state == "running" else None
     return {

@@ -45,12 +45,6 @@ class Records:
     def of(cls, run: Run) -> Records:
         return cls(usable(run.lines), usable(run.timing), run.events)
 
-    def state(self, run: Run) -> str:
-        """``running``, ``finished`` or ``stopped``."""
-        if run.directory.is_locked():
-            return "running"
-        return "finished" if run.finished else "stopped"
-
     def seconds_left(self, total: int) -> float | None:
         """How long the remaining rounds take if they are like the newest ones."""
         newest = [sum(_durations(line).values()) for line in self.timing[-TIME_LEFT_FROM:]]
