@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Your own method in 20 lines
 #
-# A method states what differs from its parent. This one adds a term to FixMatch's loss: predictions on
-# strong views should be decided, that is, have low entropy.
+# A method states what differs from its parent. This one adds a term to FixMatch's loss, Ls + Lu +
+# sharpness × H(p(strong)): predictions on strong views should be decided, that is, have low entropy.
 
 # %%
 from dataclasses import dataclass
@@ -21,8 +21,6 @@ class SharpParameters(FixMatchParameters):
 
 
 class Sharp(FixMatch):
-    """FixMatch with loss = Ls + Lu + sharpness * H(p(strong))."""
-
     name = "sharp"
     Parameters = SharpParameters
 
@@ -51,15 +49,11 @@ print(pd.DataFrame(rows).round(3).to_string(index=False))
 
 # %% [markdown]
 # Two rounds are just enough to see that it trains: no pseudo-label is trusted yet, and that loss is 0.
-#
-# Settings are typed and checked wherever they are set:
+# `proxyfl.register_method(Sharp)` gives it a name for the command line; `proxyfl new-method` writes a file
+# to start from, with a test. Settings are typed and checked wherever they are set:
 
 # %%
 try:
     Sharp(sharpness=-1)
 except proxyfl.ProxyFLError as error:
     print(error)
-
-# %% [markdown]
-# `proxyfl.register_method(Sharp)` gives it a name for the command line; `proxyfl new-method` writes a file
-# to start from, with a test.

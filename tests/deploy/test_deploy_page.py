@@ -92,11 +92,24 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
     assert not [place for place in places if not place.is_file()]
 
 
-def test_every_party_of_the_threat_model_and_every_guarantee_names_its_tests() -> None:
-    model = (DOCS / "deploy-security.md").read_text(encoding="utf-8").partition("## Threat model")[2]
-    rows = [line for line in model.splitlines() if line.startswith("|")][2:]
-    assert len(rows) == 9
-    assert not [row for row in rows if not re.search(r"`[\w/]*test_\w+\.py` \|$", row)]
+def last_cells(page: Path, title: str) -> list[str]:
+    """What the rows of the first table below a title end with."""
+    table = (
+        page.read_text(encoding="utf-8").partition(f"## {title}")[2].partition("\n|")[2].partition("\n\n")[0]
+    )
+    return [row.split(" | ")[-1].strip(" |") for row in table.splitlines()[2:]]
+
+
+def test_every_party_of_the_threat_model_and_every_guarantee_names_attacks_and_tests() -> None:
+    threats = last_cells(DOCS / "deploy-security.md", "Threat model")
+    parties = last_cells(TESTS.parent / "SECURITY.md", "Trust model")
+    untrusted = [cell for cell in parties if not cell.startswith("trusted")]
+    assert (len(threats), len(parties), len(untrusted)) == (9, 11, 7)
+    attack = re.compile(r"[^:]{5,}: `[\w/]*test_\w+\.py`(, `[\w/]*test_\w+\.py`)*")
+    assert not [cell for cell in (*threats, *untrusted) if not attack.fullmatch(cell)]
+    promises = last_cells(DOCS / "deploy.md", "Tests")
+    assert len(promises) > 8
+    assert not [cell for cell in promises if not re.search(r"`[\w/]*test_\w+\.py`$", cell)]
     guarantees = (DOCS / "security-guarantees.md").read_text(encoding="utf-8")
     promises = [part for part in re.split(r"\n(?=\*\*)", guarantees) if part.startswith("**")]
     assert len(promises) > 15

@@ -7,10 +7,6 @@ import json
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +15,7 @@ import torch
 from PIL import Image
 
 from calling import invoke
+from dashboards import require_page
 from proxyfl import Run
 from proxyfl.cli.deploy_life import show
 from proxyfl.core.checksum import read_verified, write_verified
@@ -193,20 +190,6 @@ def original(home: Path) -> str:
     found = re.search(r"proxyfl deploy run (\S+)", text)
     assert found
     return found[1].rstrip("`")
-
-
-def require_page(words: list[str]) -> None:
-    """The dashboard as a program: it answers at the address that it prints, and ends with Ctrl-C."""
-    line = [sys.executable, "-m", "proxyfl", *words, "--port", "0"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().split()[0]
-        with urllib.request.urlopen(address.replace("/run?", "/api/run?")) as answer:
-            assert [run["name"] for run in json.load(answer)["runs"]] == ["run"]
-        with urllib.request.urlopen(address.replace("/run?", "/api/runs?")) as answer:
-            assert [run["name"] for run in json.load(answer)["runs"]] == ["run"]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("test", ["sample/test.npz", ""])

@@ -48,6 +48,8 @@ def test_the_method_of_the_guide_has_at_most_20_lines() -> None:
     cells = stored("03_own_method").cells
     (source,) = [cell.source for cell in cells if "class Sharp(" in cell.source]
     assert len([line for line in source.splitlines() if line.strip()]) <= 20
+    script = (notebooks.EXAMPLES / "03_own_method.py").read_text(encoding="utf-8")
+    assert len(script.splitlines()) <= 60
     (table,) = [cell.outputs[0].text for cell in cells if "DataFrame(rows)" in cell.source]
     assert ["entropy" in line for line in table.splitlines()] == [True, False, False, False]
     assert ["NaN" in line for line in table.splitlines()[1:]] == [True, False, False]  # its parent has none

@@ -8,7 +8,10 @@ from __future__ import annotations
 import socket
 import ssl
 import sys
+import tempfile
+from pathlib import Path
 
+from foreign import submitted_by
 from test_gate import TRICKS, post
 
 from proxyfl.deploy import entrance
@@ -28,6 +31,8 @@ def main(folder: str, site: str, server: str) -> None:
         assert post(made, path, site=site, server=(server, bound)) == (403, "path"), path
     other = next(name for name in made.sites if name != site)
     assert post(made, "/v1/fleet/pull-messages", site=site, node=other, server=(server, bound))[1] == "node"
+    with tempfile.TemporaryDirectory() as home:
+        submitted_by(made, site, Path(home) / "attack", f"{server}:{bound}")
     bare = ssl.create_default_context(cafile=str(made.ca_certificate))
     try:
         post(made, "/v1/control/list-runs", site=site, context=bare, server=(server, bound))

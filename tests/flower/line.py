@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
@@ -53,12 +54,14 @@ class Trip:
 
 
 class Line:
-    """Passes connections on to ``target``. ``delay`` holds up every chunk; while ``shut`` nobody answers;
-    with ``brittle`` every connection is reset after a number of bytes that is drawn.
+    """Passes connections on to ``target``, with ``tls`` encrypted from here on. ``delay`` holds up every
+    chunk; while ``shut`` nobody answers; with ``brittle`` every connection is reset after a number of bytes
+    that is drawn.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
         self.host, self.target_port = target.rpartition(":")[0], int(target.rpartition(":")[2])
+        self.tls = tls
         self.delay, self.shut, self.brittle = 0.0, False, 0
         self.resets = 0
         self._draw = random.Random(20)
@@ -91,7 +94,7 @@ class Line:
             writer.transport.abort()
             return
         try:
-            far, end = await asyncio.open_connection(self.host, self.target_port)
+            far, end = await asyncio.open_connection(self.host, self.target_port, ssl=self.tls)
         except OSError:
             writer.transport.abort()
             return
@@ -138,8 +141,8 @@ class Line:
 
 
 @contextlib.contextmanager
-def line_to(target: str) -> Iterator[Line]:
-    line = Line(target)
+def line_to(target: str, tls: ssl.SSLContext | None = None) -> Iterator[Line]:
+    line = Line(target, tls)
     line._thread.start()
     assert line._ready.wait(30)
     try:

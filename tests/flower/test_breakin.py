@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -16,11 +17,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
+from foreign import foreign_app, submitted_by
 from loopback import PATIENCE, deployment, descendants, experiment, loopback, wait_for
 from test_launch import WITHIN, as_root, attack
 
 from proxyfl.deploy import launch, operate
-from proxyfl.deploy.programs import FlowerError, ask_flwr, environment
+from proxyfl.deploy.live import LIVE_FILE, LiveReader
+from proxyfl.deploy.programs import ask_flwr
 from toybox import gone
 
 pytestmark = [
@@ -29,53 +32,18 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
-FOREIGN = """
-import os, pathlib
-from flwr.{side}app import {kind}
-from flwr.app import Message, RecordDict, MessageType
-from proxyfl.core.config import Config
-place = pathlib.Path({marks!r}) / f"{side}-{{os.getpid()}}"
-place.write_text("was here")
-app = {kind}()
-"""
 
-SERVES = """
-@app.main()
-def main(grid, context):
-    nodes = list(grid.get_node_ids())
-    asked = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
-    replies = list(grid.send_and_receive(asked, timeout=120))
-    told = [str(reply.error) if reply.has_error() else "RAN" for reply in replies]
-    (place.parent / "told").write_text("\\n".join([f"{len(nodes)} nodes", *told]))
-"""
-
-OBEYS = """
-@app.query()
-def query(message, context):
-    return Message(RecordDict(), reply_to=message)
-"""
-
-
-def foreign_app(folder: Path, marks: Path) -> Path:
-    """An app of somebody else, in the clothes of ours: it leaves a mark wherever it is loaded."""
-    from proxyfl.deploy.app_template import PACKAGE, write_app
-
-    write_app(folder)
-    for side, kind, rest in (("server", "ServerApp", SERVES), ("client", "ClientApp", OBEYS)):
-        text = FOREIGN.format(side=side, kind=kind, marks=str(marks)) + rest
-        (folder / PACKAGE / f"{side}_app.py").write_text(text)
-    return folder
-
-
-def listening(started) -> set[int]:
-    """The ports at which a verb's programs listen."""
+def listening(started) -> set[tuple[str, int]]:
+    """The addresses, as Linux writes them, and ports at which a verb's programs listen."""
     inodes = set()
     for pid in [started.process.pid, *descendants(started.process.pid)]:
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             with contextlib.suppress(OSError):
                 inodes.add(str(link.readlink()))
     found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+    for line in [
+        line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()
+    ]:
         cells = line.split()
         if cells[3] == "0A" and f"socket:[{cells[9]}]" in inodes:
             found.add((cells[1].split(":")[0], int(cells[1].split(":")[1], 16)))
@@ -92,11 +60,11 @@ def stolen_secret(federation) -> str:
     return ""
 
 
-def secrets_on_command_lines() -> list[str]:
+def secrets_on_command_lines(federation) -> list[str]:
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in [pid for one in federation.started.values() for pid in descendants(one.process.pid)]:
         with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             found += [w.decode() for w, before in zip(words[1:], words, strict=False) if before == b"--token"]
     return found
 
@@ -149,26 +117,27 @@ def test_other_accounts_are_heard_at_no_port_and_disturb_nothing(federation):
     for port, authority in doors.items():
         fared = attack(port, str(authority), STOLEN_TOKEN=token)
         assert fared == {"owner": {"answered"}, "other": {"refused"}}
-    assert secrets_on_command_lines() == []
-    plays_on(federation, 2)
-    assert not [line for line in (made.run / "events.jsonl").read_text().splitlines() if "failed" in line]
+    assert secrets_on_command_lines(federation) == []
+    at = federation.checkpoint()
+    for client in range(len(made.sites)):
+        federation.wait_event(
+            lambda line, client=client: (
+                line["event"] == "answered" and line["round"] > at + 1 and line["client"] == client
+            )
+        )
+    told = [line["text"] for line in LiveReader(made.state / LIVE_FILE).new() if line["event"] == "failed"]
+    assert not [text for text in told if "left out" in text], "what was sent is what the sites computed"
 
 
 def test_foreign_apps_run_nowhere(federation, tmp_path):
     """Neither what an enrolled site submits, nor at sites what the server itself submits."""
-    made = federation.made
-    site, home, marks = made.site("site-01"), tmp_path / "elsewhere", tmp_path / "marks"
-    env = environment(home, {})
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "it"\n[superlink.it]\naddress = "127.0.0.1:{made.bind[1]}"\n'
-        f'root-certificates = "{site.ca_certificate}"\n'
-    )
+    made, marks = federation.made, tmp_path / "marks"
+    submitted_by(made, "site-01", tmp_path / "site", made.address)
+    log = (made.state / "gate.log").read_text()
+    assert re.search(r" site-01 127\.0\.0\.1 'POST /v1/control/\S+' 403 ", log), "who tried is written down"
+
     marks.mkdir()
     app = foreign_app(tmp_path / "foreign", marks)
-    with pytest.raises(FlowerError):
-        ask_flwr(["run", str(app), "it"], env)
-    assert list(marks.iterdir()) == []
-
     run = federation.started["run"]
     run.process.send_signal(signal.SIGINT)
     run.process.wait(PATIENCE)

@@ -156,6 +156,7 @@ def test_grown_data_replaced_keys_a_removed_site_and_certificates_that_end_are_t
         kept = made.run.rename(tmp_path / "moved away")
         told = federation.finish(federation.start("status", "deploy", "status", made.path))
         assert f"proxyfl deploy run {made.path}" in told
+        assert "finished" not in told
 
         # A key is replaced: the old one is locked out at once, the new one is in after a restart.
         federation.finish(federation.start("key", "deploy", "init", made.path, "--new-key", "site-03"))
@@ -178,3 +179,51 @@ def test_grown_data_replaced_keys_a_removed_site_and_certificates_that_end_are_t
     for place in (kept, made.state, federation.folder / "site-01" / "state"):
         for path in (place, *place.rglob("*")):
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+SLOW = """
+import os, pathlib, time
+from proxyfl.federation.client import ClientTrainer
+
+prompt = ClientTrainer.train
+
+def train(self, task, data, **more):
+    while task.round == 2 and not pathlib.Path(os.environ["WAIT_FOR"]).exists():
+        time.sleep(0.2)
+    return prompt(self, task, data, **more)
+
+ClientTrainer.train = train
+"""
+
+
+def test_a_late_site_is_named_told_and_takes_part_again(tmp_path, monkeypatch):
+    """Both consoles say round by round what happens; the server's words are kept from run to run."""
+    monkeypatch.setenv("WAIT_FOR", str(tmp_path / "now"))
+    plugin = tmp_path / "slow.py"
+    plugin.write_text(SLOW)
+    config = experiment("fedavg", rounds=500, clients=2, per_round=2, subset=80, labels__per_class=4)
+    made = deployment(tmp_path / "federation", config, quorum=1, deadline=60.0)
+    with loopback(made) as federation:
+        server = federation.server()
+        sites = federation.site(0), federation.site(1, plugin=str(plugin))
+        for name, site in zip(made.sites, sites, strict=True):
+            federation.wait_text(site, f"{name} is connected")
+        run = federation.run()
+        federation.wait_text(sites[1], "site-02: round 2: training")
+        federation.wait_text(server, "late: site-02")
+        line = re.search(
+            r"^round 2: accuracy \S+, answered: site-01; late: site-02; .*$", server.text(), re.M
+        )
+        assert line, server.text()
+        (tmp_path / "now").touch()
+        told = "site-02: the server did not use this site's answer, round 2: it was not there by the deadline"
+        federation.wait_text(sites[1], told)
+        federation.wait_event(
+            lambda event: event["event"] == "answered" and event["round"] > 2 and event["client"] == 1
+        )
+        assert re.search(r"site-01: round 2: trained in \S+ s, sending \d+ kB", sites[0].text())
+        federation.finish(federation.start("stop", "deploy", "stop", made.path, "--now"))
+        assert run.process.wait(PATIENCE) == 130
+        federation.wait_text(federation.run(), "answered: ")
+        assert line[0] in (made.state / "server.log").read_text()
+        assert '"text": "round 2: ' in (made.state / "live.jsonl").read_text(), "kept over the second run"
