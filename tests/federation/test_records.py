@@ -54,10 +54,13 @@ def trainer(config, folder):
     return trainer_of(config, method, network, simulation.train_views, ClientStore(folder)), simulation
 
 
-@pytest.mark.parametrize("method", ["fedavg", "gpl-all", "lpl-all"])
-def test_a_step_clips_every_images_own_gradient(tmp_path, method):
+@pytest.mark.parametrize(
+    ("method", "network"),
+    [("fedavg", "resnet8"), ("gpl-all", "resnet8"), ("lpl-all", "wrn-16-1"), ("fedavg", "wrn-16-1")],
+)
+def test_a_step_clips_every_images_own_gradient(tmp_path, method, network):
     pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'proxyfl[dp]'")
-    config = config_of(method, train__momentum=0.0, train__weight_decay=0.0)
+    config = config_of(method, model__name=network, train__momentum=0.0, train__weight_decay=0.0)
     one, simulation = trainer(config, tmp_path)
     task = Task(1, 0, one.initial_weights())
     exact = RecordPrivacy(CLIP, 0.0, 1e-5, "seed")
@@ -204,14 +207,11 @@ def test_methods_that_change_a_step_do_not_inherit_losses_of_single_images():
 
 def test_gradients_of_single_images_that_do_not_add_up_end_the_round():
     parameter = torch.nn.Parameter(torch.zeros(3))
-    parameter.grad, parameter.grad_sample = torch.ones(3), torch.full((4, 3), 0.25)
-    _require_sum(parameter)
-    parameter.grad_sample = torch.full((4, 3), 0.3)
-    with pytest.raises(MethodError, match="do not add up"):
-        _require_sum(parameter)
-    parameter.grad_sample = None
-    with pytest.raises(MethodError, match="do not add up"):
-        _require_sum(parameter)
+    parameter.grad = torch.ones(3)
+    _require_sum(parameter, torch.full((4, 3), 0.25))
+    for wrong in (torch.full((4, 3), 0.3), None):
+        with pytest.raises(MethodError, match="do not add up"):
+            _require_sum(parameter, wrong)
 
 
 def test_a_layer_that_mixes_images_is_refused():

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import inspect
 import secrets
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +40,9 @@ SLACK = 1e-3
 
 MOST_SIZES = 20
 """Of more different sizes of clients the largest share counts with the most steps, which bounds them all."""
+
+Sampler = Callable[[nn.Module, list[Tensor], Tensor], dict[nn.Parameter, Tensor]]
+"""From a layer, its inputs and the gradients of its outputs to the gradients of single images."""
 
 HARMLESS = frozenset(
     {"steps_per_epoch", "learning_rate", "refuses", "refusal", "serve", "receive", "weights", "weight_of"}
@@ -99,6 +100,7 @@ class RecordRound:
 
     def __init__(self, settings: RecordPrivacy, generator: torch.Generator | np.random.Generator) -> None:
         self.settings, self.generator = settings, generator
+        self.own: dict[nn.Parameter, Tensor] = {}
 
     def sample(self, count: int, batch: int) -> Tensor:
         """Positions of the images of a step, ``batch`` of ``count`` on average."""
@@ -110,34 +112,56 @@ class RecordRound:
 
     @contextmanager
     def watching(self, ctx: ClientContext) -> Iterator[None]:
-        """Let the network remember the gradients of single images."""
-        module = grad_samples()
-        if uses_unlabelled(ctx.method):
-            ctx.teacher  # noqa: B018, a copy of the network before anything watches it
-        watched = module(ctx.model, loss_reduction="sum")
+        """Let every layer leave the gradients of single images in ``own``."""
+        samplers, hooks = grad_samplers(), []
+        for name, part in ctx.model.named_modules():
+            if next(part.parameters(recurse=False), None) is None:
+                continue
+            if type(part) not in samplers:
+                raise ConfigError(
+                    f"privacy.record_clip: no gradients of single images are known for '{name}' "
+                    f"({type(part).__name__}); choose another network"
+                )
+            hooks.append(part.register_forward_hook(self._watch(samplers[type(part)])))
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Full backward hook is firing")
-                yield
+            yield
         finally:
-            watched.to_standard_module()
+            for hook in hooks:
+                hook.remove()
+
+    def _watch(self, sampler: Sampler) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def watch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if not torch.is_grad_enabled():
+                return
+            given = _plain(inputs[0].detach())
+
+            def leave(gradient: Tensor) -> None:
+                for parameter, each in sampler(layer, [given], _plain(gradient)).items():
+                    before = self.own.get(parameter)
+                    self.own[parameter] = each if before is None else before + each
+
+            output.register_hook(leave)  # type: ignore[no-untyped-call]
+
+        return watch
 
     def step(self, batch: Batch, ctx: ClientContext) -> None:
         """One step on clipped and noised gradients; also without any image, since that must not show."""
         given = [p for group in ctx.optimiser.param_groups for p in group["params"]]
         ctx.optimiser.zero_grad(set_to_none=True)
+        self.own.clear()
         expected = self._backward(batch, ctx)
         for parameter in given:
-            _require_sum(parameter)
-        norms = (_own(p).double().square().flatten(1).sum(1) for p in given if _has(p))
+            _require_sum(parameter, self.own.get(parameter))
+        norms = (self.own[p].double().square().flatten(1).sum(1) for p in given if p in self.own)
         squares = sum(norms, torch.zeros((), dtype=torch.float64))
-        factor = (self.settings.clip / squares.sqrt()).clamp(max=1.0).float()
+        factor = (self.settings.clip / squares.sqrt()).clamp(max=1.0)
+        factor = factor.where(squares.isfinite(), 0.0).float()  # an image without a gradient has no say
         scale = self.settings.noise * self.settings.clip
         for parameter in given:
             noise = scale * self._normal(parameter.shape).to(parameter.device)
-            total = torch.tensordot(factor, _own(parameter), dims=1) if _has(parameter) else 0.0
+            each = self.own.get(parameter)
+            total = 0.0 if each is None else torch.tensordot(factor, each.nan_to_num(0.0, 0.0, 0.0), dims=1)
             parameter.grad = ((total + noise) / expected).to(parameter.dtype)
-            vars(parameter)["grad_sample"] = None
         ctx.optimiser.step()
         ctx.steps += 1
 
@@ -161,13 +185,13 @@ class RecordRound:
         return torch.as_tensor(self.generator.standard_normal(tuple(shape)))
 
 
-def _require_sum(parameter: nn.Parameter) -> None:
+def _require_sum(parameter: nn.Parameter, each: Tensor | None) -> None:
     """The gradients of single images must add up to that of all of them, or the network has a layer for which
-    Opacus computes something else.
+    something else was computed.
     """
     if parameter.grad is None:
         return
-    total = _own(parameter).sum(0) if _has(parameter) else torch.zeros_like(parameter)
+    total = torch.zeros_like(parameter) if each is None else each.sum(0)
     if float((total - parameter.grad).norm()) > SLACK * (1.0 + float(parameter.grad.norm())):
         raise MethodError(
             f"privacy.record_clip: the gradients of single images of a layer of shape "
@@ -175,41 +199,35 @@ def _require_sum(parameter: nn.Parameter) -> None:
         )
 
 
-def _has(parameter: nn.Parameter) -> bool:
-    return vars(parameter).get("grad_sample") is not None
-
-
-def _own(parameter: nn.Parameter) -> Tensor:
-    """The gradients of single images that Opacus left there."""
-    found: Tensor = vars(parameter)["grad_sample"]
-    return found
+def _plain(tensor: Tensor) -> Tensor:
+    """A copy in the usual order of memory, as Opacus reads it: where channels come last it is silently wrong.
+    What is changed in place later stays as it was here.
+    """
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def uses_unlabelled(method: Method) -> bool:
     return "u_strong" in method.all_wants
 
 
-def grad_samples() -> Any:
-    """Opacus's module that keeps the gradients of single images."""
+def grad_samplers() -> Mapping[type[nn.Module], Sampler]:
+    """How Opacus computes the gradients of single images, layer by layer."""
     try:
-        from opacus import GradSampleModule
         from opacus.grad_sample.conv import compute_conv_grad_sample
         from opacus.grad_sample.group_norm import compute_group_norm_grad_sample
+        from opacus.grad_sample.layer_norm import compute_layer_norm_grad_sample
+        from opacus.grad_sample.linear import compute_linear_grad_sample
     except ImportError:
         raise ConfigError(
             "privacy.record_clip needs Opacus; install it with: pip install 'proxyfl[dp]'"
         ) from None
-
-    def of_convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> Any:
-        """Opacus reads memory as if channels came first, and is silently wrong where they come last."""
-        inner = [one.clone(memory_format=torch.contiguous_format) for one in activations]
-        return compute_conv_grad_sample(layer, inner, backprops.clone(memory_format=torch.contiguous_format))
-
-    GradSampleModule.GRAD_SAMPLERS |= {
+    return {
+        nn.Conv2d: compute_conv_grad_sample,
+        nn.Linear: compute_linear_grad_sample,
+        nn.GroupNorm: compute_group_norm_grad_sample,
         GroupNorm: compute_group_norm_grad_sample,
-        nn.Conv2d: of_convolution,
+        nn.LayerNorm: compute_layer_norm_grad_sample,
     }
-    return GradSampleModule
 
 
 def require_network(network: nn.Module) -> None:
