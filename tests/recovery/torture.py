@@ -38,7 +38,8 @@ SHARES = {"inline": 5, "pool": 4, "ray": 1}
 """How the kills are shared out: a run on Ray takes many times as long."""
 
 PATIENTS = {"clients": "flexmatch", "server": "semifl", "partial": "cbafed"}
-KILLS_AT_A_TIME, CASES_AT_A_TIME = 5, 120
+KILLS_AT_A_TIME = {"inline": 5, "pool": 5, "ray": 1}
+CASES_AT_A_TIME = 120
 SEED = 7
 OTHER = ("worker", "full", "read-only", "broken", "limit")
 KILL_COLUMNS = (
@@ -116,7 +117,7 @@ def kill(
                 seed = (SEED, done(name))
                 siege = Siege(stage, place, method, engines[engine], seed, lambda: bars.advance(bar))
                 assert siege.undisturbed() == expected[method], name
-                siege.endure(min(KILLS_AT_A_TIME, wanted[name] - done(name)), expected[method])
+                siege.endure(min(KILLS_AT_A_TIME[engine], wanted[name] - done(name)), expected[method])
                 early, other = siege.rounds_at_kill.count(-1), [siege.happened[kind] for kind in OTHER]
                 tally.add(name, [siege.happened["killed"], early, *other, siege.finished])
                 tally.write()

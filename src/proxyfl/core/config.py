@@ -10,14 +10,13 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar
 
 from proxyfl.core.dealing import LabelSettings, PartitionSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.network import ModelSettings
 from proxyfl.core.settings import FIDELITIES, check_fields, known_fidelity, read_section, setting
-from proxyfl.core.trees import Tree
+from proxyfl.core.trees import Tree, plain, table_of
 from proxyfl.core.views import EncoderSettings, TextSettings, VectorSettings
 
 
@@ -361,30 +360,9 @@ class Config:
 
     def to_tree(self) -> Tree:
         """The settings as nested tables, as TOML holds them."""
-        tree = _table(self)
-        tree["method"] = {"name": self.method.name, **_plain(self.method.parameters)}
+        tree = table_of(self)
+        tree["method"] = {"name": self.method.name, **plain(self.method.parameters)}
         return tree
-
-
-def _table(section: Any) -> Tree:
-    kind: Any = type(section)
-    return {name: _plain(getattr(section, name)) for name in _field_names(kind)}
-
-
-@cache
-def _field_names(section: Any) -> tuple[str, ...]:
-    return tuple(spec.name for spec in dataclasses.fields(section))
-
-
-def _plain(value: Any) -> Any:
-    """As TOML holds it: tables and lists, no tuples."""
-    if isinstance(value, (str, int, float)):
-        return value
-    if dataclasses.is_dataclass(value):
-        return _table(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
 
 
 def read_config(tree: Mapping[str, Any], fidelity: str) -> Config:

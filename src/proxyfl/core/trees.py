@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from proxyfl.core.errors import ConfigError
@@ -74,3 +76,25 @@ def parse_assignment(text: str) -> Tree:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the value of '{key.strip()}' cannot be read: {error}") from None
     return nested({key.strip(): value})
+
+
+def table_of(section: Any) -> Tree:
+    """A dataclass of settings as nested tables."""
+    kind: Any = type(section)
+    return {name: plain(getattr(section, name)) for name in _field_names(kind)}
+
+
+@cache
+def _field_names(section: Any) -> tuple[str, ...]:
+    return tuple(spec.name for spec in dataclasses.fields(section))
+
+
+def plain(value: Any) -> Any:
+    """As TOML holds it: tables and lists, no tuples."""
+    if isinstance(value, (str, int, float)):
+        return value
+    if dataclasses.is_dataclass(value):
+        return table_of(value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, tuple | list) else value

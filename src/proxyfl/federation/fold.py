@@ -54,17 +54,13 @@ class Fold:
     ) -> None:
         keep = keep or KeepSettings(clients="none", snapshot_every=0)
         self.aggregator, self.method, self.population = aggregator, method, population
-        self.weighting, self.snapshot = (
-            federation.weighting,
-            keep.snapshot(state.round + 1, federation.rounds),
-        )
+        self.weighting = federation.weighting
+        self.snapshot = keep.snapshot(state.round + 1, federation.rounds)
+        often, sizes = times or {}, population.sizes
         self.guard = Guard(
             state.round + 1,
             state.weights,
-            {
-                k: most_effort(train, method, int(population.sizes[k]), (times or {}).get(k, 1))
-                for k in clients
-            },
+            {k: most_effort(train, method, int(sizes[k]), often.get(k, 1)) for k in clients},
             federation.max_norm,
             method.extras_form_all(ctx),
             method.all_counts,

@@ -205,21 +205,8 @@ def play_round(
         observer.round_started(round, clients)
 
     fold = server.fold(ctx, state, clients, times)
-    broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
-
-    def tasks() -> Iterator[Task]:
-        for client in asked:
-            personal = method.task_extras_all(ctx, client)
-            version = state.versions.get(client, 0)
-            task = Task(
-                round, client, state.weights, broadcast, personal, version, fold.carry, times=times[client]
-            )
-            traffic.sent(task)
-            yield task
-        for client in state.owed:
-            yield Task(state.round, client, {}, purpose=OVERDUE)
-
-    for answer, client in zip(server.engine.run(tasks()), clients, strict=True):
+    tasks = _tasks(method, ctx, state, {client: times[client] for client in asked}, fold, traffic)
+    for answer, client in zip(server.engine.run(tasks), clients, strict=True):
         if isinstance(answer, Update):
             traffic.received(answer)
         elif answer.unsent:
@@ -232,12 +219,7 @@ def play_round(
 
     _require_quorum(settings.quorum, fold, clients)
     _serve(server, ctx, fold, traffic)
-    rows = fold.rows()
-    late, versions = fold.late, state.versions.after(fold.used if server.keeps_state else (), round)
-    if server.keeps_state and late:
-        versions = versions.after(late, state.round)
-    owed = tuple(sorted(fold.pending)) if settings.late == "next" else ()
-    state = ServerState(round, ctx.weights, ctx.extras, versions, fold.carry, owed)
+    rows, state = fold.rows(), _state_after(server, ctx, state, fold)
     served = time.perf_counter()
 
     measured, counts = _measure(server, state, rows)
@@ -246,7 +228,7 @@ def play_round(
         **measured,
         **(redraw.record() if redraw else {}),
         "clients": fold.used,
-        **({"late": late} if late else {}),
+        **({"late": fold.late} if fold.late else {}),
         "idle": [client for client in chosen if client not in clients or client in fold.resting],
         "failed": {str(client): reason for client, reason in fold.failed.items()},
         "losses": fold.losses(),
@@ -261,6 +243,35 @@ def play_round(
     for observer in observers:
         observer.round_finished(report)
     return state
+
+
+def _tasks(
+    method: Method,
+    ctx: ServerContext,
+    state: ServerState,
+    times: Mapping[int, int],
+    fold: Fold,
+    traffic: Traffic,
+) -> Iterator[Task]:
+    """A task for each client that trains, so many times; then those that owe an update are asked for it."""
+    broadcast = {name: value for name, value in state.extras.items() if "/_" not in name}
+    for client, count in times.items():
+        personal, version = method.task_extras_all(ctx, client), state.versions.get(client, 0)
+        task = Task(ctx.round, client, state.weights, broadcast, personal, version, fold.carry, times=count)
+        traffic.sent(task)
+        yield task
+    for client in state.owed:
+        yield Task(state.round, client, {}, purpose=OVERDUE)
+
+
+def _state_after(server: Server, ctx: ServerContext, state: ServerState, fold: Fold) -> ServerState:
+    """What a round leaves behind."""
+    versions = state.versions
+    if server.keeps_state:
+        versions = versions.after(fold.used, ctx.round)
+        versions = versions.after(fold.late, state.round) if fold.late else versions
+    owed = tuple(sorted(fold.pending)) if server.settings.late == "next" else ()
+    return ServerState(ctx.round, ctx.weights, ctx.extras, versions, fold.carry, owed)
 
 
 def _processor_time(engine: Engine) -> float:
