@@ -190,6 +190,7 @@ def test_a_model_takes_numpy_and_other_sizes(tiny):
     assert torch.equal(model(images), expected)
     assert torch.equal(model(images[..., None]), expected)
     assert torch.equal(model(images / 255.0), expected)
+    assert torch.equal(model(images[0]), model(images[:1]))
     with pytest.warns(UserWarning, match="16 × 12 .* 8 × 8"):
         assert model(np.zeros((2, 16, 12), np.uint8)).shape == (2, 10)
     with pytest.raises(DataError, match=r"3 channel.* 1"):

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from calling import invoke
+from proxyfl import Run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ELSEWHERE = """
@@ -73,6 +74,8 @@ def test_a_clinics_folder_is_run_and_evaluated(clinic: Path, tmp_path: Path) -> 
     again = invoke("eval", tmp_path / "a", "--data", f"folder:{clinic}")
     assert "of 59 test images" in again.stdout, again.stderr  # neither unlabelled nor damaged ones
     assert "this is not a test" in again.stderr
+    with pytest.warns(UserWarning, match="20 × 30 pixels are resized"):
+        assert Run(tmp_path / "a").model()(np.zeros((20, 30, 3), np.uint8)).shape == (1, 2)
 
 
 def test_a_model_card_counts_labels_and_names_no_folder_of_the_machine(clinic: Path, tmp_path: Path) -> None:

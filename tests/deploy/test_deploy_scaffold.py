@@ -162,6 +162,18 @@ def test_vectors_are_like_those_in_a_file(tmp_path: Path) -> None:
     assert (made.channels, made.mean, made.std) == (1, (2.0,), (1.0,))
 
 
+def test_a_test_file_of_vectors_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
+    file = tmp_path / "test.csv"
+    file.write_text("id,age,what\n1,10,ill\n2,30,well\n", encoding="utf-8")
+    keys = {"data": {"keys": "label=what,without=id"}}
+    form = {"classes": ("ill", "well"), "image_size": 0}
+    made = scaffold.create(tmp_path / "fed", scaffold.Plan(("a",), form=form, test=str(file), overrides=keys))
+    assert (made.features, made.mean) == (("age",), (20.0,))
+    sizes = (made.classes, made.channels, made.image_size)
+    test = open_test(made.test_path, *sizes, features=made.features, keys=made.config.data.keys)
+    assert (test.images.tolist(), test.labels.tolist()) == ([[10.0], [30.0]], [0, 1])
+
+
 def test_a_presets_data_set_brings_its_form(tmp_path: Path) -> None:
     found = scaffold.create(
         tmp_path / "d", scaffold.Plan(("a", "b"), overrides={"federation": {"rounds": 4}})

@@ -162,7 +162,7 @@ def test_the_server_of_semifl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         watched.append(Watching(engine))
         return watched[0]
 
-    end = play(config, simulate(data, split, config.vectors), tmp_path, engine=watch)
+    end = play(config, simulate(data, split), tmp_path, engine=watch)
     assert len({update.samples for update in watched[0].rounds[0][1]}) > 1  # and yet they count the same
     assert len(began) == 3  # after each mean, and not before round 1
     for name in began[0]:

@@ -202,7 +202,8 @@ def _of_the_server(run: Run, card: ModelCard) -> Split:
             "the images of this federation are at its sites; give test images of the same classes with "
             "--data folder:PATH or --data npz:FILE"
         )
-    return open_test(place, card.classes, *card.given, by_name=True, features=card.features)
+    keys = made.config.data.keys if made else ""
+    return open_test(place, card.classes, *card.given, by_name=True, features=card.features, keys=keys)
 
 
 def _classes(what: str, result: Evaluation, names: tuple[str, ...]) -> Table:

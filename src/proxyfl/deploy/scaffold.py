@@ -100,7 +100,8 @@ def create(folder: str | Path, plan: Plan) -> Deployment:
     deployment.check()
     if deployment.test_path and not plan.sample:
         form = (deployment.classes, deployment.channels, deployment.image_size)
-        open_test(deployment.test_path, *form, features=deployment.features)
+        keys = deployment.config.data.keys
+        open_test(deployment.test_path, *form, features=deployment.features, keys=keys)
     if deployment.server_data and not plan.sample:
         open_server_data(deployment)
     if not plan.sample:

@@ -26,5 +26,6 @@ def serve(grid: Grid, context: Context) -> None:
     load_plugins(())
     deployment = Deployment.read(folder)
     path, form = deployment.test_path, (deployment.classes, deployment.channels, deployment.image_size)
-    test = None if path is None else lambda: open_test(path, *form, features=deployment.features)
+    keys = deployment.config.data.keys
+    test = None if path is None else lambda: open_test(path, *form, features=deployment.features, keys=keys)
     DeployedServer(deployment, grid, test, str(context.run_id)).run()

@@ -18,7 +18,7 @@ from proxyfl.core.dealing import CLIENTS, PARTIAL, SERVER
 from proxyfl.core.errors import ConfigError, DataError
 from proxyfl.data.dataset import Split
 from proxyfl.data.numbers import is_vectors
-from proxyfl.data.reader.known import Form, Known, read_known
+from proxyfl.data.reader.known import Form, Known, fitting_keys, read_known
 from proxyfl.data.reader.listing import CLIENT, NO_LABEL
 from proxyfl.data.stream import ClientData
 
@@ -197,13 +197,15 @@ def open_test(
     *,
     by_name: bool = False,
     features: Sequence[str] = (),
+    keys: str = "",
 ) -> Split:
     """Test images in any form that a site may use. Every one needs its label. ``by_name``, as for data that
     was not made for this, an npz file may number its classes in an order of its own, and images without a
     label and damaged ones are left out.
     """
-    form = Form(tuple(classes), channels, image_size, tuple(features))
-    return read_test(Path(path).expanduser(), form, by_name=by_name)
+    place = Path(path).expanduser()
+    form = Form(tuple(classes), channels, image_size, tuple(features), fitting_keys(place, keys))
+    return read_test(place, form, by_name=by_name)
 
 
 def read_test(place: Path, form: Form, *, by_name: bool = False) -> Split:

@@ -96,9 +96,9 @@ class ModelCard:
 @dataclass
 class TrainedModel:
     """A network with its card. Call it with images for probabilities: a tensor or a numpy array, uint8 or
-    between 0 and 1, channels first or last. Images of another size are resized, with a warning. A model of
-    vectors takes numbers of shape (N, d), as its data has them. A model on a frozen encoder takes images or
-    a list of texts, which are encoded first, or features; an encoder without a name must be given.
+    between 0 and 1, channels first or last, many or one. Images of another size are resized, with a warning.
+    A model of vectors takes numbers of shape (N, d), as its data has them. A model on a frozen encoder takes
+    images or a list of texts, which are encoded first, or features; an encoder without a name must be given.
     """
 
     network: nn.Module
@@ -145,6 +145,8 @@ class TrainedModel:
             return images if packed else texts([images] if isinstance(images, str) else images)
         if not size:
             return fitting_vectors(images, channels)
+        if len(getattr(images, "shape", ())) == (2 if channels == 1 else 3):
+            images = images[None]  # one image, as Pillow gives it to numpy
         if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4:
             given = images
         else:
