@@ -4,7 +4,7 @@
 
 Every client takes one step with eight images of 8 × 8, so that little but the framework is measured; one
 worker or actor, so that nothing happens at the same time. Rounds of the engines take turns. By the clock, it
-is the median time from one answer to the next; processor time, which other work on the machine hardly
+is the median time from one answer to the next; CPU time, which other work on the machine hardly
 changes, is the mean of a client: in the process that plays the rounds, and in the one that trains. A second
 network is larger, to show what bytes cost. Start-up is from nothing to the first answer, the cluster's own
 included.
@@ -45,9 +45,9 @@ COLUMNS = (
     "bytes each way",
     "engine",
     "start-up (s)",
-    "a client by the clock (ms)",
-    "processor time here (ms)",
-    "processor time of who trains (ms)",
+    "wall time per client (ms)",
+    "CPU time of the coordinator (ms)",
+    "CPU time of the training process (ms)",
 )
 
 

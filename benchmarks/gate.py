@@ -3,7 +3,7 @@
     python benchmarks/gate.py [--rounds 6] [--repeats 3]
 
 Without them is ``--insecure``: no encryption either, so that the difference is more than theirs alone. Beside
-the seconds of a round stands the processor time of the gate and of the sites' commands, which hold the
+the seconds of a round stands the CPU time of the gate and of the sites' commands, which hold the
 connectors and do nothing else while rounds are played; it says the same on a busy machine.
 """
 
@@ -45,7 +45,7 @@ def wait(text: str, output: Path) -> None:
 
 
 def processor(pid: int) -> float:
-    """Seconds of processor time that a process has used."""
+    """Seconds of CPU time that a process has used."""
     cells = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(cells[11]) + int(cells[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -3,9 +3,9 @@
     python benchmarks/million.py [--clients 1000,100000,1000000] [--rounds 3] [--per-round 1000]
 
 A client is a range of indices into one store of drawn images. For each number of clients, in a process of
-its own: how long the partition takes to build, what it takes on disk, the processor time of a round in one
+its own: how long the partition takes to build, what it takes on disk, the CPU time of a round in one
 process, how much of it is not the clients' training (checks, folding, averaging, evaluation, checkpoint), and
-memory. Dealing real labels out is measured first: ``proxyfl.partition`` with four images for each client; its
+memory. Partitioning real labels is measured first: ``proxyfl.partition`` with four images per client, whose
 arrays count in the peak. Prints the table and writes ``results/million.csv``.
 """
 
@@ -34,16 +34,16 @@ from proxyfl.report import plot_style
 ROOT = Path(__file__).parents[1]
 METHOD = "fedavg"
 DEALT = 4
-"""Images for each client where labels are dealt out."""
+"""Images for each client where real labels are partitioned."""
 
 COLUMNS = (
-    "clients", "a round", "index ranges (s)", "dealt out (s)", "on disk (MB)", "start-up (s)",
-    "processor time of a round (s)", "server's part (%)", "resident (MB)", "peak (MB)",
+    "clients", "per round", "built from index ranges (s)", "partitioned (s)", "on disk (MB)", "start-up (s)",
+    "CPU time per round (s)", "server share (%)", "resident (MB)", "peak (MB)",
 )  # fmt: skip
 
 
 class Trained:
-    """Adds up the processor time of clients' training."""
+    """Adds up the CPU time of clients' training."""
 
     def __init__(self, trainer: ClientTrainer) -> None:
         self.train, self.spent = trainer.train, 0.0

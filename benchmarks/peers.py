@@ -57,7 +57,7 @@ COLUMNS = (
     "a round (s)",
     "ratio to the tuned loop",
     "clients a second",
-    "processor time of a round (s)",
+    "CPU time per round (s)",
     "start-up (s)",
     "memory (MB)",
     "accuracy (%)",

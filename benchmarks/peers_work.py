@@ -152,7 +152,7 @@ def accuracy(network: nn.Module, work: Work) -> float:
 
 
 class Notes:
-    """When each round ended, and the processor time of all processes below ``root`` until then."""
+    """When each round ended, and the CPU time of all processes below ``root`` until then."""
 
     def __init__(self, root: int | None = None) -> None:
         self.root = root or os.getpid()

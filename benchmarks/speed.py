@@ -149,7 +149,7 @@ def local_round(width: int, repeats: int, folder: Path) -> list[Row]:
     part = f"local round, width {width}"
     per_step = 1 / (cores * steps)
     return [
-        (part, "the usual way, processor time of a step", statistics.median(processor) * per_step, "s"),
+        (part, "the usual way, CPU time of a step", statistics.median(processor) * per_step, "s"),
         (part, "the usual way, wall time of a step", statistics.median(usual) * per_step, "s"),
         (
             part,

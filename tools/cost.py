@@ -1,4 +1,4 @@
-"""What each test costs in processor time, its child processes included: pytest -p cost [--cost FILE].
+"""What each test costs in CPU time, its child processes included: pytest -p cost [--cost FILE].
 
 A busy machine makes a test wait but does not make it dearer, so budgets are kept in this measure, not in
 seconds of the clock. The first test that asks for a shared fixture pays for it.
@@ -57,7 +57,7 @@ class Cost:
         folders: Counter[str] = Counter()
         for test, seconds in self.seconds.items():
             folders[test.partition("::")[0].rpartition("/")[0]] += seconds
-        terminalreporter.section(f"processor time: {sum(folders.values()):.0f} s")
+        terminalreporter.section(f"CPU time: {sum(folders.values()):.0f} s")
         for name, seconds in (*folders.most_common(), *self.seconds.most_common(SHOWN)):
             terminalreporter.line(f"{seconds:8.2f}  {name}")
 

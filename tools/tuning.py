@@ -1,4 +1,4 @@
-"""Choose the length of the common start of a mini protocol, by the rule of docs/paper-runs.md alone.
+"""Choose the length of the common start of a mini protocol, by the rule of docs/paper-protocol.md alone.
 
 python tools/tuning.py svhn --data-root DATA --runs RUNS     runs, judges, writes results/mini-tuning.csv
 python tools/tuning.py svhn --data-root DATA --set labels.ten_percent=1000     with other settings

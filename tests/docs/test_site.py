@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import docstrings
 import links
@@ -13,21 +15,24 @@ from proxyfl import __all__ as public
 from proxyfl.methods import registry
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = {
-    "deploy-reference",
-    "paper",
-    "paper-runs",
-    "reliability-results",
-    "robustness-results",
-    "scenario-results",
-    "scaling-results",
+NAV = {
+    name: pages
+    for part in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    for name, pages in part.items()
 }
-GUIDES = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in ("SECURITY.md", "CONTRIBUTING.md"))]
+REFERENCE = {Path(page).stem for entry in NAV["Reference"] for page in entry.values()}
+GUIDES = [
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
+]
+GENERATED = re.compile(r"<!-- (\w+)[^>]* -->.*?<!-- /\1 -->", re.DOTALL)
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_no_guide_is_longer_than_1500_words(page: Path) -> None:
-    assert page.stem in REFERENCE or len(page.read_text(encoding="utf-8").split()) <= 1500
+    """Tables of results and settings, which are made by a program, are looked up and not read."""
+    text = GENERATED.sub("", page.read_text(encoding="utf-8"))
+    assert page.stem in REFERENCE or len(text.split()) <= 1500
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ PHRASES = re.compile(
     re.IGNORECASE,
 )
 """Besides, these stand in no sentence that a user sees."""
-CODE = re.compile(r"```.*?```|<!-- csv .*?<!-- /csv -->|`[^`]*`", re.DOTALL)
+CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 MOST_WORDS = 8
 """That a test may expect in a row."""
 NO_SENTENCE = re.compile(r"proxyfl [a-z-]+ |document\.|: nobody; ")

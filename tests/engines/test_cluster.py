@@ -17,7 +17,7 @@ import pytest
 from proxyfl import Experiment, RayEngine, Run
 from proxyfl.core import plugins
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.engines.cluster.connection import Cluster, Needs
+from proxyfl.engines.cluster.connection import Cluster, Needs, _private_cluster
 from proxyfl.engines.cluster.engine import ClusterEngine
 from proxyfl.engines.crew import Job
 from proxyfl.runs import build
@@ -72,6 +72,21 @@ def test_the_cluster_of_a_run_gives_the_same_bits_and_ends_with_it(
         for folder in (federation.scratch, tmp_path / "inline")
     )
     assert ours == theirs != []
+
+
+def test_private_clusters_of_a_process_share_a_token_that_ends_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray keeps the first token that it reads: with another one, the second cluster would refuse us."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    seen = []
+    for _ in range(2):
+        with _private_cluster():
+            seen.append(os.environ["RAY_AUTH_TOKEN"])
+        assert "RAY_AUTH_TOKEN" not in os.environ
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 64
 
 
 def test_what_a_client_takes_of_its_node() -> None:

@@ -23,7 +23,7 @@ def stored(name: str) -> Any:
 
 def gives(cell: Any) -> list[str]:
     """What kinds of outputs a cell has; printed text may come in several parts."""
-    return sorted({each.get("name") or next(iter(each["data"])) for each in cell.get("outputs", ())})
+    return sorted({each.get("name") or min(each["data"]) for each in cell.get("outputs", ())})
 
 
 def test_there_are_as_many_notebooks_as_scripts() -> None:

@@ -187,10 +187,10 @@ from proxyfl.federation.client import ClientTrainer
 
 prompt = ClientTrainer.train
 
-def train(self, task, data, **more):
+def train(self, task, data, *more, **named):
     while task.round == 2 and not pathlib.Path(os.environ["WAIT_FOR"]).exists():
         time.sleep(0.2)
-    return prompt(self, task, data, **more)
+    return prompt(self, task, data, *more, **named)
 
 ClientTrainer.train = train
 """

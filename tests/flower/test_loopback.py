@@ -268,8 +268,8 @@ from proxyfl.federation.client import ClientTrainer
 
 honest = ClientTrainer.train
 
-def train(self, task, data, **more):
-    update = honest(self, task, data, **more)
+def train(self, task, data, *more, **named):
+    update = honest(self, task, data, *more, **named)
     weights, extras, metrics = dict(update.weights), dict(update.extras), dict(update.metrics)
     name, what = "classifier.weight", (os.environ["PROXYFL_SITE"][-2:], task.round)
     if what == ("01", 1):

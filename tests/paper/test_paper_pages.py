@@ -68,7 +68,7 @@ def test_items_and_scales_are_tables_of_what_the_code_has(tmp_path: Path) -> Non
 
 
 def test_the_pages_have_every_part() -> None:
-    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("paper.md", "paper-runs.md")]
+    pages = [page.read_text(encoding="utf-8") for page in DOCS.glob("paper*.md")]
     parts = [found[1] + (found[2] or "") for page in pages for found in BLOCK.finditer(page)]
     shown = [f"measured {name} mini" for name in ("comparison", "table1", "table2", "table9", "cost")]
     assert {*parts} >= {"items", "scales", "curves comparison mini", "ranking table1 mini", *shown}

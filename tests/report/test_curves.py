@@ -54,6 +54,11 @@ def test_one_run_has_no_band_and_no_note_about_one():
     assert figure.get_supxlabel() == ""
 
 
+def test_one_round_has_no_fractions_of_a_round_beside_it():
+    figure = draw_curves({"fedavg": np.array([[10.0]])}, "Test accuracy")
+    assert all(tick.is_integer() for tick in figure.axes[0].get_xticks())
+
+
 def test_what_is_drawn_is_named():
     curves = {"fedavg": np.array([[10.0, 20.0]]), "proxyfl": np.array([[10.0, 30.0], [12.0, 32.0]])}
     figure = draw_curves(curves, "Test accuracy on digits")

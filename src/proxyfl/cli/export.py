@@ -68,7 +68,7 @@ def export(
     )
     page = model_page(found, card, path.name, _per_class(trained, test), compared)
     described = write(path.with_suffix(".md"), page.encode())
-    for name, text in (("model", path), *_signed(found, path, card), ("page", described), ("", compared)):
+    for name, text in (("model", path), *_signed(found, path, card), ("card", described), ("", compared)):
         out().print(f"{name:11}{text}".strip(), markup=False, soft_wrap=True)
 
 

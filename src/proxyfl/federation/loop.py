@@ -35,7 +35,7 @@ class Engine(Protocol):
     """Gets client work done somewhere. Answers come in the order of the tasks, one for each. Only one that
     calls failures pending is given tasks that are overdue.
 
-    One that computes in other processes of its own counts their processor time in ``cpu_seconds``.
+    One that computes in other processes of its own counts their CPU time in ``cpu_seconds``.
     """
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]: ...

@@ -127,7 +127,7 @@ def draw_curves(
     if every > 1 and rounds // every <= MOST_TICKS:
         axes.set_xticks(drawn_rounds(rounds, every))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.legend(
         loc="outside right upper", fontsize=plot_style.TEXT, frameon=False, handlelength=3.2,
         title=legend, title_fontsize=plot_style.TEXT, alignment="left",

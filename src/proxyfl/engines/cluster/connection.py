@@ -242,6 +242,11 @@ def _require_listening(address: str) -> None:
 
 
 @cache
+def _token() -> str:
+    """One for all private clusters of this process: Ray keeps the first that it reads."""
+    return secrets.token_hex(32)
+
+
 @contextlib.contextmanager
 def _private_cluster() -> Iterator[None]:
     """The environment in which Ray starts a cluster for this process alone, and tells nobody about it."""
@@ -249,7 +254,7 @@ def _private_cluster() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in names}
     if not any(before[name] for name in names[:3]):
         # Ray listens on all of the machine's networks, and would write a token to the user's home folder.
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ["RAY_AUTH_TOKEN"] = _token()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         yield
