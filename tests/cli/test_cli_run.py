@@ -104,7 +104,7 @@ MISTAKES = [
     (["--set", "train.epokhs=3"], "unknown setting 'train.epokhs'; did you mean 'train.epochs'?"),
     (
         ["--set", "method.gpt.epoch=3"],
-        "unknown setting 'method.gpt.epoch'; did you mean 'method.gpt.epochs'",
+        "unknown setting 'method.gpt.epoch'; did you mean 'method.gpt.epochs'?",
     ),
     (["--set", "train.epochs=many"], "train.epochs must be a whole number, not 'many'"),
     (["--set", "method.tau=2"], "method.tau = 2.0 is above 1"),

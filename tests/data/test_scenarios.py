@@ -73,7 +73,7 @@ def test_images_that_nobody_knows_stay_unlabelled() -> None:
 @pytest.mark.parametrize("where", ["clients", "server", "partial"])
 def test_it_comes_back_from_a_file(where: str) -> None:
     dealt = split(where)
-    again = Partition.from_tensors(load(save(dealt.to_tensors())), 400)
+    again = Partition.from_tensors(load(save(dealt.to_tensors())))
     assert again.where == where
     assert again.server.tolist() == dealt.server.tolist()
     assert again.labelled.values.tolist() == dealt.labelled.values.tolist()
@@ -86,7 +86,7 @@ def test_the_server_keeps_a_share_of_every_class_back() -> None:
     assert sorted([*after.server, *after.server_validation]) == sorted(before.server.tolist())
     stay = [image for image in before.server.tolist() if image in set(after.server.tolist())]
     assert after.server.tolist() == stay, "the order of the others is as it was"
-    again = Partition.from_tensors(load(save(after.to_tensors())), 400)
+    again = Partition.from_tensors(load(save(after.to_tensors())))
     assert again.server_validation.tolist() == after.server_validation.tolist()
     assert "server_validation" not in before.to_tensors()
     kept = simulate(DATA, after).validation

@@ -95,6 +95,7 @@ class Federation:
         sampling: str | None = None,
         weighting: str | None = None,
         quorum: int = 1,
+        late: str = "refuse",
         max_norm: float = 0.0,
         evaluate_every: int = 1,
         device: str = "cpu",
@@ -127,6 +128,7 @@ class Federation:
             "sampling": sampling,
             "weighting": weighting,
             "quorum": quorum,
+            "late": late,
             "max_norm": max_norm,
             "evaluate_every": evaluate_every,
         }
