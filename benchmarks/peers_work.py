@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from proxyfl.core.machine import has_bf16
 from proxyfl.data.augment import normalise, weak
 from proxyfl.models.resnet import ResNet
 
@@ -96,7 +97,7 @@ def new_network(tuned: bool) -> nn.Module:
 
 def casting(tuned: bool) -> Any:
     """Convolutions in bf16 where the loop is tuned and the processor has instructions for it."""
-    fast = tuned and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    fast = tuned and has_bf16()
     return torch.autocast("cpu", dtype=torch.bfloat16) if fast else nullcontext()
 
 

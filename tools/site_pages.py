@@ -60,7 +60,8 @@ def gather(pages: Path) -> None:
     for name, new in MOVED.items():
         shutil.copy(ROOT / name, pages / new)
     for page in pages.rglob("*.md"):
-        text = page.read_text(encoding="utf-8")
+        # Commands without a prompt: as "console" they would be shown in the grey of outputs.
+        text = page.read_text(encoding="utf-8").replace("```console\n", "```sh\n")
         page.write_text(linked(text, page.relative_to(pages), pages), encoding="utf-8")
     written = {
         "reference/api.md": api_page(),
@@ -180,7 +181,7 @@ def cli_page() -> str:
         context = click.Context(command, info_name=name)
         usage = " ".join([name, *command.collect_usage_pieces(context)])
         text = re.sub(r"\[/?[a-z ]*\]", "", (command.help or "").split("\f")[0].strip()).replace("\\[", "[")
-        lines += [f"## {name}", "", "```console", usage, "```", "", text, ""]
+        lines += [f"## {name}", "", "```sh", usage, "```", "", text, ""]
         rows = []
         for parameter in command.params:
             names = ", ".join(f"`{each}`" for each in (*parameter.opts, *parameter.secondary_opts))
@@ -193,7 +194,7 @@ def cli_page() -> str:
         examples = [line.strip() for line in (command.epilog or "").splitlines() if "proxyfl " in line]
         if examples:
             plain = [re.sub(r"\[/?[a-z ]*\]", "", line) for line in examples]
-            lines += ["```console", *plain, "```", ""]
+            lines += ["```sh", *plain, "```", ""]
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -45,3 +46,16 @@ def _limit(name: str) -> str:
         return (CGROUP / name).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def has_bf16() -> bool:
+    """Whether the processor has instructions for bf16. On x86 torch also calls it supported where it has to
+    compute it with those for fp32, at half their speed.
+    """
+    import torch
+
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

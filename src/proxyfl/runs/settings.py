@@ -18,6 +18,7 @@ from proxyfl.aggregation.build import build_aggregator, require_sound
 from proxyfl.core.config import Config, MethodSettings, TrainSettings, read_config
 from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
+from proxyfl.core.machine import has_bf16
 from proxyfl.core.network import FROZEN, ModelSettings
 from proxyfl.core.settings import OBJECT, describe, known_fidelity
 from proxyfl.core.trees import Tree, dotted, merge, nested, table_in
@@ -112,7 +113,7 @@ def native_dtype(device: torch.device) -> str:
     if device.type == "cuda":
         fast = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        fast = device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        fast = device.type == "cpu" and has_bf16()
     return "bf16" if fast else "fp32"
 
 
