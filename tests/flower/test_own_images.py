@@ -72,6 +72,6 @@ def test_from_nothing_to_a_result_in_at_most_ten_commands(tmp_path):
     evaluated = typed("eval", made.run, cwd=elsewhere)
     assert f"accuracy {accuracy:.2%}".replace("%", " %") in evaluated
     assert "the run recorded" not in evaluated
-    assert "test accuracy" in typed("show", made.run, cwd=elsewhere)
+    assert "best (round 2)" in typed("show", made.run, cwd=elsewhere)
     require_page(["dashboard", str(made.run)])
     assert list(elsewhere.iterdir()) == []
