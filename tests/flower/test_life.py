@@ -178,7 +178,7 @@ def test_a_run_is_stopped_after_its_round_followed_and_ended_by_a_signal(tmp_pat
         federation.wait_text(attached, " of 6")
         attached.process.send_signal(signal.SIGINT)
         federation.finish(attached)
-        assert "the run goes on" in attached.text()
+        assert "the run continues" in attached.text()
 
         stop = federation.start("stop", "deploy", "stop", made.path)
         assert "continue with: proxyfl deploy run" in federation.finish(stop)
