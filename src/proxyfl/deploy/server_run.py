@@ -184,14 +184,18 @@ class DeployedServer:
                 self._gather(enrolment)
                 enrolment.save(run.path)
             federation, _, measure = self._federation(run, config, method, enrolment, state.round + 1)
-            if isinstance(federation.engine, FlowerEngine) and federation.engine.late:
-                federation.engine.late.back_to(state.round)
+            late = federation.engine.late if isinstance(federation.engine, FlowerEngine) else None
             recorder = Recorder(run, config, whole, card, saved)
             observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.audit, self.live)
             if (shared := self._shared(run, enrolment)) and isinstance(measure, SiteTest):
                 observers = (shared, *observers)
+            if late:
+                late.back_to(state.round)
+                observers = (*observers, late)
             with contextlib.closing(federation.engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
+            if late:
+                late.run_finished()
             run.event("finished", round=rounds)
             self.audit.log.add("run finished", round=rounds)
         self.live.tell("finished", round=rounds, text=f"finished after {rounds} rounds: {run.path}")
