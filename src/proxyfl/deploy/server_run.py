@@ -264,7 +264,7 @@ class DeployedServer:
         self._look_for_sites(enrolment, draws)
         before = dict(enrolment.counts)
         for client in [client for client in enrolment.counts if self.roster.removed(client)]:
-            del enrolment.counts[client]
+            enrolment.leave(client)
             enrolment.save(self.directory.path)
             self.directory.event("removed", client=client, site=enrolment.sites[client])
             self.audit.log.add("removed", site=enrolment.sites[client])
@@ -279,6 +279,7 @@ class DeployedServer:
                 self.say(f"{enrolment.sites[client]} takes part from now on")
         if before != enrolment.counts or draws.round in enrolment.joined.values():
             federation.population = enrolment.population(draws.round)
+            federation.exposed = enrolment.everyone()
 
     def _look_for_sites(self, enrolment: Enrolment, draws: Draws) -> None:
         """Take in the sites that were added to the list while the run goes on."""
@@ -351,6 +352,7 @@ class DeployedServer:
             config, method, population, engine, measure, classes, store=self._store(run.server, config),
             spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own, form, config)),
         )  # fmt: skip
+        federation.exposed = enrolment.everyone()
         return federation, trainer, measure
 
     def _shared(self, run: RunDirectory, enrolment: Enrolment) -> SharedModels | None:
