@@ -243,8 +243,9 @@ def _noted(deployment: Deployment) -> str:
         return "nothing of single sites: keep.clients of the experiment says so"
     own = ", accuracy on what it holds out" if deployment.sites_measure else ""
     what = deployment.called
+    sums = "" if config.privacy.record_clip else f"losses, share of {what} trusted, "
     return (
-        f"of every site and round (clients.jsonl): {what}, labelled share, losses, share of {what} trusted, "
+        f"of every site and round (clients.jsonl): {what}, labelled share, {sums}"
         f"seconds, length of its update and its cosine to the mean{own}; nothing more is sent for it, and "
         'clients = "none" in [experiment.keep] switches it off'
     )
@@ -279,8 +280,7 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         remarks.append(f"the table of counts tells the server the label shares of the {what} held out")
     labelled = "" if deployment.scenario == SERVER else ", and how much of it is labelled"
     remarks.append(f"numbers of {what} tell the server how large a site is{labelled}")
-    if readers := validation.reads_single_sites(method):
-        remarks.append(f"the server needs the updates of single sites: {', '.join(readers)}")
+    remarks.append(validation.open_updates(method))
     remarks.append(
         "encryption protects the way to the server, not against it: trained weights can give away which "
         f"{what} were trained on, and at worst what they look like"
@@ -321,12 +321,15 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
             "common"
         ]
     if not config.privacy.clip:
-        if reason := uncovered(method):
-            return [f"no differential privacy, and none to be had with this method: {reason}"]
-        images = ""
-        if not unsupported(method):
-            images = f": clip for whole sites, record_clip for single {deployment.called}"
-        return [f"no differential privacy: [experiment.privacy] adds it{images}"]
+        levels = (
+            ("whole sites", "clip", uncovered(method)),
+            (f"single {deployment.called}", "record_clip", unsupported(method)),
+        )
+        return [
+            f"no differential privacy of {what}: "
+            + (f"not available with this method, since {reason}" if reason else f"privacy.{name} adds it")
+            for what, name, reason in levels
+        ]
     if config.privacy.where == "server":
         covered = (
             "differential privacy is the server's doing: updates reach it as they are, and only what leaves "
