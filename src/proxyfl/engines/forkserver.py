@@ -6,6 +6,7 @@ once and shares what was imported. Nothing heavy is imported here, so that a com
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -132,6 +133,7 @@ def start_early(workers: int | None) -> None:
     count = os.environ.get(WORKERS) if workers is None else str(workers)
     if os.name == "posix" and count != "0" and not _early:
         _early.append(ForkServer())
+        atexit.register(dismiss)
 
 
 def started() -> ForkServer:
