@@ -25,7 +25,7 @@ CHECK_EXAMPLES = examples(
 
 
 def explain(folder: Folder) -> None:
-    """Print exactly what leaves a site with the chosen method, what comes to it, and what that reveals.
+    """Print exactly what leaves a site with the chosen method, what it receives, and what that reveals.
 
     Observed in a dry run of one round with random images.
     """

@@ -90,7 +90,7 @@ def evaluate(
 ) -> None:
     """Accuracy of a run's model on the test images of its data set, overall and per class.
 
-    For a real federation: on the server's test images, where it has some; else name yours with --data.
+    For a real federation: on the server's test images if it has some; otherwise pass yours with --data.
     """
     from rich.markup import escape
 
