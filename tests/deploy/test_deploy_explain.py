@@ -80,7 +80,7 @@ def test_remarks_say_what_is_revealed() -> None:
     assert "prior/counts has an entry for every class" in remarks
     assert "label shares of the images held out" in remarks
     assert "gpt keeps tensors of each site's update" in remarks
-    assert "none to be had with this method" in remarks
+    assert "none is available for this method" in remarks
 
 
 def test_where_accuracy_comes_from_is_told() -> None:
@@ -96,7 +96,9 @@ def test_what_is_written_down_of_single_sites_is_told() -> None:
     assert "nothing more is sent for it" in noted
     assert "accuracy" not in explain(deployment(test="/data/test.npz", holdout=0.0)).noted
     off = {"method": {"name": "proxyfl"}, "keep": {"clients": "none"}}
-    assert explain(deployment(experiment=off)).noted.startswith("nothing of single sites: keep.clients")
+    assert explain(deployment(experiment=off)).noted.startswith(
+        "nothing about individual sites: keep.clients"
+    )
     private = {
         "method": {"name": "fedavg"},
         "federation": {"per_round": 2, "sampling": "poisson", "weighting": "uniform"},

@@ -415,7 +415,7 @@ def test_who_was_away_was_not_refused_and_is_not_told_of_an_answer(tmp_path):
     assert said[0].startswith("round 2: site-01 was stopped or lost its connection")
     assert said[2] == "round 2: site-03 left out: refused: claims 60 images"
     assert log.left_out == {
-        1: "round 2: it was not there by the deadline",
+        1: "round 2: it had not arrived by the deadline",
         2: "round 2: refused: claims 60 images",
     }
     line = round_line({"round": 2, "failed": failed, "clients": []}, {"train": 1.0}, log.sites)

@@ -94,7 +94,7 @@ def build_rule(settings: AggregationSettings) -> Aggregator:
     else:
         made = factory(settings)
     if not isinstance(made, Aggregator):
-        raise ConfigError(f"what is registered as '{settings.rule}' gives no aggregator but {made!r}")
+        raise ConfigError(f"'{settings.rule}' is registered, but returns {made!r} instead of an aggregator")
     return made
 
 
@@ -168,7 +168,7 @@ def _not_late(aggregator: Aggregator, method: Method) -> str:
     if aggregator.private:
         return "the accounting of differential privacy holds for updates of the round's own sample"
     if not isinstance(aggregator, Mean):
-        return f"aggregation.rule = '{aggregator.title}' gives a late update the same say as the others"
+        return f"aggregation.rule = '{aggregator.title}' gives a late update the same weight as the others"
     if reason := uncovered(method):
-        return f"what {method.name}'s server computes presumes updates of one round: {reason}"
+        return f"the server side of {method.name} needs updates of one round: {reason}"
     return ""

@@ -60,7 +60,7 @@ def stop(
         number = operate.under_way(deployment)
         ask_to_stop(deployment)
         AuditLog(deployment.path).add("stop asked for", now=False)
-        typer.echo("the run stops after its round; waiting for that (--now does not wait)", err=True)
+        typer.echo("the run stops after the current round; waiting (--now stops at once)", err=True)
         *_, last = operate.follow(deployment, number, past=False)
         said, finished = str(last.get("text") or last["event"]), last["event"] == "finished"
     again = "" if finished else f"; continue with: {command('deploy', 'run', folder)}"

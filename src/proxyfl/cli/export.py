@@ -83,7 +83,7 @@ def _signed(run: Run, path: Path, card: ModelCard) -> list[tuple[str, Path]]:
 
     deployment = model_signing.deployment_of(run.path)
     if deployment is None:
-        err().print("note: not signed, since the key of the federation's server is not here")
+        err().print("note: not signed, because the key of the federation's server is not on this machine")
         return []
     signature = model_signing.sign(path, deployment, round=card.round)
     audit.AuditLog(deployment.path).add("signed", model=path.name, sha256=sha256(path), round=card.round)

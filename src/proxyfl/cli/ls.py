@@ -295,7 +295,7 @@ def _print_privacy(line: dict[str, Any], console: Console) -> None:
     if cost := line.get("privacy"):
         console.print(
             f"\nprivacy: ε = {cost['epsilon']:.3g} at δ = {cost['delta']:g} after {line['round']} rounds, "
-            "as long as noise and sample are nobody's guess"
+            "provided that nobody can predict noise and sample"
         )
     if cost := line.get("record_privacy"):
         console.print(

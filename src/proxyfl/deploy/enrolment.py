@@ -241,4 +241,4 @@ def _readable(file: Path) -> Iterator[dict[str, Any]]:
     try:
         yield json.loads(read_bounded(file, JSON_SWELLS, SHORT))
     except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{file} is damaged ({type(error).__name__}); put it back from a copy") from None
+        raise RunError(f"{file} is damaged ({type(error).__name__}); restore it from a copy") from None

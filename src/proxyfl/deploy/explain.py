@@ -238,9 +238,9 @@ def _noted(deployment: Deployment) -> str:
     """Nothing more is sent for it: norm and cosine follow from the update."""
     config = deployment.config
     if config.privacy.clip:
-        return "nothing of single sites: differential privacy forbids it"
+        return "nothing about individual sites: differential privacy forbids it"
     if not config.keep.watches(config.federation.per_round):
-        return "nothing of single sites: keep.clients of the experiment says so"
+        return "nothing about individual sites: keep.clients of the experiment is 'none'"
     own = ", accuracy on what it holds out" if deployment.sites_measure else ""
     what = deployment.called
     return (
@@ -286,7 +286,7 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         f"{what} were trained on, and at worst what they look like"
     )
     if deployment.config.federation.late == "next":
-        remarks.append("an update that misses its round is not thrown away: the server uses it in the next")
+        remarks.append("an update that misses its round is not discarded, but used in the next round")
     remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
 
@@ -295,7 +295,7 @@ def _frozen_remarks(deployment: Deployment) -> list[str]:
     model = deployment.config.model
     if deployment.encoded:
         return [
-            f"the frozen encoder does not travel: every site has its own copy, with the hash "
+            f"the frozen encoder is not sent: every site has its own copy, with the hash "
             f"{model.encoder_hash[:16]}, and reads its {deployment.called} with it on its own machine"
         ]
     network = Network.configured(model, len(deployment.classes), *deployment.taken)
@@ -306,7 +306,7 @@ def _frozen_remarks(deployment: Deployment) -> list[str]:
     count = sum(value.numel() for value in frozen.values())
     size = f"{count:,} numbers ({size_in_bytes(frozen) / 1e6:.2f} MB)"
     how = "a site is sent them once" if model.weights else "a site makes them from the seed"
-    return [f"{size} of the network are not trained and do not travel with a round: {how}"]
+    return [f"{size} of the network are not trained and not sent in a round: {how}"]
 
 
 def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
@@ -322,7 +322,7 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
         ]
     if not config.privacy.clip:
         if reason := uncovered(method):
-            return [f"no differential privacy, and none to be had with this method: {reason}"]
+            return [f"no differential privacy, and none is available for this method: {reason}"]
         images = ""
         if not unsupported(method):
             images = f": clip for whole sites, record_clip for single {deployment.called}"

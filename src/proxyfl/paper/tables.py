@@ -53,7 +53,7 @@ MEASURES = {
     "test": Measure("Test accuracy (%)", Result.value, ":test"),
     "pseudo": Measure("Accuracy of pseudo-labels (%)", _pseudo, ":pseudo"),
     "excluded": Measure(
-        "Excluded unlabelled images, visits in a round", _excluded, factor=1.0, places=0, more_is_better=False
+        "Excluded unlabelled images, visits per round", _excluded, factor=1.0, places=0, more_is_better=False
     ),
 }
 SENT = Measure("Millions of numbers", Result.value, factor=1.0, more_is_better=False)

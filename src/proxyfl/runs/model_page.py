@@ -67,7 +67,7 @@ def _taken(card: ModelCard) -> str:
         whose = f"features of the frozen encoder {name_alone(card.encoder)} ({identified})"
     return (
         f"float32 vectors of shape (N, {card.channels}), {whose}{names}, and gives "
-        "probabilities (N, classes). Standardisation and softmax are inside."
+        "probabilities (N, classes). Standardisation and softmax are included."
     )
 
 
