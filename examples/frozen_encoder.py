@@ -1,4 +1,4 @@
-"""A frozen encoder: trained on the digits 0 to 4, it makes the features of 5 to 9, whose labels are few.
+"""A frozen encoder: trained on the digits 0 to 4, it computes features of 5 to 9, which have few labels.
 
 python examples/frozen_encoder.py
 """

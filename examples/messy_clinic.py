@@ -1,5 +1,5 @@
-"""Images as a clinic might have them, for the walk through ``docs/your-data.md``: two hospitals, a rare finding,
-many unlabelled images, different sizes, grey and colour, a damaged file; a table of the same images; new images.
+"""Images as a clinic might have them, for ``docs/your-data.md``: two hospitals, a rare finding, many
+unlabelled images, different sizes, grey and colour, a damaged file; the same images as a table; new images.
 
 python examples/messy_clinic.py clinic
 """
@@ -51,7 +51,7 @@ def main(place: str, unlabelled: int = 2000) -> None:
         for path in sorted(root.glob("*/*/*.jpg")):
             label = "" if path.parent.name == "unlabelled" else path.parent.name
             rows.writerow([path.relative_to(root.parent), label, path.parts[-3].removeprefix("client=")])
-    print(f"{root}: images of two hospitals; {root}.csv: the same as a table; {root}-new: images to test with")
+    print(f"{root}: images of two hospitals; {root}.csv: the same as a table; {root}-new: new images")
     print(f"continue with: proxyfl data check folder:{root} -o {root}.png")
 
 

@@ -209,7 +209,7 @@ def _of_the_server(run: Run, card: ModelCard) -> Split:
 def _classes(what: str, result: Evaluation, names: tuple[str, ...]) -> Table:
     from rich.markup import escape
 
-    right = (what, "right", "accuracy", "precision")
+    right = (what, "correct", "accuracy", "precision")
     table = plain_table("class", *right, "most often confused with", right=right, keep=("class",))
     for label, (accuracy, precise) in enumerate(zip(result.per_class, result.precision, strict=True)):
         row = result.confusion[label].clone()
