@@ -30,7 +30,7 @@ _rules: dict[str, Factory] = {cls.name: cls for cls in (Mean, Median, TrimmedMea
 
 
 def register_aggregator(name: str) -> Callable[[F], F]:
-    """Make an aggregator known as ``aggregation.rule = "NAME"``: put it above a class or a function.
+    """Register an aggregator as ``aggregation.rule = "NAME"``: a decorator for a class or a function.
 
     A class is called with those settings of ``[aggregation]`` that its constructor names (``hostile``,
     ``keep``, …), a function with all of them. The change of the middle client, as a file of its own::
