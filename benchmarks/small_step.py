@@ -1,0 +1,131 @@
+"""How much faster could a small training step be? What its parts reach beside a plain matrix product.
+
+    python benchmarks/small_step.py [--repeats 5] [--out results/small-step.csv]
+
+The network of a ProxyFL step at 16 × 16 and width 1 (32 + 64 + 64 images, forward and backward, fp32, one
+thread, the allocator of the worker processes), in CPU time, the parts taking turns, the best of the repeats:
+every convolution by itself, and the same network compiled by ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from proxyfl.engines.pool import TUNABLES, tuned_environment
+from proxyfl.models.resnet import ResNet
+from proxyfl.profiling.hardware import matrix_peak
+
+ROOT = Path(__file__).parents[1]
+IMAGES, SIZE, STEPS = 160, 16, 10
+LAYOUT = torch.channels_last
+Row = tuple[str, float, str]
+
+
+def main() -> None:
+    if "mmap_threshold" not in os.environ.get(TUNABLES, ""):  # read by the allocator when a program starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], tuned_environment())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "small-step.csv")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    images = torch.randn(IMAGES, 3, SIZE, SIZE).to(memory_format=LAYOUT)
+    network = ResNet(10, 3, 1).to(memory_format=LAYOUT)
+    layers = convolutions(network, images)
+    parts: dict[str, Callable[[], None]] = {
+        name: lambda each=each: each() for name, (each, _) in layers.items()
+    }
+    parts["step"] = step_of(network, images)
+    compiled = step_of(torch.compile(ResNet(10, 3, 1).to(memory_format=LAYOUT)), images)
+    began = time.perf_counter()
+    compiled()
+    compiling = time.perf_counter() - began
+    parts["compiled step"] = compiled
+    best = dict.fromkeys(parts, float("inf"))
+    for _ in range(options.repeats):
+        for name, part in parts.items():
+            best[name] = min(best[name], cpu_seconds(part))
+    product = matrix_peak("fp32", torch.device("cpu"))
+    rows = table(best, {name: work for name, (_, work) in layers.items()}, product, compiling)
+    for what, value, unit in rows:
+        print(f"{what:60} {value:9.3f} {unit}")
+    with options.out.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["what", "value", "unit"])
+        lines.writerows((what, f"{value:.4g}", unit) for what, value, unit in rows)
+
+
+def table(best: dict[str, float], work: dict[str, int], product: float, compiling: float) -> list[Row]:
+    step, compiled, alone = best["step"], best["compiled step"], sum(best[name] for name in work)
+    gained = step - compiled
+    return [
+        ("a plain matrix product", product, "GFLOP/s"),
+        *((f"convolution {name}", 1e-9 * work[name] / best[name], "GFLOP/s") for name in work),
+        ("step", 1e3 * step, "ms"),
+        ("of it convolutions", 100 * alone / step, "%"),
+        ("compiled step, ratio", compiled / step, ""),
+        ("compilation", compiling, "s"),
+        ("steps until compilation has paid off", compiling / gained if gained > 0 else float("inf"), ""),
+    ]
+
+
+def cpu_seconds(part: Callable[[], None]) -> float:
+    part()
+    began = time.process_time()
+    for _ in range(STEPS):
+        part()
+    return (time.process_time() - began) / STEPS
+
+
+def step_of(network: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], None]:
+    labels = torch.arange(len(images)) % 10
+
+    def step() -> None:
+        F.cross_entropy(network(images), labels).backward()
+
+    return step
+
+
+def convolutions(network: ResNet, images: Tensor) -> dict[str, tuple[Callable[[], None], int]]:
+    """Forward and backward of every convolution at the size it has in the network, and its operations."""
+    found: dict[str, tuple[Callable[[], None], int]] = {}
+
+    def remember(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            given = inputs[0].detach().clone().requires_grad_(inputs[0].requires_grad)
+            gradient = torch.randn_like(output)
+
+            def part() -> None:
+                layer.forward(given).backward(gradient)
+
+            with FlopCounterMode(display=False) as counter:
+                part()
+            found[name] = (part, counter.get_total_flops())
+
+        return hook
+
+    hooks = [
+        layer.register_forward_hook(remember(name.removeprefix("trunk.").removesuffix(".conv")))
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Conv2d)
+    ]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+if __name__ == "__main__":
+    main()
