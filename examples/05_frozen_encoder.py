@@ -61,5 +61,5 @@ for network, data in (("resnet8", images), ("linear", features), ("mlp", feature
 print(pd.DataFrame(rows).to_string(index=False))
 
 # %% [markdown]
-# Four rounds show little: this encoder has hardly been trained. But clients send only a few hundred weights
-# instead of tens of thousands. `python examples/frozen_encoder.py` trains for twenty rounds.
+# Four rounds show little: this encoder has hardly been trained. But with a linear head, clients send a few
+# hundred weights instead of tens of thousands. `python examples/frozen_encoder.py` trains for twenty rounds.
