@@ -239,7 +239,7 @@ def test_a_stop_that_was_asked_for_outlasts_a_crash(watched):
     with pytest.raises(ConfigError):
         watched.watch.serve(lambda: None)
     assert watched.submitted == []
-    assert any("stopped, as asked" in line for line in watched.said)
+    assert any("stopped, as requested" in line for line in watched.said)
 
 
 def lyon(folder):

@@ -87,7 +87,7 @@ class Enrolment:
         if order != sites[: len(order)]:
             raise RunError(
                 "the sites of federation.toml are not those this run began with, in their order; "
-                f"put them back, before any that were added: {', '.join(map(str, order))}"
+                f"restore them, before any that were added: {', '.join(map(str, order))}"
             )
         number = {name: client for client, name in enumerate(sites)}
         return cls(

@@ -345,7 +345,7 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(file.read_bytes(), None)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}; bring the key back") from None
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}; restore the key") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise ConfigError(f"{file} is not an unencrypted private key in PEM form") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):

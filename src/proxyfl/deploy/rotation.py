@@ -57,7 +57,7 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
         raise ConfigError(f"{deployment.file} says insecure = true: there is no certificate to renew")
     if deployment.trusted.is_file() and not deployment.operator_key.is_file():
         raise ConfigError(
-            f"{deployment.operator_key} is missing, and sites run only what it signed; bring it back. If it "
+            f"{deployment.operator_key} is missing, and sites run only what it signed; restore it. If it "
             f"is lost, move {deployment.trusted} away and repeat this: sites then need the new trusted.yaml"
         )
     authority = deployment.ca_certificate, deployment.ca_key

@@ -250,7 +250,9 @@ class DeployedServer:
         """Stop between two rounds when 'proxyfl deploy stop' asks for it."""
         if stop_asked(self.deployment):
             raise StopAsked(
-                f"stopped after round {done}, as asked" if done else "stopped before round 1, as asked"
+                f"stopped after round {done}, as requested"
+                if done
+                else "stopped before round 1, as requested"
             )
 
     def _admit(self, federation: Server, enrolment: Enrolment, draws: Draws) -> None:

@@ -180,7 +180,7 @@ class ServerWatch:
     def _go_on(self) -> None:
         if self.owed and stop_asked(self.deployment):
             self.owed = False
-            text = "stopped, as asked; the checkpoint is kept"
+            text = "stopped, as requested; the checkpoint is kept"
             log = LiveLog(self.deployment.state / LIVE_FILE, self.deployment.sites, "")
             log.tell("stopped", asked=True, reason=text, text=text)
         if self.owed:
