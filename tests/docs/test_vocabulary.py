@@ -12,7 +12,11 @@ import proxyfl
 from docstrings import as_markdown
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "src").rglob("*.md")),
+]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 WORDS = re.compile(

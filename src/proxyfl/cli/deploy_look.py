@@ -56,7 +56,7 @@ def show_explanation(found: Explanation, deployment: Deployment | Site) -> None:
     console.print(f"\nIn every round, from the server to a site: {in_words(found.bytes_down)}", style="bold")
     console.print(_table(found.down))
     if found.declared:
-        console.print("\nIn the method's own words", style="bold")
+        console.print("\nAs declared by the method", style="bold")
         _bullets(found.declared)
     console.print("\nAccuracy is measured", style="bold")
     _bullets((found.measured,))

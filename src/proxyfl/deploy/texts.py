@@ -102,8 +102,8 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
 
 
 APPROVE = (
-    "Agree to it: `proxyfl deploy approve THIS_FOLDER`. This site does and sends that and nothing else,\n"
-    "   whatever the server asks for. "
+    "Approve it: `proxyfl deploy approve THIS_FOLDER`. This site does and sends only what you approved,\n"
+    "   whatever the server requests. "
 )
 IMAGE_DATA = """- a folder with one folder per class, and a folder `unlabelled` for images without a label;
 - a folder of images with a file `labels.csv` in it: a line `file,label`, then a line for each labelled image;
@@ -115,8 +115,8 @@ VECTOR_DATA = """- an npz file with `vectors` (N×d) and `labels` (numbers, -1 f
 TEXT_DATA = """- a table, `.csv` or `.parquet`, with a column `text` and a column `label`, empty for none."""
 DATA = {"images": IMAGE_DATA, "vectors": VECTOR_DATA, "texts": TEXT_DATA}
 ENCODER = (
-    " A frozen encoder reads the {what} on this machine, once. It does not come with the folder: write where "
-    'it lies into site.toml, as in encoder = "hf:/models/clip". It must be the same one that the server uses.'
+    " A frozen encoder reads the {what} on this machine, once. It is not part of the folder: set its "
+    'location in site.toml, as in encoder = "hf:/models/clip". It must be the same one that the server uses.'
 )
 
 
