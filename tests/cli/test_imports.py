@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CALLS = """
 import sys
 from proxyfl.cli import main
@@ -25,3 +27,22 @@ def test_reading_runs_presets_and_sources_needs_no_torch(tiny: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert tiny.name in done.stdout
+
+
+EARLY = """
+import sys
+from proxyfl.cli import main, resume, run
+def early(workers):
+    assert "torch" not in sys.modules
+    sys.exit(f"early with {workers}")
+resume.start_early = run.start_early = early
+sys.argv = ["proxyfl", *sys.argv[1:], "--workers", "2"]
+main()
+"""
+
+
+@pytest.mark.parametrize("verb", ["run", "resume"])
+def test_workers_are_started_before_torch_is_imported(tiny: Path, verb: str) -> None:
+    call = [sys.executable, "-c", EARLY, verb, "digits" if verb == "run" else str(tiny)]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    assert done.stderr.strip() == "early with 2"

@@ -17,9 +17,10 @@ import torch
 from proxyfl.core import plugins
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import Failure, ServerState, Task, Update
-from proxyfl.engines import pool
+from proxyfl.engines import forkserver, pool
 from proxyfl.engines.crew import SLACK
-from proxyfl.engines.pool import PoolEngine, default_workers, tuned_environment
+from proxyfl.engines.forkserver import ForkServer, tuned_environment
+from proxyfl.engines.pool import PoolEngine, default_workers
 from toybox import (
     Stopped,
     Told,
@@ -54,6 +55,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolEngine]:
     """Two workers for several tests: to start one takes longer than most of what is asked of it."""
     with closing(engine_of(tmp_path_factory.mktemp("pair"), 2, "fedavg")) as engine:
         yield engine
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 
 
 def pids(engine: PoolEngine) -> list[int]:
@@ -136,6 +140,38 @@ def test_a_killed_worker_is_replaced_and_its_client_tried_again(pair: PoolEngine
         assert isinstance(ours, Update)
         assert isinstance(theirs, Update)
         assert same_bits(ours.weights, theirs.weights)
+
+
+@linux
+def test_workers_share_what_was_imported_once_and_a_lost_fork_server_is_replaced(
+    pair: PoolEngine, tasks: list[Task]
+) -> None:
+    assert all(isinstance(answer, Update) for answer in pair.run(tasks))
+    assert pair._server is not None
+    server = pair._server.process
+    assert sorted(children(server.pid)) == sorted(pids(pair))
+    server.kill()
+    server.wait()
+    assert all(isinstance(answer, Update) for answer in pair.run(tasks))
+    assert pair._server.process.pid != server.pid
+    assert sorted(children(pair._server.process.pid)) == sorted(pids(pair))
+
+
+def test_a_fork_server_killed_while_it_starts_is_replaced_but_not_for_ever(
+    pair: PoolEngine, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.close()
+    killed = [ForkServer()]
+    killed[0].process.kill()
+    monkeypatch.setattr(forkserver, "_early", [*killed])
+    assert all(isinstance(answer, Update) for answer in pair.run(tasks))
+    pair.close()
+    killed = [ForkServer() for _ in range(5)]
+    for server in killed:
+        server.process.kill()
+    monkeypatch.setattr(forkserver, "_early", [*killed])
+    with pytest.raises(RunError, match=r"signal 9.*--workers 0"):
+        list(pair.run(tasks))
 
 
 @pytest.mark.slow
@@ -295,33 +331,34 @@ def started(folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     while len([*folder.glob("asleep-*")]) < 2 and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 2
-    return process, [int(pid) for pid in children]
+    (server,) = children(process.pid)
+    assert len(children(server)) == 2
+    return process, [server, *children(server)]
 
 
-linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @linux
 def test_workers_end_by_themselves_when_the_parent_is_killed(tmp_path: Path) -> None:
-    process, children = started(tmp_path)
+    process, below = started(tmp_path)
     process.kill()
     process.wait()
     deadline = time.monotonic() + 5
-    while not all(gone(pid) for pid in children) and time.monotonic() < deadline:
+    while not all(gone(pid) for pid in below) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert all(gone(pid) for pid in children)
+    assert all(gone(pid) for pid in below)
 
 
 @linux
 @pytest.mark.slow
 def test_ctrl_c_stops_everything_within_two_seconds(tmp_path: Path) -> None:
     """The clock stops when the last worker is gone: unloading Python is the machine's affair."""
-    process, children = started(tmp_path)
+    process, below = started(tmp_path)
     begun = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    while not all(gone(pid) for pid in children) and time.monotonic() < begun + 10:
+    while not all(gone(pid) for pid in below) and time.monotonic() < begun + 10:
         time.sleep(0.02)
     assert time.monotonic() - begun < 2
     assert process.wait(30) == -signal.SIGINT

@@ -25,7 +25,7 @@ from proxyfl.core.spans import (
 )
 from proxyfl.core.state import Task
 from proxyfl.encoders import Encoder, named
-from proxyfl.engines.choose import WORKERS
+from proxyfl.engines.forkserver import WORKERS
 from proxyfl.federation.client import every_step, numerics
 from proxyfl.methods.proxyfl import ProxyFL
 from proxyfl.profiling import profile as profiling

@@ -79,7 +79,7 @@ def wait(pid: int, seconds: float | None, victim: str, above: int | None) -> tup
             return status, shot
         now = time.monotonic() - started
         if not shot and seconds is not None and now >= seconds:
-            workers = children(pid) if above is None else actors(above)
+            workers = trainers(pid) if above is None else actors(above)
             target = pid if victim == "run" else next(iter(workers), None)
             if target is not None:
                 os.kill(target, signal.SIGKILL)
@@ -87,6 +87,12 @@ def wait(pid: int, seconds: float | None, victim: str, above: int | None) -> tup
         if now > PATIENCE:
             os.kill(pid, signal.SIGABRT)
         time.sleep(0.0005)
+
+
+def trainers(pid: int) -> list[int]:
+    """The worker processes of a run, else the process that they will be forked from."""
+    servers = children(pid)
+    return [worker for server in servers for worker in children(server)] or servers
 
 
 def children(pid: int) -> list[int]:

@@ -22,6 +22,7 @@ from proxyfl.cli.common import (
 from proxyfl.cli.engine import Address, EngineName, PerClient, chosen_engine
 from proxyfl.cli.progress import tell_result, train
 from proxyfl.core.errors import ConfigError
+from proxyfl.engines.forkserver import start_early
 
 if TYPE_CHECKING:
     from proxyfl.engines.cluster.engine import RayEngine
@@ -56,6 +57,8 @@ def resume(
     """
     where = chosen_engine(engine, address, per_client, workers)
     path = find_run(run, lambda place: is_run(place) or creation_cut_short(place))
+    if where is None:
+        start_early(workers)
     go_on(path, rounds, workers, data_root, log or (), quiet, where)
 
 

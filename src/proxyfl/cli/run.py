@@ -30,6 +30,7 @@ from proxyfl.cli.present import settings_tree
 from proxyfl.cli.progress import train
 from proxyfl.cli.resume import creation_cut_short, go_on
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.engines.forkserver import start_early
 
 if TYPE_CHECKING:
     from proxyfl.core.config import Config
@@ -119,6 +120,8 @@ def run(
         "fidelity": fidelity,
     }
     where = chosen_engine(engine, address, per_client, workers)
+    if where is None:
+        start_early(workers)
     config = load_settings(preset, method, flags, set_, data_root, protocol)
 
     from proxyfl.runs.experiment import Experiment

@@ -23,7 +23,7 @@ from typing import Any, Self
 from proxyfl.core import plugins
 from proxyfl.core.errors import ProxyFLError, RunError, missing_extra
 from proxyfl.deploy import launch, peers
-from proxyfl.engines.pool import tuned_environment
+from proxyfl.engines.forkserver import tuned_environment
 
 LOG_BYTES, LOG_FILES = 5_000_000, 2
 """A program's log is begun anew at this size, and so many older ones are kept."""

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError
 from proxyfl.data.holdings import Holdings
+from proxyfl.engines.forkserver import WORKERS, dismiss
 from proxyfl.engines.handover import CannotHandOver
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.pool import PoolEngine, default_workers
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.federation.loop import Engine
-
-WORKERS = "PROXYFL_WORKERS"
-"""The environment variable that says how many worker processes a run has where nobody says it."""
 
 EngineFactory = Callable[[ClientTrainer, Holdings], Engine]
 """Gives the engine that trains these clients."""
@@ -34,6 +32,7 @@ def choose_engine(trainer: ClientTrainer, holdings: Holdings, workers: int | Non
         except CannotHandOver as error:
             note = f"clients train in this process, because other processes cannot receive {error}"
             print(f"note: {note}", file=sys.stderr)
+    dismiss()
     return InlineEngine.over(trainer, holdings)
 
 

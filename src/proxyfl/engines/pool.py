@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
 import torch
 
@@ -24,20 +21,13 @@ from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Tensors
 from proxyfl.data.holdings import Holdings
 from proxyfl.engines.crew import LOOK_ROUND, TRIES, Crew, Job
+from proxyfl.engines.forkserver import ForkServer, Lost, ending, started
 from proxyfl.engines.handover import packed
 from proxyfl.engines.remote_error import raised
 from proxyfl.engines.serialization import Header, pack_task, unpack_answer
 from proxyfl.engines.shared import Layout, SharedTensors
 from proxyfl.engines.worker import receive, send
 from proxyfl.federation.client import ClientTrainer
-
-TUNABLES = "GLIBC_TUNABLES"
-ALLOCATOR = {
-    "glibc.malloc.hugetlb": "1",
-    "glibc.malloc.mmap_threshold": str(4 << 30),
-    "glibc.malloc.trim_threshold": str(16 << 30),
-}
-"""Large blocks are kept and used again instead of being mapped anew: page faults cost a third of the time."""
 
 
 def default_workers(config: Config) -> int:
@@ -58,36 +48,19 @@ def devices(name: str) -> list[str]:
     return [f"cuda:{index}" for index in range(count)] or [name]
 
 
-def tuned_environment() -> dict[str, str]:
-    """This process's environment with the allocator's settings, but for those the user has set."""
-    given = dict(word.partition("=")[::2] for word in os.environ.get(TUNABLES, "").split(":") if word)
-    tunables = ":".join(f"{name}={value}" for name, value in {**ALLOCATOR, **given}.items())
-    return {**os.environ, TUNABLES: tunables}
-
-
-def search_path() -> str:
-    """Where this process finds modules, for a child; the empty entry means the current folder."""
-    return os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
-
-
 class _Worker:
     """A worker process, as its parent sees it."""
 
-    def __init__(self, slot: int, setup: Header, trainer: bytes, threads: int, fds: tuple[int, int]) -> None:
+    def __init__(
+        self, slot: int, setup: Header, trainer: bytes, server: ForkServer, fds: tuple[int, int]
+    ) -> None:
         self.slot, self.ready = slot, False
         self.job: Job | None = None
         ours, theirs = socket.socketpair()
         life_read, self.lifeline = os.pipe()
         self.connection = Connection(ours.detach())
-        given = (theirs.fileno(), life_read, *fds)
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "proxyfl.engines.start", *map(str, given)],
-                pass_fds=given,
-                stdin=subprocess.DEVNULL,
-                env={**tuned_environment(), "PYTHONPATH": search_path(), "OMP_NUM_THREADS": str(threads)},
-                start_new_session=True,  # Ctrl-C in a terminal is for the parent, which ends its workers
-            )
+            self.process = server.fork((theirs.fileno(), life_read, *fds))
         except BaseException:
             self.connection.close()
             os.close(self.lifeline)
@@ -115,12 +88,16 @@ class PoolEngine(Crew[_Worker]):
         self.trainer, self.holdings = trainer, holdings
         self.store, self.broadcast = SharedTensors(), SharedTensors()
         self._packed = packed(trainer) if workers else b""
+        self._server: ForkServer | None = None
         self._setup: Header = {}
         self._layout: Layout = {}
         self._stillborn = 0
 
     def close(self) -> None:
         super().close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         self.store.close()
         self.broadcast.close()
         self._setup = {}
@@ -128,11 +105,16 @@ class PoolEngine(Crew[_Worker]):
     def _staff(self) -> list[_Worker]:
         if not self._setup:
             self._setup = self._describe()
-        names, threads = devices(self.trainer.compute.device), self.trainer.compute.threads
-        fds = (self.store.fd, self.broadcast.fd)
+        names, fds = devices(self.trainer.compute.device), (self.store.fd, self.broadcast.fd)
         for slot in sorted(set(range(self.count)) - {worker.slot for worker in self.workers}):
+            if self._server is None or self._server.process.poll() is not None:
+                self._server = started()
             setup = {**self._setup, "device": names[slot % len(names)]}
-            self.workers.append(_Worker(slot, setup, self._packed, threads, fds))
+            try:
+                self.workers.append(_Worker(slot, setup, self._packed, self._server, fds))
+            except Lost as lost:
+                self._start_again(lost.code)
+                break
         return self.workers
 
     def _describe(self) -> Header:
@@ -155,9 +137,11 @@ class PoolEngine(Crew[_Worker]):
 
     def _listen(self) -> None:
         known = {worker.connection: worker for worker in self.workers}
-        for connection in wait([*known], timeout=LOOK_ROUND):
+        heard = wait([*known], timeout=LOOK_ROUND)
+        for connection in heard:
             self._hear(known[connection])  # type: ignore[index]
-        for worker in [worker for worker in self.workers if worker.process.poll() is not None]:
+        silent = [] if heard else [worker for worker in self.workers if worker.process.poll() is not None]
+        for worker in silent:
             self._hear(worker)  # a process forked inside it may keep its connection open
 
     def _hear(self, worker: _Worker) -> None:
@@ -182,11 +166,16 @@ class PoolEngine(Crew[_Worker]):
         """A worker died: another takes its place, and its client is tried once more."""
         self.workers.remove(worker)
         code, job = worker.end(), worker.job
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if not worker.ready:
-            self._stillborn += 1
-            if code >= 0 or self._stillborn > TRIES * self.count:
-                raise RunError(f"a worker process ended before it was ready ({how}); try with --workers 0")
+            self._start_again(code)
         if job is not None:
             cure = f"is there enough memory for --workers {self.count}?"
-            self._again(job, f"worker process died {TRIES} times ({how}); {cure}")
+            self._again(job, f"worker process died {TRIES} times ({ending(code)}); {cure}")
+
+    def _start_again(self, code: int) -> None:
+        """A process ended before it was of use: it may have been killed, but not again and again."""
+        self._stillborn += 1
+        if code >= 0 or self._stillborn > TRIES * self.count:
+            raise RunError(
+                f"a worker process ended before it was ready ({ending(code)}); try with --workers 0"
+            )

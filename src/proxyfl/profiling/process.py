@@ -18,8 +18,7 @@ from typing import Any, TextIO
 from proxyfl.core import plugins
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.errors import RunError
-from proxyfl.engines.choose import WORKERS
-from proxyfl.engines.pool import search_path, tuned_environment
+from proxyfl.engines.forkserver import WORKERS, search_path, tuned_environment
 from proxyfl.engines.remote_error import describe, raised
 from proxyfl.profiling.phases import Profile
 from proxyfl.profiling.profile import Tell, profile

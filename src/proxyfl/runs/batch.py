@@ -27,7 +27,8 @@ from proxyfl.core.config import Config, DataSettings
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.machine import usable_cores
 from proxyfl.data import sources
-from proxyfl.engines.pool import TUNABLES, default_workers, tuned_environment
+from proxyfl.engines.forkserver import TUNABLES, tuned_environment
+from proxyfl.engines.pool import default_workers
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.run import Run

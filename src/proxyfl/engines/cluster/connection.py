@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, missing_extra
 from proxyfl.core.machine import usable_cores
-from proxyfl.engines.pool import TUNABLES, tuned_environment
+from proxyfl.engines.forkserver import TUNABLES, tuned_environment
 
 AUTO, LOCAL = "auto", "local"
 PATIENCE = 10.0
