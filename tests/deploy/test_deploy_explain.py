@@ -80,7 +80,11 @@ def test_remarks_say_what_is_revealed() -> None:
     assert "prior/counts has an entry for every class" in remarks
     assert "label shares of the held-out images" in remarks
     assert "gpt keeps tensors of each site's update" in remarks
-    assert "none is available for this method" in remarks
+    for level in ("whole sites", "single images"):
+        assert f"no differential privacy of {level}: not available" in remarks
+    plain = explain(deployment("fixmatch-lpl")).remarks
+    assert any("sees the update of every single site" in one and "only their mean" in one for one in plain)
+    assert ["record_clip" in one for one in plain[-2:]] == [False, True]
 
 
 def test_where_accuracy_comes_from_is_told() -> None:

@@ -156,7 +156,8 @@ def run(
     for change in changes:
         _tell(change)
     if enrol_again:
-        forget_counts(deployment.run)
+        privacy = deployment.config.privacy
+        forget_counts(deployment.run, private=bool(privacy.clip or privacy.record_clip))
     clear_stop(deployment)
     AuditLog(deployment.path).add("run asked for", rounds=deployment.config.federation.rounds)
     number = operate.submit(deployment)

@@ -295,7 +295,7 @@ def _print_privacy(line: dict[str, Any], console: Console) -> None:
     if cost := line.get("privacy"):
         console.print(
             f"\nprivacy: ε = {cost['epsilon']:.3g} at δ = {cost['delta']:g} after {line['round']} rounds, "
-            "provided that nobody can predict noise and sample"
+            "as long as nobody knows the noise and the sample"
         )
     if cost := line.get("record_privacy"):
         console.print(

@@ -243,10 +243,11 @@ def _noted(deployment: Deployment) -> str:
         return "nothing about individual sites: keep.clients of the experiment is 'none'"
     own = ", accuracy on what it holds out" if deployment.sites_measure else ""
     what = deployment.called
+    sums = "" if config.privacy.record_clip else f"losses, share of confident {what}, "
     return (
-        f"for every site and round (clients.jsonl): {what}, labelled share, losses, share of confident "
-        f"{what}, seconds, norm of its update and its cosine similarity to the mean{own}; nothing more is "
-        'sent for this, and clients = "none" in [experiment.keep] turns it off'
+        f"for every site and round (clients.jsonl): {what}, labelled share, {sums}seconds, norm of its "
+        f"update and its cosine similarity to the mean{own}; nothing more is sent for this, and "
+        'clients = "none" in [experiment.keep] turns it off'
     )
 
 
@@ -279,8 +280,7 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
         remarks.append(f"the confusion matrix reveals the label shares of the held-out {what}")
     labelled = "" if deployment.scenario == SERVER else ", and how much of it is labelled"
     remarks.append(f"the numbers of {what} reveal how large a site is{labelled}")
-    if readers := validation.reads_single_sites(method):
-        remarks.append(f"the server needs the updates of individual sites: {', '.join(readers)}")
+    remarks.append(validation.open_updates(method))
     remarks.append(
         "encryption protects the connection to the server, not against the server: trained weights can "
         f"reveal which {what} were trained on, and at worst what they look like"
@@ -321,12 +321,15 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
             "common"
         ]
     if not config.privacy.clip:
-        if reason := uncovered(method):
-            return [f"no differential privacy, and none is available for this method: {reason}"]
-        images = ""
-        if not unsupported(method):
-            images = f": clip for whole sites, record_clip for single {deployment.called}"
-        return [f"no differential privacy: [experiment.privacy] adds it{images}"]
+        levels = (
+            ("whole sites", "clip", uncovered(method)),
+            (f"single {deployment.called}", "record_clip", unsupported(method)),
+        )
+        return [
+            f"no differential privacy of {what}: "
+            + (f"not available with this method, since {reason}" if reason else f"privacy.{name} adds it")
+            for what, name, reason in levels
+        ]
     if config.privacy.where == "server":
         covered = (
             "differential privacy is applied by the server: it receives updates without noise, and only what "

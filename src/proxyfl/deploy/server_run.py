@@ -184,14 +184,18 @@ class DeployedServer:
                 self._gather(enrolment)
                 enrolment.save(run.path)
             federation, _, measure = self._federation(run, config, method, enrolment, state.round + 1)
-            if isinstance(federation.engine, FlowerEngine) and federation.engine.late:
-                federation.engine.late.back_to(state.round)
+            late = federation.engine.late if isinstance(federation.engine, FlowerEngine) else None
             recorder = Recorder(run, config, whole, card, saved)
             observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.audit, self.live)
             if (shared := self._shared(run, enrolment)) and isinstance(measure, SiteTest):
                 observers = (shared, *observers)
+            if late:
+                late.back_to(state.round)
+                observers = (*observers, late)
             with contextlib.closing(federation.engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
+            if late:
+                late.run_finished()
             run.event("finished", round=rounds)
             self.audit.log.add("run finished", round=rounds)
         self.live.tell("finished", round=rounds, text=f"finished after {rounds} rounds: {run.path}")
@@ -262,7 +266,7 @@ class DeployedServer:
         self._look_for_sites(enrolment, draws)
         before = dict(enrolment.counts)
         for client in [client for client in enrolment.counts if self.roster.removed(client)]:
-            del enrolment.counts[client]
+            enrolment.leave(client)
             enrolment.save(self.directory.path)
             self.directory.event("removed", client=client, site=enrolment.sites[client])
             self.audit.log.add("removed", site=enrolment.sites[client])
@@ -277,6 +281,7 @@ class DeployedServer:
                 self.say(f"{enrolment.sites[client]} takes part from now on")
         if before != enrolment.counts or draws.round in enrolment.joined.values():
             federation.population = enrolment.population(draws.round)
+            federation.exposed = enrolment.everyone()
 
     def _look_for_sites(self, enrolment: Enrolment, draws: Draws) -> None:
         """Take in the sites that were added to the list while the run goes on."""
@@ -349,6 +354,7 @@ class DeployedServer:
             config, method, population, engine, measure, classes, store=self._store(run.server, config),
             spool=run.path, own=None if own is None else OwnImages(trainer, own_images(own, form, config)),
         )  # fmt: skip
+        federation.exposed = enrolment.everyone()
         return federation, trainer, measure
 
     def _shared(self, run: RunDirectory, enrolment: Enrolment) -> SharedModels | None:
