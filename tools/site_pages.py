@@ -216,8 +216,8 @@ def settings_page() -> str:
         "# Settings",
         "",
         "On this page you can look up every setting. Give them with `--set section.name=value`, in a TOML "
-        "file, or as keyword arguments in Python (`section__name=value`). `proxyfl config show PRESET` prints "
-        "the values of a preset.",
+        "file, or as keyword arguments in Python (`section__name=value`). `proxyfl config show PRESET` "
+        "prints the values of a preset.",
         "The parameters of each method are on [its page](../methods/index.md).",
         "",
     ]
