@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,15 @@ def test_help_groups_the_verbs(call):
     assert all(f"│ {verb} " in train for verb in ("demo", "run", "resume"))
     assert "│ data " in told
     assert call().stdout.strip() == told.strip()
+
+
+def test_paragraphs_of_help_are_wrapped_by_the_terminal_alone():
+    def texts(verb):
+        yield verb.help or ""
+        for inner in getattr(verb, "commands", {}).values():
+            yield from texts(inner)
+
+    assert not [text for text in texts(typer.main.get_command(app)) if re.search(r"\S\n\S", text)]
 
 
 def test_version(call, monkeypatch):
