@@ -20,6 +20,7 @@ from proxyfl.core.errors import RunError
 VERBS = [
     [], ["run"], ["resume"], ["ls"], ["show"], ["validate"], ["eval"], ["predict"], ["methods"],
     ["methods", "show"], ["models"], ["models", "show"],
+    ["data", "ls"], ["data", "check"], ["data", "fetch"], ["data", "preview"],
     ["config"], ["config", "ls"], ["config", "show"], ["config", "copy"],
 ]  # fmt: skip
 
