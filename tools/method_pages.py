@@ -15,6 +15,7 @@ import scenario_tables
 from proxyfl.aggregation.coverage import own_weights, uncovered
 from proxyfl.core.dealing import CLIENTS, SCENARIOS
 from proxyfl.core.settings import describe
+from proxyfl.federation.records import unsupported
 from proxyfl.methods import registry
 
 BLOCK = re.compile(r"<!-- (parameters|results|csv|coverage|scenarios) (.+?) -->\n.*?<!-- /\1 -->", re.DOTALL)
@@ -63,13 +64,19 @@ def coverage(what: str) -> str:
     ``what`` is one of the two and the names of methods.
     """
     what, *names = what.split()
-    heads = {"privacy": "differential privacy", "rules": "median, trimmed, krum"}
-    lines = [f"| method | {heads[what]} | reason |", "|---|---|---|"]
+    heads = {"privacy": ["of whole clients", "of single images"], "rules": ["median, trimmed, krum"]}
+    head = ["method", *heads[what], "why not"]
+    rows = []
     for name in names:
         method = registry.create(name)
-        reason = uncovered(method) if what == "privacy" else own_weights(method)
-        lines.append(f"| `{name}` | {'no' if reason else 'yes'} | {reason} |")
-    return "\n".join(lines)
+        found = [uncovered(method), unsupported(method)] if what == "privacy" else [own_weights(method)]
+        words = [
+            f"`{name}`",
+            *("no" if reason else "yes" for reason in found),
+            "; ".join(filter(None, found)),
+        ]
+        rows.append(words)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def _is_number(text: str) -> bool:

@@ -164,6 +164,7 @@ def cli_page() -> str:
     """Every verb with its options, as ``--help`` has them."""
     import click
     import typer
+    from rich.text import Text
 
     from proxyfl.cli import app
 
@@ -180,7 +181,7 @@ def cli_page() -> str:
     for name, command in walk(typer.main.get_command(app), "proxyfl"):
         context = click.Context(command, info_name=name)
         usage = " ".join([name, *command.collect_usage_pieces(context)])
-        text = re.sub(r"\[/?[a-z ]*\]", "", (command.help or "").split("\f")[0].strip()).replace("\\[", "[")
+        text = Text.from_markup((command.help or "").split("\f")[0].strip()).plain
         lines += [f"## {name}", "", "```sh", usage, "```", "", text, ""]
         rows = []
         for parameter in command.params:
@@ -193,8 +194,7 @@ def cli_page() -> str:
             lines += ["| option | meaning |", "|---|---|", *rows, ""]
         examples = [line.strip() for line in (command.epilog or "").splitlines() if "proxyfl " in line]
         if examples:
-            plain = [re.sub(r"\[/?[a-z ]*\]", "", line) for line in examples]
-            lines += ["```sh", *plain, "```", ""]
+            lines += ["```sh", *(Text.from_markup(line).plain for line in examples), "```", ""]
     return "\n".join(lines)
 
 

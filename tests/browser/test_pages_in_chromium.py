@@ -152,6 +152,28 @@ def test_the_table_of_seeds_waits_for_runs_that_are_not_finished(browser, tmp_pa
     assert browser.errors == []
 
 
+def test_the_cost_of_privacy_of_clients_and_of_single_images_is_told(browser, tmp_path):
+    run = write_run(tmp_path / "private", "fedavg", 1, [0.5, 0.6])
+    data = gather([run])
+    browser.look()
+    for costs, expected in (
+        ([], []),
+        ([("privacy", 1.25), ("record_privacy", 33.333)], ["whole clients", "1.25", "single images", "33.3"]),
+    ):
+        data["runs"][0]["privacy"] = [
+            {"of": of, "epsilon": cost, "delta": 1e-5, "clip": 1, "noise": 2, "rounds": 2}
+            for of, cost in costs
+        ]
+        page = tmp_path / "private.html"
+        page.write_text(render(data), encoding="utf-8")
+        browser.open(page.as_uri())
+        browser.until("document.querySelector('#accuracy .chart svg')")
+        assert browser.errors == []
+        tables = each(browser, "#overview table", "textContent")
+        assert len(tables) == 1 + bool(costs)
+        assert all(word in tables[-1] for word in expected)
+
+
 def test_a_hundred_classes_are_drawn_so_that_they_can_be_seen(browser, mixed):
     open_drawn(browser, mixed)
     notes = each(browser, "#confusion .note")

@@ -33,7 +33,7 @@ def test_help_has_examples(call, verb):
 
 def test_help_groups_the_verbs(call):
     told = call("--help").stdout
-    places = [told.index(f"─ {panel} ─") for panel in ("Train", "Look at runs", "Use a model")]
+    places = [told.index(f"─ {panel} ─") for panel in ("Train", "Inspect runs", "Use a model")]
     assert places == sorted(places)
     train = told[places[0] : places[1]]
     assert all(f"│ {verb} " in train for verb in ("demo", "run", "resume"))

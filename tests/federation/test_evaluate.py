@@ -62,7 +62,7 @@ def test_an_empty_matrix_has_accuracy_zero() -> None:
 def test_batches_for_the_machine() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert eval_batch(37, 32, cpu) == 37
-    assert eval_batch(0, 32, cpu) == 1024
-    assert eval_batch(0, 8, cpu) == 4096
+    assert eval_batch(0, 32, cpu) == 128
+    assert eval_batch(0, 8, cpu) == 2048
     assert eval_batch(0, 1024, cpu) == 16
     assert eval_batch(0, 32, cuda) == 4096

@@ -188,12 +188,13 @@ class Loopback:
         self.started[name] = start(self.folder / f"{name}.out", *words, before=before)
         return self.started[name]
 
-    def server(self) -> Started:
-        server = self.start("server", "deploy", "server", self.made.path)
+    def server(self, plugin: object = "") -> Started:
+        words = (*(("--plugin", plugin) if plugin else ()), "deploy", "server", self.made.path)
+        server = self.start("server", *words)
         self.wait_text(server, "ready")
         return server
 
-    def site(self, client: int, *more: object, before: Sequence[str] = (), plugin: str = "") -> Started:
+    def site(self, client: int, *more: object, before: Sequence[str] = (), plugin: object = "") -> Started:
         name = self.made.sites[client]
         data = self.folder / f"data-{client}.npz"
         words = ("deploy", "site", self.folder / name, "--data", data, "--approve", *more)

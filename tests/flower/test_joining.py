@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 
 from loopback import PROXYFL, deployment, experiment, loopback, site_data, wait_for
 from serving import newest, pem, server, texts
+from test_late import WAITS
 from wireless import Node, WirelessGrid, handled_by, sides
 
 from proxyfl.core.errors import ConfigError, RunError
@@ -203,26 +204,6 @@ def node_of(made, client):
     words = [*PROXYFL, "deploy", "status", str(made.path), "--json"]
     found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     return json.loads(found)["sites"][client]["node"]
-
-
-WAITS = """
-import time
-from pathlib import Path
-
-from proxyfl.federation.client import ClientTrainer
-
-train = ClientTrainer.train
-
-
-def patient(self, task, *more, **rest):
-    go = Path({folder!r}) / f"hold-{{task.round}}"
-    while go.exists():
-        time.sleep(0.2)
-    return train(self, task, *more, **rest)
-
-
-ClientTrainer.train = patient
-"""
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
 
 from flwr.app import MessageType
-from loopback import deployment, experiment
+from loopback import deployment, experiment, loopback, wait_for
 from serving import connect, newest, server, texts
 
 from proxyfl.core.errors import ConfigError
@@ -18,6 +19,7 @@ from proxyfl.core.state import ServerState, Update
 from proxyfl.deploy.explain import explain
 from proxyfl.engines.flower import codec
 from proxyfl.engines.flower.late import LateUpdates
+from proxyfl.federation.loop import RoundReport
 from proxyfl.runs import checkpoint, manifests
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.run import Run
@@ -98,6 +100,7 @@ def test_a_late_update_counts_in_the_next_round_with_a_square_root_of_its_weight
         if value.is_floating_point():
             assert torch.allclose(value.double(), sum(parts) / sum(weights), rtol=1e-6, atol=1e-7), name
     assert any("site-03 of round 2 arrived" in text for text in texts(deployed))
+    assert not (deployed.run / "late").exists(), "updates of single sites do not outlive their use"
     rows = [row for row in Run(deployed.run).client_rows if row["client"] == SLOW]
     assert [row["round"] for row in rows] == [1, 3, 4]
 
@@ -224,9 +227,11 @@ def test_what_is_owed_survives_a_checkpoint_and_costs_nothing_where_nothing_is()
 
 def test_kept_updates_come_back_whole_or_not_at_all(tmp_path):
     late = LateUpdates(tmp_path / "late", rounds=2)
+    late.round_finished(finished(1))
     for round, client in itertools.product((1, 2, 5), (0, 7)):
         late.save(Update(round, client, 9, {"w": torch.full((2,), float(round))}, metrics={"steps": 3.0}))
-    assert late.load(1, 0) is None, "no checkpoint asks for it any more"
+    late.round_finished(finished(4))
+    assert [late.load(round, 0) is None for round in (1, 2)] == [True, False], "no checkpoint asks for it"
     found = late.load(5, 7)
     assert (found.samples, found.metrics, found.weights["w"].tolist()) == (9, {"steps": 3.0}, [5.0, 5.0])
     late.back_to(4)
@@ -235,3 +240,85 @@ def test_kept_updates_come_back_whole_or_not_at_all(tmp_path):
     file = next(tmp_path.glob("late/*0005-client*7*"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     assert late.load(5, 7) is None
+    late.run_finished()
+    assert not (tmp_path / "late").exists()
+
+
+def finished(round):
+    return RoundReport(ServerState(round, {}), {}, {}, {}, [])
+
+
+WAITS = """
+import time
+from pathlib import Path
+
+from proxyfl.federation.client import ClientTrainer
+
+train = ClientTrainer.train
+
+
+def patient(self, task, *more, **rest):
+    go = Path({folder!r}) / f"hold-{{task.round}}"
+    while go.exists():
+        time.sleep(0.2)
+    return train(self, task, *more, **rest)
+
+
+ClientTrainer.train = patient
+"""
+"""A site that does not train in a round before a file is gone."""
+
+HESITATES = """
+import time
+from pathlib import Path
+
+from proxyfl.engines.flower.late import LateUpdates
+
+save = LateUpdates.save
+
+
+def patient(self, update):
+    save(self, update)
+    while (Path({folder!r}) / "hold-server").exists():
+        time.sleep(0.2)
+
+
+LateUpdates.save = patient
+"""
+"""A server that does not go on after a late update before a file is gone."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.skipif(sys.platform != "linux", reason="servers and sites need Linux")
+def test_the_real_server_killed_after_a_late_update_arrived_uses_it_again(tmp_path):
+    """Sites keep state between rounds. The bits are those of a run without networks and without a kill."""
+    few = {**FEW, "model__name": "resnet8"}  # programs of their own do not know the little one
+    straight, *_ = late_run(tmp_path / "straight", "flexmatch", **few)
+    config = experiment("flexmatch", **few, federation__late="next")
+    made = deployment(tmp_path / "federation", config, quorum=2, deadline=150.0)
+    waits, hesitates = tmp_path / "waits.py", tmp_path / "hesitates.py"
+    waits.write_text(WAITS.format(folder=str(tmp_path)))
+    hesitates.write_text(HESITATES.format(folder=str(tmp_path)))
+    for name in ("hold-2", "hold-server"):
+        (tmp_path / name).touch()
+    with loopback(made) as federation:
+        program = federation.server(plugin=hesitates)
+        federation.sites([0, 1])
+        federation.site(SLOW, plugin=waits)
+        first = federation.run()
+        federation.wait_event(lambda line: line["event"] == "finished round" and line["round"] == 2)
+        (tmp_path / "hold-2").unlink()
+        wait_for(lambda: [*made.run.glob("late/round-*")], "the late update")
+        assert federation.checkpoint() == 2
+        program.kill()
+        (tmp_path / "hold-server").unlink()
+        first.process.wait()
+        federation.server()
+        federation.finish(federation.run())
+    assert same_state(newest(straight.run), newest(made.run))
+    kept = ("round", "clients", "late", "accuracy", "losses")
+    found = [[{k: line.get(k) for k in kept} for line in Run(one.run).metrics] for one in (straight, made)]
+    assert found[0] == found[1]
+    assert found[1][2]["late"] == [SLOW]
+    assert not (made.run / "late").exists()

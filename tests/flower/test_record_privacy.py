@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import pytest
 
@@ -10,10 +11,15 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'proxyfl[dp]'")
 
 from loopback import deployment, experiment, loopback
+from serving import connect, server
 
 from proxyfl.aggregation.accountant import epsilon
 from proxyfl.core.errors import ConfigError
+from proxyfl.deploy import members
+from proxyfl.deploy.enrolment import Enrolment, forget_counts
 from proxyfl.deploy.explain import explain
+from proxyfl.federation.records import RecordPrivacy
+from proxyfl.methods.registry import method_of
 from proxyfl.runs.run import Run
 
 PRIVATE = {
@@ -44,6 +50,49 @@ def test_noise_that_every_site_could_take_away_is_refused(tmp_path):
     )
     with pytest.raises(ConfigError, match="'system'"):
         deployment(tmp_path / "f", config).config  # noqa: B018
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_site_that_left_had_at_stake_is_not_forgotten(tmp_path):
+    """The smallest site decides epsilon, leaves after the first round, and the server is restarted."""
+    config = experiment(
+        "fedavg",
+        clients=3,
+        per_round=3,
+        rounds=3,
+        subset=120,
+        labels__per_class=8,
+        partition__scheme="dirichlet",
+        partition__alpha=0.5,
+        model__name="little",
+        train__batch=1,
+        **PRIVATE,
+    )
+    deployed = deployment(tmp_path / "f", config)
+    net = connect(deployed, config)
+    one = server(deployed, net)
+    usual = one.live.round_finished
+
+    def finished(report):
+        usual(report)
+        if report.number == 1:
+            sizes = Enrolment.load(deployed.run, deployed.sites).counts
+            members.remove_site(deployed.path, deployed.sites[min(sizes, key=lambda k: sizes[k].labelled)])
+        else:
+            raise KeyboardInterrupt
+
+    one.live.round_finished = finished
+    with pytest.raises(KeyboardInterrupt):
+        one.run()
+    with pytest.raises(ConfigError, match="--enrol-again"):
+        forget_counts(deployed.run, private=True)
+    server(deployed, net).run()
+    enrolment = Enrolment.load(deployed.run, deployed.sites)
+    assert (len(enrolment.counts), len(enrolment.left)) == (2, 1)
+    account = partial(RecordPrivacy.of(config.privacy).spent, train=config.train, method=method_of(config))
+    for line in Run(deployed.run).metrics:
+        assert line["record_privacy"] == account(line["round"], population=enrolment.everyone())
+    assert line["record_privacy"]["epsilon"] > account(3, population=enrolment.population(3))["epsilon"]
 
 
 @pytest.mark.slow

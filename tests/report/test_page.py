@@ -357,6 +357,21 @@ def test_failures_of_counted_and_of_lost_rounds():
     assert (rows[1][:2], len(rows[1][2]), count) == ([2, "0"], recorded.LONGEST_REASON, 2)
 
 
+def test_the_cost_of_privacy_stands_with_the_settings_that_it_depends_on(tmp_path):
+    private = {"privacy__record_clip": 0.5, "privacy__record_noise": 1.5, "model__norm": "group"}
+    both = write_run(tmp_path / "r", "fedavg", 1, [0.5, 0.6], train__pool="unlabelled", **private)
+    lines = both.lines
+    for line in lines:
+        line["record_privacy"] = {"epsilon": 4.0 * line["round"], "delta": 1e-5, "order": 3.0}
+    assert recorded.privacy(Records(recorded.usable(lines)), both.config.privacy) == [
+        {"of": "record_privacy", "epsilon": 8.0, "delta": 1e-5, "clip": 0.5, "noise": 1.5, "rounds": 2}
+    ]
+    lines[-1]["privacy"] = lines[-1].pop("record_privacy") | {"epsilon": float("nan")}
+    (cost,) = recorded.privacy(Records(lines), both.config.privacy)
+    assert (cost["of"], cost["epsilon"], cost["clip"]) == ("privacy", None, 0.0)
+    assert recorded.privacy(Records(), both.config.privacy) == []
+
+
 def test_totals_by_part_and_phase():
     traffic = {"up": {"trunk": 10, "heads": 1}, "down": {"trunk": 20}, "down_once": {"trunk": 5}}
     records = Records(

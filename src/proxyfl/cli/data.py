@@ -104,7 +104,7 @@ def check(
 
     official: the authors publish this checksum. customary: they publish none, this is the one in general use.
     recorded: as it was when downloaded. unknown: no checksum is known. differs: not the original file.
-    Exit code 1 where a file differs.
+    Exit code 1 if a file differs.
 
     Examples: proxyfl data check cifar10, proxyfl data check digits --scenario server,
     proxyfl data check folder:clinic -o clinic.png

@@ -235,7 +235,7 @@ def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:
 def _last_rounds(lines: list[dict[str, Any]]) -> Table:
     from proxyfl.core.text import in_words
 
-    heads = ["round", "accuracy", "loss", "clients", "idle", "failed", "trusted", "of them right", "sent"]
+    heads = ["round", "accuracy", "loss", "clients", "idle", "failed", "trusted", "of them correct", "sent"]
     table = plain_table(*heads, right=heads, keep=heads)
     for line in lines:
         pseudo, traffic = line.get("pseudo", {}), line["traffic"]
@@ -295,7 +295,7 @@ def _print_privacy(line: dict[str, Any], console: Console) -> None:
     if cost := line.get("privacy"):
         console.print(
             f"\nprivacy: ε = {cost['epsilon']:.3g} at δ = {cost['delta']:g} after {line['round']} rounds, "
-            "as long as noise and sample are nobody's guess"
+            "as long as nobody knows the noise and the sample"
         )
     if cost := line.get("record_privacy"):
         console.print(

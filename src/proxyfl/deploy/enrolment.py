@@ -52,34 +52,52 @@ class Enrolled:
 @dataclass
 class Enrolment:
     """All sites that have enrolled so far, by client number. ``run`` names this run on the sites' disks,
-    ``joined`` tells from which round on those take part that were not there for the first.
+    ``joined`` tells from which round on those take part that were not there for the first, ``left`` are
+    those that take part no longer.
     """
 
     run: str
     sites: tuple[str, ...]
     counts: dict[int, Enrolled] = field(default_factory=dict)
     joined: dict[int, int] = field(default_factory=dict)
+    left: dict[int, Enrolled] = field(default_factory=dict)
 
     def population(self, round: int) -> Population:
         """Images per client; a site that has not enrolled has none, so that it is never chosen."""
         here = {client: row for client, row in self.counts.items() if self.joined.get(client, 0) <= round}
-        rows = [here.get(client, Enrolled(0, 0)) for client in range(len(self.sites))]
+        return self._sizes(here)
+
+    def everyone(self) -> Population:
+        """Images per client of all who ever took part: what is known of them is known for good."""
+        return self._sizes({**self.left, **self.counts})
+
+    def _sizes(self, table: dict[int, Enrolled]) -> Population:
+        rows = [table.get(client, Enrolled(0, 0)) for client in range(len(self.sites))]
         return Population(
             np.array([row.labelled for row in rows], dtype=np.int64),
             np.array([row.unlabelled for row in rows], dtype=np.int64),
         )
 
+    def leave(self, client: int) -> None:
+        """From now on a site takes part no longer."""
+        self.left[client] = self.counts.pop(client)
+
     def save(self, folder: Path) -> None:
-        table = {self.sites[client]: asdict(row) for client, row in sorted(self.counts.items())}
-        record = {"run": self.run, "order": self.sites, "sites": table}
+        record: dict[str, Any] = {"run": self.run, "order": self.sites, "sites": self._named(self.counts)}
         if self.joined:
             record["joined"] = {self.sites[client]: round for client, round in sorted(self.joined.items())}
+        if self.left:
+            record["left"] = self._named(self.left)
         write_bytes(folder / SITES_FILE, json.dumps(record, indent=1).encode())
+
+    def _named(self, table: dict[int, Enrolled]) -> dict[str, dict[str, Any]]:
+        return {self.sites[client]: asdict(row) for client, row in sorted(table.items())}
 
     @classmethod
     def load(cls, folder: Path, sites: tuple[str, ...]) -> Enrolment:
         with _readable(folder / SITES_FILE) as table:
             counts = {name: Enrolled(**row) for name, row in table["sites"].items()}
+            left = {name: Enrolled(**row) for name, row in table.get("left", {}).items()}
             joined = {name: int(round) for name, round in table.get("joined", {}).items()}
             run, order = str(table["run"]), tuple(table.get("order", sites))
         if gone := [name for name in counts if name not in sites]:
@@ -87,7 +105,7 @@ class Enrolment:
         if order != sites[: len(order)]:
             raise RunError(
                 "the sites of federation.toml are not those this run began with, in their order; "
-                f"put them back, before any that were added: {', '.join(map(str, order))}"
+                f"restore them, before any that were added: {', '.join(map(str, order))}"
             )
         number = {name: client for client, name in enumerate(sites)}
         return cls(
@@ -95,6 +113,7 @@ class Enrolment:
             sites,
             {number[name]: row for name, row in counts.items()},
             {number[name]: round for name, round in joined.items() if name in number},
+            {number[name]: row for name, row in left.items() if name in number},
         )
 
 
@@ -226,9 +245,14 @@ def gather(
         time.sleep(LOOK)
 
 
-def forget_counts(folder: Path) -> None:
-    """Let every site of a run enrol again when it goes on."""
+def forget_counts(folder: Path, private: bool = False) -> None:
+    """Let every site of a run enrol again when it goes on; not one that is ``private``."""
     file = folder / SITES_FILE
+    if private and file.is_file():
+        raise ConfigError(
+            "--enrol-again: the accounting of differential privacy holds for the sites and images that a run "
+            f"began with; move {folder} away to begin anew with others"
+        )
     if file.is_file():
         with _readable(file) as table:
             emptied = {**table, "sites": {}}
@@ -241,4 +265,4 @@ def _readable(file: Path) -> Iterator[dict[str, Any]]:
     try:
         yield json.loads(read_bounded(file, JSON_SWELLS, SHORT))
     except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{file} is damaged ({type(error).__name__}); put it back from a copy") from None
+        raise RunError(f"{file} is damaged ({type(error).__name__}); restore it from a copy") from None

@@ -36,6 +36,15 @@ def secure_aggregation(method: Method) -> str:
     return f"{NOT_OFFERED}{why}; take the setting out"
 
 
+def open_updates(method: Method) -> str:
+    """That the server sees the update of every site, and what of it this method needs."""
+    reasons = reads_single_sites(method)
+    needs = (
+        f"this method needs them: {', '.join(reasons)}" if reasons else "this method needs only their mean"
+    )
+    return f"the server sees the update of every single site (secure aggregation is not offered); {needs}"
+
+
 def check_experiment(config: Config) -> None:
     """Refuse experiments that make sense in a simulation alone."""
     method = registry.method_of(config)
@@ -61,8 +70,7 @@ def check_experiment(config: Config) -> None:
         )
     if (config.privacy.clip or config.privacy.record_clip) and config.privacy.draw == "seed":
         raise ConfigError(
-            "privacy.draw = 'seed': every site knows the seed and could take the noise away; "
-            "set it to 'system'"
+            "privacy.draw = 'seed': every site knows the seed and could remove the noise; set it to 'system'"
         )
     if config.data.validation:
         raise ConfigError(

@@ -130,6 +130,8 @@ class Server:
     """The labelled images that the server itself holds."""
     records: RecordPrivacy | None = None
     """Differential privacy of the clients' single images."""
+    exposed: Population | None = None
+    """Whose images it accounts for, where clients leave: all who ever took part."""
 
     def start(self, weights: Tensors) -> ServerState:
         """The state before the first round."""
@@ -297,7 +299,8 @@ def _serve(server: Server, ctx: ServerContext, fold: Fold, traffic: Traffic) -> 
     if cost := server.aggregator.spent(ctx.round, server.settings, holders):
         ctx.metrics["privacy"] = cost
     if records := server.records:
-        spent = records.spent(ctx.round, server.train, server.method, server.population)
+        exposed = server.exposed or server.population
+        spent = records.spent(ctx.round, server.train, server.method, exposed)
         ctx.metrics["record_privacy"] = spent
 
 

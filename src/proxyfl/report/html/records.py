@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxyfl.core.config import PrivacySettings
 from proxyfl.core.records import CPU
 from proxyfl.core.trees import table_in
 from proxyfl.federation.traffic import PARTS, WAYS
@@ -26,8 +27,11 @@ LARGEST = 1e300
 
 KEPT = (
     "round", "accuracy", "per_class", "precision", "measures", "validation", "failed", "losses", "pseudo",
-    "prior", "traffic", "server", "evaluation",
+    "prior", "traffic", "server", "evaluation", "privacy", "record_privacy",
 )  # fmt: skip
+PRIVATE = (("privacy", "clip", "noise"), ("record_privacy", "record_clip", "record_noise"))
+"""What rounds cost, of whole clients and of single records, and the settings it depends on."""
+
 PHASES = ("train", "serve", "evaluate", "record")
 TIME_LEFT_FROM = 10
 """The newest rounds from whose duration the time left is reckoned."""
@@ -161,6 +165,22 @@ def phases(records: Records) -> dict[str, float]:
             totals[name] = totals.get(name, 0.0) + value
     order = {name: place for place, name in enumerate(PHASES)}
     return {name: totals[name] for name in sorted(totals, key=lambda name: order.get(name, len(order)))}
+
+
+def privacy(records: Records, settings: PrivacySettings) -> list[dict[str, Any]]:
+    """What the rounds so far have cost, of whole clients and of single records, where either is private."""
+    line = records.metrics[-1] if records.metrics else {}
+    return [
+        {
+            "of": group,
+            **{name: number(table_in(line, group).get(name)) for name in ("epsilon", "delta")},
+            "clip": getattr(settings, clip),
+            "noise": getattr(settings, noise),
+            "rounds": line["round"],
+        }
+        for group, clip, noise in PRIVATE
+        if table_in(line, group)
+    ]
 
 
 def failures(records: Records) -> tuple[list[list[Any]], int]:

@@ -1,14 +1,14 @@
 // The sections of a page about runs. Each takes the page's data and gives nodes; without any it is left out.
 const PSEUDO = [
   ["pseudo.selected_share", "Share selected", "pseudo-labels selected", true],
-  ["pseudo.selected_accuracy", "Accuracy of the selected", "selected and right", true],
+  ["pseudo.selected_accuracy", "Accuracy of the selected", "selected and correct", true],
   ["pseudo.accuracy", "Accuracy of all pseudo-labels", "right", true],
   ["pseudo.set_recall", "Category sets: recall", "sets that contain the true class", true],
   ["pseudo.set_size", "Category sets: size", "classes in a set", false],
 ];
 const MEASURES = [
   ["macro_f1", "Macro-F1"], ["balanced_accuracy", "Balanced accuracy"], ["auroc", "AUROC, one class against the others"],
-  ["ece", "Calibration error (less is better)"], ["top5", "Top-5 accuracy"],
+  ["ece", "Calibration error (lower is better)"], ["top5", "Top-5 accuracy"],
 ];
 const PART_COLOURS = { trunk: "blue", classifier: "orange", heads: "green", extras: "purple" };
 const PHASE_COLOURS = { train: "blue", serve: "orange", evaluate: "green", record: "purple" };
@@ -79,7 +79,18 @@ function overview(data) {
     numeric: (place) => !words.includes(fields[place][0]),
   })];
   if (data.groups.some((group) => group.runs.length > 1)) nodes.push(seedTable(data));
-  return [...nodes, ...data.notes.map(nothing)];
+  return [...nodes, ...privacy(data), ...data.notes.map(nothing)];
+}
+
+// What the rounds have cost where whole clients or single images are kept private.
+function privacy(data) {
+  const rows = data.runs.flatMap((run) => run.privacy.map((one) => [
+    run.name, one.of === "privacy" ? "whole clients" : `single ${run.called}`, short(one.epsilon), String(one.delta ?? "–"), short(one.clip), short(one.noise), String(one.rounds),
+  ]));
+  if (!rows.length) return [];
+  const single = data.runs.some((run) => run.privacy.some((one) => one.of !== "privacy")) ? " Of single ones, ε is that of the most exposed one, if its client took part in all rounds." : "";
+  const caption = `Differential privacy after these rounds, as long as nobody knows the noise and the sample.${single}`;
+  return [table(["run", "of", "ε", "δ", "clip", "noise", "rounds"], rows, { caption, numeric: (place) => place > 1 })];
 }
 
 // A real federation while it is under way: who is there, who has answered, what each has sent.
