@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Your own data, with unlabelled images
 #
-# Arrays or tensors are enough. A label of -1 says that nobody knows what an image shows: clients may learn
-# from it, but it is never counted as right or wrong.
+# Arrays or tensors are enough. A label of -1 means that the class of an image is unknown: clients may
+# learn from it, but it is never used to measure accuracy.
 
 # %%
 import matplotlib.pyplot as plt
@@ -18,7 +18,7 @@ data = proxyfl.Dataset.of(images[:1500], labels, test=(images[1500:], digits.tar
 print(len(data.train), "training images,", int((data.train.labels >= 0).sum()), "with a label")
 
 # %% [markdown]
-# Deal the images to five clients. `per_class` larger than what there is means: use every label.
+# Partition the images across five clients. A `per_class` above the number of labels uses all of them.
 
 # %%
 split = proxyfl.partition(data, clients=5, per_class=100, scheme="iid")

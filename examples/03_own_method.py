@@ -2,7 +2,7 @@
 # # Your own method in 20 lines
 #
 # A method states what differs from its parent. This one adds a term to FixMatch's loss, Ls + Lu +
-# sharpness × H(p(strong)): predictions on strong views should be decided, that is, have low entropy.
+# sharpness × H(p(strong)): predictions on strong views should be certain, that is, have low entropy.
 
 # %%
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Sharp(FixMatch):
 
 # %% [markdown]
 # Train it beside its parent, and with an add-on: GPT, ProxyFL's tuning of the classifier at the server. The
-# class is defined in this notebook, and worker processes train it all the same.
+# class is defined in this notebook, but worker processes can train it as well.
 
 # %%
 data = proxyfl.load_dataset("digits")
@@ -48,7 +48,7 @@ for method in (FixMatch(teacher="global"), Sharp(teacher="global"), Sharp(teache
 print(pd.DataFrame(rows).round(3).to_string(index=False))
 
 # %% [markdown]
-# Two rounds are just enough to see that it trains: no pseudo-label is trusted yet, and that loss is 0.
+# Two rounds are just enough to see that it trains: no pseudo-label is confident yet, so that loss is 0.
 # `proxyfl.register_method(Sharp)` gives it a name for the command line; `proxyfl new-method` writes a file
 # to start from, with a test. Settings are typed and checked wherever they are set:
 

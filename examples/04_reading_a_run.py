@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Reading a run
 #
-# Eight wards train together. Ward 5 has mixed up its labels. What does the run tell, and which client hurts?
+# Eight wards train together. Ward 5 has mixed up its labels. What does the run record, and which client
+# harms the others?
 
 # %%
 import numpy as np
@@ -41,8 +42,8 @@ axis = frame.plot(
 )
 
 # %% [markdown]
-# A row per round and client that took part. `cosine` compares the client's update with the mean of the
-# others.
+# A row per round and client that took part. `cosine` compares the client's update with the
+# mean update of the round.
 
 # %%
 cosines = run.clients().groupby("name")["cosine"].mean().sort_values()

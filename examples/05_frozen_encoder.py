@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A frozen encoder
 #
-# A network that was trained on other images can stand before yours: it encodes every image once, and clients
-# train and send only a small head. Here the encoder learns the digits 0 to 4; the clients classify 5 to 9
-# with four labels per class.
+# A network that was trained on other images can serve as a frozen encoder: it encodes every image once, and
+# clients train and send only a small head. Here the encoder learns the digits 0 to 4; the clients classify
+# 5 to 9 with four labels per class.
 
 # %%
 import pandas as pd
@@ -27,8 +27,8 @@ def federate(data, method, labels, **more):
 
 
 # %% [markdown]
-# The encoder: any `nn.Module` that gives vectors. A model of the Hugging Face hub works the same way by its
-# name, `frozen:hf:…`.
+# The encoder: any `nn.Module` that returns vectors. A model of the Hugging Face hub is used in the same way
+# by name, `frozen:hf:…`.
 
 # %%
 source = some_digits(0)
@@ -61,5 +61,5 @@ for network, data in (("resnet8", images), ("linear", features), ("mlp", feature
 print(pd.DataFrame(rows).to_string(index=False))
 
 # %% [markdown]
-# Four rounds are a short look: this encoder has hardly been trained. What stays is what clients send, a few
+# Four rounds show little: this encoder has hardly been trained. But with a linear head, clients send a few
 # hundred weights instead of tens of thousands. `python examples/frozen_encoder.py` trains for twenty rounds.

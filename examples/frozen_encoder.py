@@ -1,4 +1,4 @@
-"""A frozen encoder: trained on the digits 0 to 4, it makes the features of 5 to 9, whose labels are few.
+"""A frozen encoder: trained on the digits 0 to 4, it computes features of 5 to 9, which have few labels.
 
 python examples/frozen_encoder.py
 """
@@ -40,7 +40,7 @@ def trained(data: proxyfl.Dataset, method: str, labels: int, rounds: int, **more
     train, start = proxyfl.Train(epochs=2, batch=16, lr=0.05), time.perf_counter()
     made = proxyfl.Federation(data, split, method=method, rounds=rounds, train=train, width=1, **more).run()
     each = (time.perf_counter() - start) / rounds
-    print(f"{made.config.model.name:8}{made.history[-1].accuracy:7.1%}{each:7.2f} s a round")
+    print(f"{made.config.model.name:8}{made.history[-1].accuracy:7.1%}{each:7.2f} s per round")
     return made
 
 

@@ -1,5 +1,5 @@
-"""A clinic's images as they come, to try ``docs/your-data.md`` with: two hospitals, a rare finding, many
-images that nobody labelled, all sizes, grey and colour, a damaged file, a table of labels; new images, too.
+"""Images as a clinic might have them, for ``docs/your-data.md``: two hospitals, a rare finding, many
+unlabelled images, different sizes, grey and colour, a damaged file; the same images as a table; new images.
 
 python examples/messy_clinic.py clinic
 """
@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 FINDINGS = {"clear": (3, 50), "fluid": (9, 25), "nodule": (8, 10)}
-"""Which of scikit-learn's digits plays it, and how many labelled images each hospital has."""
+"""The digit of scikit-learn that stands for each finding, and the labelled images of it per hospital."""
 
 
 def scan(drawn: np.ndarray, rng: np.random.Generator) -> Image.Image:
@@ -51,6 +51,8 @@ def main(place: str, unlabelled: int = 2000) -> None:
         for path in sorted(root.glob("*/*/*.jpg")):
             label = "" if path.parent.name == "unlabelled" else path.parent.name
             rows.writerow([path.relative_to(root.parent), label, path.parts[-3].removeprefix("client=")])
+    print(f"{root}: images of two hospitals; {root}.csv: the same as a table; {root}-new: new images")
+    print(f"continue with: proxyfl data check folder:{root} -o {root}.png")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Three hospitals with images of their own: the folder level client=NAME deals them as they are.
+"""Three hospitals with images of their own: folders client=NAME say which client holds which images.
 
 python examples/natural_clients.py
 """

@@ -2,7 +2,7 @@
 
 python examples/odd_client.py
 
-With a folder behind it, the run stays there: proxyfl show FOLDER/run --clients
+Given a folder, it keeps the run there: proxyfl show FOLDER/run --clients
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def main(place: Path, rounds: int = 20, seeds: int = 3, workers: int | None = No
             made = proxyfl.Federation(data, split, method=method, rounds=rounds, **asked).run()
             found.append(sum(report.accuracy for report in made.history[-5:]) / 5)
         shown = f"{method:12}{sum(found) / seeds:7.1%} ({min(found):.1%} to {max(found):.1%})"
-        print(f"{shown}{(time.perf_counter() - start) / seeds / rounds:7.2f} s a round", flush=True)
+        print(f"{shown}{(time.perf_counter() - start) / seeds / rounds:7.2f} s per round", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Docstrings as Markdown, for the site's reference: doctests become code blocks, roles become plain names."""
+"""Docstrings as Markdown, for the site's reference: doctests become code blocks, roles become plain names.
+
+Of a typed setting, signatures show the default; its meaning and range are on the page of settings.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ class Markdown(griffe.Extension):
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
+
+    def on_attribute_instance(self, *, attr: Any, **_: Any) -> None:
+        if isinstance(attr.value, griffe.ExprCall) and str(attr.value.function) == "setting":
+            attr.value = attr.value.arguments[0]
 
 
 def as_markdown(text: str) -> str:

@@ -152,7 +152,12 @@ def api_page() -> str:
     }
     listed = {name for names in groups.values() for name in names}
     rest = [name for name in proxyfl.__all__ if name not in listed]
-    lines = ["# Python", "", "What `import proxyfl` offers. Everything else is subject to change.", ""]
+    lines = [
+        "# Python",
+        "",
+        "On this page you can look up everything that `import proxyfl` offers; other names may change.",
+        "",
+    ]
     for group, names in {**groups, **({"More": rest} if rest else {})}.items():
         lines += [f"## {group}", ""]
         for name in names:
@@ -164,6 +169,7 @@ def cli_page() -> str:
     """Every verb with its options, as ``--help`` has them."""
     import click
     import typer
+    from rich.text import Text
 
     from proxyfl.cli import app
 
@@ -176,11 +182,16 @@ def cli_page() -> str:
         else:
             yield name, command
 
-    lines = ["# Command line", "", "As `proxyfl VERB --help` prints it.", ""]
+    lines = [
+        "# Command line",
+        "",
+        "On this page you can look up every command with its options, as `--help` prints them.",
+        "",
+    ]
     for name, command in walk(typer.main.get_command(app), "proxyfl"):
         context = click.Context(command, info_name=name)
         usage = " ".join([name, *command.collect_usage_pieces(context)])
-        text = re.sub(r"\[/?[a-z ]*\]", "", (command.help or "").split("\f")[0].strip()).replace("\\[", "[")
+        text = Text.from_markup((command.help or "").split("\f")[0].strip()).plain
         lines += [f"## {name}", "", "```sh", usage, "```", "", text, ""]
         rows = []
         for parameter in command.params:
@@ -193,8 +204,7 @@ def cli_page() -> str:
             lines += ["| option | meaning |", "|---|---|", *rows, ""]
         examples = [line.strip() for line in (command.epilog or "").splitlines() if "proxyfl " in line]
         if examples:
-            plain = [re.sub(r"\[/?[a-z ]*\]", "", line) for line in examples]
-            lines += ["```sh", *plain, "```", ""]
+            lines += ["```sh", *(Text.from_markup(line).plain for line in examples), "```", ""]
     return "\n".join(lines)
 
 
@@ -205,13 +215,16 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Set them with `--set section.name=value`, in a TOML file, or as keyword arguments in Python "
-        "(`section__name=value`). `proxyfl config show PRESET` prints what a preset makes of them.",
+        "On this page you can look up every setting. Give them with `--set section.name=value`, in a TOML "
+        "file, or as keyword arguments in Python (`section__name=value`). `proxyfl config show PRESET` "
+        "prints the values of a preset.",
         "The parameters of each method are on [its page](../methods/index.md).",
         "",
     ]
     section = None
     for name, (default, span, meaning) in meanings("fedavg").items():
+        if name.startswith("method.") and name != "method.name":  # those of the one method
+            continue
         head = name.rpartition(".")[0] or "top level"
         if head != section:
             section = head
@@ -232,7 +245,7 @@ def methods_page(pages: Path) -> str:
     lines = [
         "# Methods",
         "",
-        "`proxyfl methods` lists them, `proxyfl methods show NAME` has every parameter.",
+        "On this page you can find a method by what it does; `proxyfl methods show NAME` has its parameters.",
         "",
     ]
     for group, found in groups.items():

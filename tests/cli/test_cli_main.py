@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from proxyfl.core.errors import RunError
 VERBS = [
     [], ["run"], ["resume"], ["ls"], ["show"], ["validate"], ["eval"], ["predict"], ["methods"],
     ["methods", "show"], ["models"], ["models", "show"],
+    ["data", "ls"], ["data", "check"], ["data", "fetch"], ["data", "preview"],
     ["config"], ["config", "ls"], ["config", "show"], ["config", "copy"],
 ]  # fmt: skip
 
@@ -33,12 +35,21 @@ def test_help_has_examples(call, verb):
 
 def test_help_groups_the_verbs(call):
     told = call("--help").stdout
-    places = [told.index(f"─ {panel} ─") for panel in ("Train", "Look at runs", "Use a model")]
+    places = [told.index(f"─ {panel} ─") for panel in ("Train", "Inspect runs", "Use a model")]
     assert places == sorted(places)
     train = told[places[0] : places[1]]
     assert all(f"│ {verb} " in train for verb in ("demo", "run", "resume"))
     assert "│ data " in told
     assert call().stdout.strip() == told.strip()
+
+
+def test_paragraphs_of_help_are_wrapped_by_the_terminal_alone():
+    def texts(verb):
+        yield verb.help or ""
+        for inner in getattr(verb, "commands", {}).values():
+            yield from texts(inner)
+
+    assert not [text for text in texts(typer.main.get_command(app)) if re.search(r"\S\n\S", text)]
 
 
 def test_version(call, monkeypatch):

@@ -30,7 +30,7 @@ def test_run_ends_with_the_result_the_place_and_the_next_command(tiny):
     head = "accuracy, mean of last round  last     best (round 1)  rounds  time"
     assert head in told
     assert f"{100 * summary.mean_last:.2f} %" in told
-    assert f"a round    {summary.seconds / summary.rounds:.2f} s\n" in told
+    assert f"per round  {summary.seconds / summary.rounds:.2f} s\n" in told
     assert f"run        {tiny}\n" in told
     assert f"curve      proxyfl show {tiny}\n" in told
 

@@ -178,9 +178,9 @@ def test_predict_says_that_images_are_resized(call, tiny):
         Image.fromarray(np.zeros((size, size), np.uint8)).save(f"{size}.png")
     assert call("predict", tiny, "8.png").stderr == ""
     said = call("predict", tiny, "20.png").stderr
-    assert "8 × 8 pixels and resized" in said
+    assert "resized to the model" in said
     np.savez("large.npz", images=np.zeros((2, 20, 30), np.uint8))
-    assert call("predict", tiny, "large.npz").stderr.startswith("note: 2 of 2 images are of another size")
+    assert call("predict", tiny, "large.npz").stderr.startswith("note: 2 of 2 images are resized")
 
 
 def test_a_model_takes_numpy_and_other_sizes(tiny):

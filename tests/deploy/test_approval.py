@@ -262,7 +262,7 @@ def test_what_was_refused_can_be_looked_at_and_approved_with_one_command(site: S
     shown = invoke("deploy", "approve", site.path)
     assert shown.exit_code == 2
     assert "use --yes" in shown.stderr
-    assert "asked for by the server, and refused" in shown.stdout
+    assert "requested by the server, and refused" in shown.stdout
     assert "federation.rounds = 7000, approved: " in shown.stdout
     done = invoke("deploy", "approve", site.path, "--yes")
     assert done.exit_code == 0, done.stderr

@@ -149,7 +149,7 @@ def test_a_log_written_anew_does_not_hold_the_line_noted_elsewhere(log: AuditLog
     assert "line 5: number 5" in broken(forged, noted)
     short = AuditLog(tmp_path / "short")
     short.add("sent")
-    assert "number 5, which was noted elsewhere, is not in" in broken(short, noted)
+    assert "number 5, which was recorded elsewhere, is not in" in broken(short, noted)
 
 
 def _add_some(place: Path) -> None:

@@ -78,7 +78,7 @@ def test_remarks_say_what_is_revealed() -> None:
     remarks = " ".join(explain(deployment()).remarks)
     assert "classifier rows and biases" in remarks
     assert "prior/counts has an entry for every class" in remarks
-    assert "label shares of the images held out" in remarks
+    assert "label shares of the held-out images" in remarks
     assert "gpt keeps tensors of each site's update" in remarks
     for level in ("whole sites", "single images"):
         assert f"no differential privacy of {level}: not available" in remarks
@@ -91,16 +91,18 @@ def test_where_accuracy_comes_from_is_told() -> None:
     assert "3 × 3 counts" in explain(deployment()).measured
     at_server = deployment(test="/data/test.npz", holdout=0.0)
     assert "test images (/data/test.npz)" in explain(at_server).measured
-    assert not [remark for remark in explain(at_server).remarks if "held out" in remark]
+    assert not [remark for remark in explain(at_server).remarks if "held-out" in remark]
 
 
 def test_what_is_written_down_of_single_sites_is_told() -> None:
     noted = explain(deployment()).noted
-    assert "its cosine to the mean, accuracy" in noted
-    assert "nothing more is sent for it" in noted
+    assert "to the mean, accuracy" in noted
+    assert "nothing more is sent for this" in noted
     assert "accuracy" not in explain(deployment(test="/data/test.npz", holdout=0.0)).noted
     off = {"method": {"name": "proxyfl"}, "keep": {"clients": "none"}}
-    assert explain(deployment(experiment=off)).noted.startswith("nothing of single sites: keep.clients")
+    assert explain(deployment(experiment=off)).noted.startswith(
+        "nothing about individual sites: keep.clients"
+    )
     private = {
         "method": {"name": "fedavg"},
         "federation": {"per_round": 2, "sampling": "poisson", "weighting": "uniform"},
@@ -120,8 +122,8 @@ def test_what_stays_is_told() -> None:
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("server", "updates reach it as they are, and only what leaves it"),
-        ("site", "each update carries only 1/sqrt(2) of the noise"),
+        ("server", "it receives updates without noise"),
+        ("site", "each update has only 1/sqrt(2) of the noise"),
     ],
 )
 def test_privacy_settings_are_told_with_what_they_do_not_bound(where: str, words: str) -> None:
@@ -198,5 +200,5 @@ def test_with_labels_at_the_server_a_site_has_none_and_measures_nothing() -> Non
     assert found.measured.startswith("on the 20% of its labelled images")
     assert items(found, "up")["semifl/fix"] == 1
     assert {"loss/unlabelled", "loss/mix"} <= set(found.metrics)
-    assert not any("table of counts" in remark for remark in found.remarks)
-    assert any("numbers of images tell the server" in remark for remark in found.remarks)
+    assert not any("confusion matrix" in remark for remark in found.remarks)
+    assert any("numbers of images reveal" in remark for remark in found.remarks)

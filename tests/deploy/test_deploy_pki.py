@@ -119,7 +119,7 @@ def test_flower_reads_a_sites_keys(tmp_path: Path) -> None:
 def test_keys_that_are_no_pair_are_found(tmp_path: Path) -> None:
     for name in ("a", "b"):
         pki.create_site_keys(tmp_path / f"{name}.key", tmp_path / f"{name}.pub", name)
-    with pytest.raises(ConfigError, match="are no pair"):
+    with pytest.raises(ConfigError, match="do not belong together"):
         pki.check_site_keys(tmp_path / "a.key", tmp_path / "b.pub")
     (tmp_path / "c.pub").write_text("nothing\n")
     with pytest.raises(ConfigError, match="is no OpenSSH key"):

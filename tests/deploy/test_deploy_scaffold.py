@@ -324,7 +324,7 @@ def test_renewal_changes_the_server_alone(own_trial: Path) -> None:
     pki.check_server(deployment.server_certificate, deployment.ca_certificate)
     assert "fl.example.org" in pki.hosts_of(deployment.server_certificate)
     deployment.ca_key.unlink()
-    with pytest.raises(ConfigError, match="bring the key back"):
+    with pytest.raises(ConfigError, match="restore the key"):
         rotation.renew(own_trial)
 
 

@@ -41,17 +41,17 @@ def test_an_insecure_federation_is_loud(tmp_path: Path) -> None:
 def test_a_site_is_added_and_the_certificate_renewed(own_trial: Path) -> None:
     done = invoke("deploy", "add-site", own_trial, "lyon")
     assert done.exit_code == 0, done.stderr
-    assert f"lyon is site 4; hand it {own_trial / 'lyon'}" in done.stdout
+    assert f"lyon is site 4; send it {own_trial / 'lyon'}" in done.stdout
     assert "the answers of 3 (before: 2 of 3)" in done.stdout
     done = invoke("deploy", "init", own_trial, "--renew")
-    assert "lasts 824 days" in done.stdout
+    assert "certificate for 824 days" in done.stdout
     done = invoke("deploy", "init", own_trial, "--renew", "--host", "10.0.0.77")
     assert done.exit_code == 0, done.stderr
     assert {"10.0.0.77", "fl.example.org"} <= {*hosts_of(own_trial / "server" / "server.crt")}
     done = invoke("deploy", "init", own_trial, "--new-key", "lyon")
-    assert f"hand it {own_trial / 'lyon' / 'site.key'}" in done.stdout
+    assert f"send it {own_trial / 'lyon' / 'site.key'}" in done.stdout
     done = invoke("deploy", "init", own_trial, "--renew", "--new-key", "lyon")
-    assert (done.exit_code, "one after the other" in done.stderr) == (2, True)
+    assert (done.exit_code, "one at a time" in done.stderr) == (2, True)
 
 
 def test_a_change_takes_no_options_that_it_would_not_heed(own_trial: Path) -> None:
@@ -126,7 +126,7 @@ def ending(trial, days):
     return made
 
 
-@pytest.mark.parametrize(("days", "said"), [(10, "ends in 9 days"), (-1, "ended 1 day(s) ago")])
+@pytest.mark.parametrize(("days", "said"), [(10, "expires in 9 days"), (-1, "expired 1 day(s) ago")])
 def test_a_certificate_that_ends_is_announced_with_the_command_that_renews_it(
     own_trial, monkeypatch, days, said
 ):
@@ -141,16 +141,16 @@ def test_a_certificate_that_ends_is_announced_with_the_command_that_renews_it(
         f"note: {made.server_certificate} {said}; renew it with: proxyfl deploy init {own_trial} --renew"
         in words
     )
-    assert ("not trusted: its certificate has ended" in words) == (days < 0)
+    assert ("not trusted: its certificate has expired" in words) == (days < 0)
     run = invoke("deploy", "run", own_trial)
     assert run.exit_code == 2
-    assert ("has ended; renew it with" in run.stderr) == (days < 0)
+    assert ("has expired; renew it with" in run.stderr) == (days < 0)
     site = made.site("site-01")
     monkeypatch.setattr(pki, "days_left", lambda file: 3)
     note, _ = expiry.of_site(site)
-    assert f"{site.certificate} ends in 3 days" in note
+    assert f"{site.certificate} expires in 3 days" in note
     checked = invoke("deploy", "check", own_trial / "sample" / "site-01.npz", "--site", site.path)
-    assert "ends in 3 days; ask the federation's operator" in " ".join(checked.stdout.split())
+    assert "expires in 3 days; ask the federation's operator" in " ".join(checked.stdout.split())
 
 
 def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeypatch):
@@ -226,7 +226,7 @@ def test_labels_at_the_server_are_named_checked_and_told(trial: Path, tmp_path: 
     without = invoke("deploy", "check", trial / "sample" / "site-01.npz", "--server", found.path)
     assert "note: 390 images without a label are not used" in without.stdout
     neither = invoke("deploy", "check", labelled)
-    assert (neither.exit_code, "say whose images these are" in neither.stderr) == (2, True)
+    assert (neither.exit_code, "specify whose images these are" in neither.stderr) == (2, True)
     missing = invoke("deploy", "init", "other", *words[:4])
     assert (missing.exit_code, "needs the server's labelled images" in missing.stderr) == (2, True)
     assert not (tmp_path / "other").exists()

@@ -44,11 +44,11 @@ def test_an_answer_of_the_site_itself_passes() -> None:
     [
         ({"src_node_id": 8}, "in its own name"),
         ({"src_node_id": 1}, "in its own name"),
-        ({"reply_to_message_id": ""}, "begins none"),
-        ({"reply_to_message_id": "OperationalError"}, "begins none"),
-        ({"reply_to_message_id": "ab\nOperationalError: full"}, "no identifier"),
-        ({"group_id": "a\nb"}, "no identifier"),
-        ({"message_type": "x" * 300}, "no identifier"),
+        ({"reply_to_message_id": ""}, "not start"),
+        ({"reply_to_message_id": "OperationalError"}, "not start"),
+        ({"reply_to_message_id": "ab\nOperationalError: full"}, "not an identifier"),
+        ({"group_id": "a\nb"}, "not an identifier"),
+        ({"message_type": "x" * 300}, "not an identifier"),
     ],
 )
 def test_messages_in_another_name_or_of_ones_own_accord_are_refused(about: dict[str, Any], why: str) -> None:
@@ -58,9 +58,9 @@ def test_messages_in_another_name_or_of_ones_own_accord_are_refused(about: dict[
 def test_identifiers_are_one_line_wherever_they_are() -> None:
     deep = ObjectTree(object_id="a", children=[ObjectTree(object_id="a\x1b[2J")])
     body = PushMessagesRequest(node=Node(node_id=7), message_object_trees=[deep]).SerializeToString()
-    assert "no identifier" in fleet.fault("push-messages", body)
+    assert "not an identifier" in fleet.fault("push-messages", body)
     body = PushObjectRequest(node=Node(node_id=7), object_id="a\nb").SerializeToString()
-    assert "no identifier" in fleet.fault("push-object", body)
+    assert "not an identifier" in fleet.fault("push-object", body)
     assert "cannot be read" in fleet.fault("push-messages", b"\xff\xff\xff")
 
 

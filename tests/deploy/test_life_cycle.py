@@ -115,7 +115,7 @@ def test_a_run_that_finishes_while_it_is_stopped_is_no_error(
     with pytest.raises(FlowerError, match="already finished"):
         stopping.stop_now(made)
     states = iter(["finished:completed"])
-    with pytest.raises(RunError, match="no run is under way"):
+    with pytest.raises(RunError, match="no run is in progress"):
         stopping.stop_now(made)
 
 
@@ -179,7 +179,7 @@ def test_an_authority_that_has_ended_is_replaced_at_once(
         pki.check_server(made.server_certificate, made.ca_certificate)
     monkeypatch.undo()
     said = rotation.begin_authority(own_trial)
-    assert "the former authority had ended: hand each site" in said[-1]
+    assert "the former authority had expired: send each site" in said[-1]
     assert not rotation.is_under_way(made)
     pki.check_server(made.server_certificate, made.ca_certificate)
 
@@ -201,7 +201,7 @@ def test_a_crash_while_an_authority_is_made_is_made_good(
 
 def test_what_to_replace_must_be_said(own_trial: Path) -> None:
     for words in ((), ("--site", "site-01", "--ca"), ("--finish",), ("--ca", "--force")):
-        assert "say what to replace" in invoke("deploy", "rotate", own_trial, *words).stderr
+        assert "specify what to replace" in invoke("deploy", "rotate", own_trial, *words).stderr
     with pytest.raises(RunError, match="no new authority"):
         rotation.finish_authority(own_trial)
 

@@ -75,7 +75,7 @@ def test_another_file_another_claim_and_no_signature_are_named(made: Deployment,
     assert "not what fl.example.org signed" in broken(model, ca)
     for damage in ("", "[]", "{}", '{"format": 1}'):
         file.write_text(damage)
-        assert "is no signature" in broken(model, ca)
+        assert "is not a signature" in broken(model, ca)
     file.unlink()
     assert "is not signed" in broken(model, ca)
     model.unlink()

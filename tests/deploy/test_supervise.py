@@ -239,7 +239,7 @@ def test_a_stop_that_was_asked_for_outlasts_a_crash(watched):
     with pytest.raises(ConfigError):
         watched.watch.serve(lambda: None)
     assert watched.submitted == []
-    assert any("stopped, as asked" in line for line in watched.said)
+    assert any("stopped, as requested" in line for line in watched.said)
 
 
 def lyon(folder):
@@ -303,14 +303,14 @@ def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, m
         supervise.take_part(settings, "data", said.append)
     assert lives == []
     assert not any("gracefully" in line for line in said)
-    waits = [line for line in said if "turned it away" in line]
+    waits = [line for line in said if "rejected it" in line]
     assert len(waits) == 51
     assert waits[-1].endswith("starting again in 60 s")
 
 
 def test_a_supernode_without_its_sign_of_life_is_started_again(clock, monkeypatch):
     ill = program(["Exception in thread Thread-1 (_run):"])
-    assert supervise._watch_site(ill) == "Flower's SuperNode had lost its sign of life"
+    assert supervise._watch_site(ill) == "Flower's SuperNode had stopped sending its heartbeat"
 
 
 def test_the_journal_has_the_time_and_bears_a_full_disk(tmp_path, clock):

@@ -5,10 +5,18 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from inspect import getdoc, isclass
 from pathlib import Path
 
+import proxyfl
+from docstrings import as_markdown
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "src").rglob("*.md")),
+]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 WORDS = re.compile(
@@ -19,7 +27,8 @@ WORDS = re.compile(
 PHRASES = re.compile(
     r"(?<![\w.])(go(es|ing)? on|went on|(keep|keeps|kept) (\w+ )?back|hostile|strangers?|processor time"
     r"|hand(s|ed)? out|(?<!there )(is|are) no [a-z]+ of|play(s|ed|ing)?|dealt|whoever|nobody is"
-    r"|has no account|beyond any use)\b",
+    r"|has no account|beyond any use|to the bit|put (it|them) back|bring \w+( \w+)? back|hand (it|each|over)"
+    r"|under way|certificate has ended|as asked)\b",
     re.IGNORECASE,
 )
 """Besides, these stand in no sentence that a user sees."""
@@ -47,6 +56,17 @@ def test_sources_keep_to_the_vocabulary() -> None:
         text = file.read_text(encoding="utf-8").replace(ANIMALS, "")
         hits = [*WORDS.finditer(text), *(hit for each in _seen(text) for hit in PHRASES.finditer(each))]
         found += [f"{file.relative_to(ROOT)}: {hit[0]} in {hit.string[:80]!r}" for hit in hits]
+    assert not found
+
+
+def test_the_reference_keeps_to_the_vocabulary() -> None:
+    """Docstrings of public names and of their members are pages, too."""
+    found = []
+    for name in proxyfl.__all__:
+        thing = getattr(proxyfl, name)
+        members = [member for key, member in vars(thing).items() if key[0] != "_"] if isclass(thing) else []
+        for text in (as_markdown(getdoc(each) or "") for each in (thing, *members)):
+            found += [f"{name}: {hit[0]} in {text[:80]!r}" for hit in PHRASES.finditer(CODE.sub("", text))]
     assert not found
 
 

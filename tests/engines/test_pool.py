@@ -150,9 +150,14 @@ def test_workers_share_what_was_imported_once_and_a_lost_fork_server_is_replaced
     assert pair._server is not None
     server = pair._server.process
     assert sorted(children(server.pid)) == sorted(pids(pair))
+    before = pids(pair)
     server.kill()
     server.wait()
+    deadline = time.monotonic() + 30
+    while not all(gone(pid) for pid in before) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert all(isinstance(answer, Update) for answer in pair.run(tasks))
+    list(pair.run(tasks))  # a death whose answer had come already is noticed with the next task
     assert pair._server.process.pid != server.pid
     assert sorted(children(pair._server.process.pid)) == sorted(pids(pair))
 

@@ -103,8 +103,8 @@ def test_sums_that_cannot_be(answer):
     for wrong, reason in (
         (dataclasses.replace(answer, samples=3), "claims 3 images, registered 2"),
         (dataclasses.replace(answer, client=1), "registered"),
-        (dataclasses.replace(answer, weights={"w": one}), "not those that were asked for"),
-        (bad(answer, b_mean=one), "not those that were asked for"),
+        (dataclasses.replace(answer, weights={"w": one}), "not those that were requested"),
+        (bad(answer, b_mean=one), "not those that were requested"),
         (bad(answer, a_mean=one.float()), "not of the form"),
         (bad(answer, a_mean=one.repeat(2)), "not of the form"),
         (bad(answer, a_mean=one * float("nan")), "beyond"),

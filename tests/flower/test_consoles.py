@@ -32,7 +32,7 @@ CLOCKS = {
     3600: r"this machine's clock is 36\d\d s ahead of the server's; set it right",
     -600: r"this machine's clock is (59|60)\d s behind the server's; set it right",
     -3 * 86400: r"this machine's clock is behind by 7\d\.\d hours or more: .* set it right",
-    4000 * 86400: "the server's certificate has ended, or this machine's clock is far ahead",
+    4000 * 86400: "the server's certificate has expired, or this machine's clock is far ahead",
 }
 """What a site says whose clock is ahead by so many seconds."""
 
@@ -44,7 +44,7 @@ def wrong_clock(clock):
 
 
 def end_at_once(monkeypatch, made, name):
-    """Give a site a certificate that has ended, signed by the federation's authority."""
+    """Give a site a certificate that has expired, signed by the federation's authority."""
     site = made.site(name)
     with monkeypatch.context() as patch:
         patch.setattr(pki, "days_left", lambda authority: 0)
@@ -85,9 +85,9 @@ def test_wrong_clocks_and_ended_certificates_are_named_and_once_right_the_site_c
         for verb in ("server", "run"):
             refused = federation.start(verb, "deploy", verb, made.path)
             assert refused.process.wait(PATIENCE) == 2
-            assert f"{made.server_certificate} has ended; renew it with" in refused.text()
+            assert f"{made.server_certificate} has expired; renew it with" in refused.text()
         looked = federation.finish(federation.start("status", "deploy", "status", made.path))
-        assert "not trusted: its certificate has ended" in looked
+        assert "not trusted: its certificate has expired" in looked
         federation.finish(federation.start("renew", "deploy", "init", made.path, "--renew"))
         federation.server()
         wait_for(lambda: first.text().count("site-01 is connected") == 2, "it connects again by itself")
@@ -117,12 +117,12 @@ def test_grown_data_replaced_keys_a_removed_site_and_certificates_that_end_are_t
     pki.issue_server(*pair, authority, ["127.0.0.1"], days=10, renew=True)
     with loopback(made) as federation:
         server = federation.server()
-        renewal = f"server.crt ends in 9 days; renew it with: proxyfl deploy init {made.path} --renew"
+        renewal = f"server.crt expires in 9 days; renew it with: proxyfl deploy init {made.path} --renew"
         federation.wait_text(server, renewal)
         federation.move_sites(tmp_path / "elsewhere")
         federation.sites()
         for name in made.sites:
-            soon = "site.crt ends in 8 days; ask the federation's operator for a new one"
+            soon = "site.crt expires in 8 days; ask the federation's operator for a new one"
             federation.wait_text(federation.started[name], soon)
             federation.wait_text(federation.started[name], f"{name} is connected")
         run = federation.run()
@@ -216,7 +216,9 @@ def test_a_late_site_is_named_told_and_takes_part_again(tmp_path, monkeypatch):
         )
         assert line, server.text()
         (tmp_path / "now").touch()
-        told = "site-02: the server did not use this site's answer, round 2: it was not there by the deadline"
+        told = (
+            "site-02: the server did not use this site's answer, round 2: it had not arrived by the deadline"
+        )
         federation.wait_text(sites[1], told)
         federation.wait_event(
             lambda event: event["event"] == "answered" and event["round"] > 2 and event["client"] == 1

@@ -355,8 +355,8 @@ def test_status_names_the_round_that_is_being_trained(made, tmp_path, monkeypatc
         ),
         (
             "stopped",
-            "stopped after round 1, as asked; the checkpoint is kept",
-            "run stopped: round 1 of 1, accuracy 50.0% (as asked; the checkpoint is kept)",
+            "stopped after round 1, as requested; the checkpoint is kept",
+            "run stopped: round 1 of 1, accuracy 50.0% (as requested; the checkpoint is kept)",
         ),
         ("stopped", "stopped: no space", "run stopped: round 1 of 1, accuracy 50.0% (no space)"),
         ("note", "site-02 is new", "run stopped: round 1 of 1, accuracy 50.0%; site-02 is new"),
@@ -397,7 +397,7 @@ def test_stopping_now_ends_the_process_that_plays_the_run(made, tmp_path, monkey
         assert stopping.stop_now(moved) is True
         assert player.wait(5) == -signal.SIGTERM
     assert asked == [["stop", "7", operate.LINK]]
-    assert LiveReader(moved.state / "live.jsonl").new()[-1]["text"] == "stopped, as asked"
+    assert LiveReader(moved.state / "live.jsonl").new()[-1]["text"] == "stopped, as requested"
 
 
 def test_who_was_away_was_not_refused_and_is_not_told_of_an_answer(tmp_path):
@@ -415,7 +415,7 @@ def test_who_was_away_was_not_refused_and_is_not_told_of_an_answer(tmp_path):
     assert said[0].startswith("round 2: site-01 was stopped or lost its connection")
     assert said[2] == "round 2: site-03 left out: refused: claims 60 images"
     assert log.left_out == {
-        1: "round 2: it was not there by the deadline",
+        1: "round 2: it had not arrived by the deadline",
         2: "round 2: refused: claims 60 images",
     }
     line = round_line({"round": 2, "failed": failed, "clients": []}, {"train": 1.0}, log.sites)

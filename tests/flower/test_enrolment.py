@@ -252,7 +252,7 @@ def test_enrolments_survive_the_disk_and_damage_is_named(tmp_path):
     assert Enrolment.load(tmp_path, ("a", "b")) == kept
     with pytest.raises(RunError, match=r"b took part .*federation.toml"):
         Enrolment.load(tmp_path, ("a",))
-    with pytest.raises(RunError, match=r"put them back, .*: a, b"):
+    with pytest.raises(RunError, match=r"restore them, .*: a, b"):
         Enrolment.load(tmp_path, ("b", "a"))
     (tmp_path / "sites.json").write_text('{"run": 1, "sites": {"a": {"labelled": 1}}}')
     with pytest.raises(RunError, match=r"sites.json is damaged"):

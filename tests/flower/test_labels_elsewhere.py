@@ -75,7 +75,7 @@ def test_other_images_at_the_server_stop_a_run_that_goes_on(tmp_path):
     assert "the server has 30 labelled images of its own" in texts(deployed)
     before = newest(deployed.run)
     shutil.rmtree(deployed.server_data_path / "3")
-    with pytest.raises(RunError, match=r"labelled .*put it back, .*run"):
+    with pytest.raises(RunError, match=r"labelled .*restore it, .*run"):
         server(deployed, connect(deployed, config)).run()
     assert same_state(newest(deployed.run), before)
 

@@ -150,7 +150,7 @@ def test_ones_own_connections_are_told_from_others(monkeypatch, family, host):
 def test_a_machine_that_cannot_tell_users_apart_is_refused(monkeypatch, tmp_path):
     peers.require()
     monkeypatch.setattr(os, "geteuid", lambda: int(peers.OVERFLOW.read_text()))
-    with pytest.raises(RunError, match="use an account"):
+    with pytest.raises(RunError, match="an account of its own"):
         peers.require()
     monkeypatch.setitem(peers.TABLES, socket.AF_INET, tmp_path / "nothing")
     with pytest.raises(RunError, match="servers and sites need Linux"):

@@ -52,7 +52,7 @@ def assert_same_end(made, config, folder):
 
 KILLED = (
     ("server", "flower-superexec", "flower-superexec ended by itself"),
-    ("server", "flwr-serverapp", "the run's process ended without a word"),
+    ("server", "flwr-serverapp", "the run's process ended without a message"),
     ("server", "gate", "the gate ended by itself"),
     ("server", "flower-superlink", "the SuperLink ended by itself"),
     ("site-01", "flower-supernode", "starting again"),

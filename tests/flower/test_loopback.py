@@ -94,7 +94,7 @@ def strangers(made):
 def refused(strange):
     programs, (unregistered, misled, _) = strange
     wait_for(lambda: any("does not know the key" in line for line in unregistered), "a stranger was let in")
-    wait_for(lambda: any("is not of this federation" in line for line in misled), "a server was believed")
+    wait_for(lambda: any("is not the federation's" in line for line in misled), "a server was believed")
     plain = programs[2]
     wait_for(lambda: plain.log.read_text().count("Connection attempt failed") > 1, "no attempt in the clear")
     assert all(program.ended is None for program in programs)

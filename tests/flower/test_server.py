@@ -282,7 +282,7 @@ def test_settings_that_were_changed_are_refused(tmp_path, small):
     with pytest.raises(RunError, match=r"\[experiment\] of .* was changed"):
         server(other, connect(deployed, small)).run()
     other = dataclasses.replace(deployed, quorum=1)
-    with pytest.raises(RunError, match=r"quorum = 1, .*2; put it back"):
+    with pytest.raises(RunError, match=r"quorum = 1, .*2; restore it"):
         server(other, connect(deployed, small)).run()
     with pytest.raises(RunError, match="proxyfl deploy run"):
         resume(deployed.run)
@@ -304,7 +304,7 @@ def test_a_superlink_that_fails_interrupts_a_run_and_is_not_its_end(tmp_path, sm
         one.run()
     last = LiveReader(deployed.state / "live.jsonl").new()[-1]
     assert last["event"] not in ENDS
-    assert "the SuperLink does not do its work" in last["text"]
+    assert "the SuperLink does not work" in last["text"]
 
 
 def test_a_real_federation_starts_from_weights_and_keeps_a_copy(tmp_path, small):

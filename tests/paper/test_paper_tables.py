@@ -58,7 +58,7 @@ def test_reduced_scales_compare_gaps_and_not_accuracies(ablation: dict) -> None:
     assert texts(panel, "GPT + ICPL") == ["GPT + ICPL", "90.00", "–", "–"]
     assert texts(panel, "GPT") == ["GPT", "–", "–", "−0.97"]
     assert texts(panel, "FixMatch-GPL with ProxyFL's mask")[1:] == ["–", "–", "–"]
-    assert any("Gap: points from GPT + ICPL" in line for line in panel.caption)
+    assert any("from GPT + ICPL in points" in line for line in panel.caption)
     assert [line[1].rank for line in panel.rows] == [2, 0, 0, 0, 1]
     assert WARNING in panel.caption
     assert "mean of the last 2 rounds. The paper" in panel.caption[0]

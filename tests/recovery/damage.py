@@ -336,7 +336,7 @@ def ask_as_a_user(patient: Patient, kind: str, draw: Draw) -> None:
             code, said = _answer(story, "resume", patient.path, "--quiet", "--workers", "0")
         if code == 2:
             assert name.startswith("clients/"), (story, said)
-            assert "put it back from a copy of the run" in said, (story, said)
+            assert "restore it from a copy of the run" in said, (story, said)
         else:
             mine, theirs = result(patient.path), result(patient.whole)
             differ = {each for each in mine.keys() | theirs.keys() if mine.get(each) != theirs.get(each)}

@@ -30,7 +30,7 @@ def test_one_file_at_a_time(patient: Patient) -> None:
         found = fuzz(patient, cases=12 * KINDS, seed=1)
     refused = {kind for kind, verdicts in found.verdicts.items() if verdicts[REFUSED]}
     assert refused == {"config.toml"}
-    assert all("put it back with 'cp " in words for words in found.words["config.toml"])
+    assert all("restore it with 'cp " in words for words in found.words["config.toml"])
     for kind in ("checkpoint: state.safetensors", "checkpoint: manifest.json", "clients"):
         assert found.verdicts[kind][STEP_BACK] > 0, kind
 

@@ -41,7 +41,7 @@ def test_nobody_is_unusual_among_equals() -> None:
         ({"cosine": 0.1}, "its update is far from the mean direction (0.10, the median is 0.61)"),
         ({"norm": 9.0}, "its update has a large norm (9, the median is 2.02)"),
         ({"norm": 0.5}, "its update has a small norm (0.5, the median is 2.01)"),
-        ({"trusted": 0.1}, "few of its images are confident (10.0 %, the median is 50.0 %)"),
+        ({"trusted": 0.1}, "few of its pseudo-labels are confident (10.0 %, the median is 50.0 %)"),
         ({"labelled": 0.02}, "it has few labels (2, the median is 20)"),
         ({"losses": {"a": 9.0}}, "its loss is high (9, the median is 2)"),
         ({"seconds": 7.0}, "it is slow (7 s, the median is 1 s)"),

@@ -566,7 +566,7 @@ def test_a_client_state_that_cannot_be_made_again_ends_the_run_with_words(
     for client in range(4):
         for file in state_of(where, client, 3).parent.iterdir():
             file.unlink() if damage == "gone" else flip_a_bit(file)
-    with pytest.raises(RunError, match=f"client 0 from round 2 {words}.*put it back"):
+    with pytest.raises(RunError, match=f"client 0 from round 2 {words}.*restore it"):
         proxyfl.resume(where)
     shutil.copytree(straight.path / "clients", where / "clients", dirs_exist_ok=True)
     assert proxyfl.resume(where).metrics == straight.metrics

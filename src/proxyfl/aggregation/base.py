@@ -88,10 +88,10 @@ class Passing(Accumulator):
 
 
 class Aggregator(ABC):  # noqa: B024
-    """What becomes of a round's updates.
+    """How the updates of a round become new weights.
 
-    One of your own says how updates are combined; the rest is done for it. Updates wait on disk and are read
-    one at a time, as ``updates`` is walked through. Registered, it is ``aggregation.rule = "midrange"``:
+    Your own class defines how updates are combined; the rest is provided. Updates are stored on disk and read
+    one at a time while you iterate over ``updates``. Registered, it is ``aggregation.rule = "midrange"``:
 
     >>> from dataclasses import dataclass
     >>> import torch
@@ -112,9 +112,9 @@ class Aggregator(ABC):  # noqa: B024
     """
 
     name: ClassVar[str] = ""
-    """What errors call it; empty: its class's name."""
+    """Its name in error messages; empty: its class's name."""
     draws_in: ClassVar[bool] = False
-    """Whether what methods read of updates is drawn into a range that is trusted: extras need a form then."""
+    """Whether extras are clamped to a trusted range before methods read them; they then need a form."""
 
     def __post_init__(self) -> None:
         check_fields(self, f"{type(self).__name__}.")
@@ -125,8 +125,8 @@ class Aggregator(ABC):  # noqa: B024
 
     @property
     def private(self) -> bool:
-        """Whether nothing of single updates may be written down, not even that there was none: the weights
-        then move in every round.
+        """Whether nothing about single updates may be recorded, not even that there were none: the weights
+        then change in every round.
         """
         return False
 
@@ -144,14 +144,14 @@ class Aggregator(ABC):  # noqa: B024
         return update
 
     def spent(self, rounds: int, federation: FederationSettings, holders: int) -> Metrics:
-        """What so many rounds have cost of the clients' privacy; empty where nothing is promised."""
+        """The privacy cost of this many rounds; empty if nothing is guaranteed."""
         return {}
 
     def begin(self, round: Round) -> Accumulator:
         return Gathered(self, round)
 
     def decide(self, gathered: Gathered, ctx: ServerContext, kept: list[Tensors]) -> Settled:
-        """What all updates of a round come to."""
+        """The result of all updates of a round."""
         everyone = list(range(len(kept)))
         read = gathered.received(everyone, kept)
         weights = gathered.mean_weights(ctx, read)

@@ -30,7 +30,7 @@ _rules: dict[str, Factory] = {cls.name: cls for cls in (Mean, Median, TrimmedMea
 
 
 def register_aggregator(name: str) -> Callable[[F], F]:
-    """Make an aggregator known as ``aggregation.rule = "NAME"``: put it above a class or a function.
+    """Register an aggregator as ``aggregation.rule = "NAME"``: a decorator for a class or a function.
 
     A class is called with those settings of ``[aggregation]`` that its constructor names (``hostile``,
     ``keep``, …), a function with all of them. The change of the middle client, as a file of its own::
@@ -94,7 +94,7 @@ def build_rule(settings: AggregationSettings) -> Aggregator:
     else:
         made = factory(settings)
     if not isinstance(made, Aggregator):
-        raise ConfigError(f"what is registered as '{settings.rule}' gives no aggregator but {made!r}")
+        raise ConfigError(f"'{settings.rule}' is registered, but returns {made!r} instead of an aggregator")
     return made
 
 
@@ -168,7 +168,7 @@ def _not_late(aggregator: Aggregator, method: Method) -> str:
     if aggregator.private:
         return "the accounting of differential privacy holds for updates of the round's own sample"
     if not isinstance(aggregator, Mean):
-        return f"aggregation.rule = '{aggregator.title}' gives a late update the same say as the others"
+        return f"aggregation.rule = '{aggregator.title}' gives a late update the same weight as the others"
     if reason := uncovered(method):
-        return f"what {method.name}'s server computes presumes updates of one round: {reason}"
+        return f"the server side of {method.name} needs updates of one round: {reason}"
     return ""

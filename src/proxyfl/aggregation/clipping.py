@@ -48,7 +48,7 @@ class Clip(Around):
         gathers = isinstance(self.inner, Mean) or type(self.inner).begin is Aggregator.begin
         if self.by == "median" and not gathers:
             name = type(self.inner).__name__
-            raise ConfigError(f"{name} does not wait for the median length; clip by='length'")
+            raise ConfigError(f"{name} cannot clip by the median norm; use by='length'")
 
     def begin(self, round: Round) -> Accumulator:
         if self.by == "median":

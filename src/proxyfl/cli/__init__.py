@@ -45,7 +45,7 @@ from proxyfl.cli.common import Verbs, examples
 from proxyfl.core.network import ALLOW_DOWNLOAD
 from proxyfl.core.plugins import VARIABLE, load_plugins
 
-TRAIN, LOOK, USE, KNOW = "Train", "Look at runs", "Use a model", "Methods, data, settings"
+TRAIN, LOOK, USE, KNOW = "Train", "Inspect runs", "Use a model", "Methods, data, settings"
 DEPLOY = "Real federations"
 
 app = typer.Typer(
@@ -99,7 +99,7 @@ def proxyfl(
         ),
     ] = False,
 ) -> None:
-    """Federated semi-supervised learning: train, resume exactly, look, compare.
+    """Federated semi-supervised learning: train, resume exactly, inspect, compare.
 
     `proxyfl demo` shows it all on real data in a few minutes.
     """

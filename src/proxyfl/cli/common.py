@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -115,6 +116,10 @@ Quiet = Annotated[
 class Verbs(TyperGroup):
     """The verbs. What a user can fix is reported on one line; anything else keeps its traceback."""
 
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        _flow(self)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -129,6 +134,14 @@ class Verbs(TyperGroup):
         except KeyboardInterrupt as error:
             typer.echo("stopped", err=True)
             raise typer.Exit(INTERRUPTED) from error
+
+
+def _flow(verb: click.Command) -> None:
+    """Join the lines of each paragraph of a help text, so that a terminal of any width wraps them itself."""
+    if verb.help:
+        verb.help = re.sub(r"(?<=\S)\n(?=\S)", " ", verb.help)
+    for inner in getattr(verb, "commands", {}).values():
+        _flow(inner)
 
 
 def tell_error(message: str) -> None:

@@ -99,7 +99,7 @@ def copy(
     from proxyfl.runs.settings import explained
 
     if file.suffix != ".toml":
-        raise ConfigError(f"{file} must end in .toml, so that 'proxyfl run' knows it for a file")
+        raise ConfigError(f"{file} must end in .toml, so that 'proxyfl run' recognises it as a file")
     config = load_settings(preset, method, {"fidelity": fidelity}, set_, protocol=protocol)
     if file.exists() and not force:
         raise ConfigError(f"{file} exists; overwrite it with --force or choose another name")

@@ -49,8 +49,8 @@ def dashboard(
 ) -> None:
     """Follow runs in the browser while they run. Ends with Ctrl-C.
 
-    The page is for this machine only (127.0.0.1) and for you: its address holds a token that other accounts
-    do not know. It reads nothing but the runs and changes nothing.
+    The page is served to this machine only (127.0.0.1) and to you only: its address contains a token that
+    other accounts do not know. It reads the runs and changes nothing.
     """
     from proxyfl.report.dashboard.server import serve
     from proxyfl.runs.directory import RunDirectory

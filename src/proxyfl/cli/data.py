@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import Scenario, Settings, overrides, plain_table
+from proxyfl.cli.common import Scenario, Settings, examples, overrides, plain_table
 from proxyfl.cli.own_data import draw_sheet, explain, require_png
 
 if TYPE_CHECKING:
@@ -40,12 +40,9 @@ def _console() -> Console:
     return Terminal(highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog=examples("proxyfl data ls --data-root ~/data"))
 def ls(root: Root = None) -> None:
-    """List the data sets and where their files are.
-
-    Example: proxyfl data ls --data-root ~/data
-    """
+    """List the data sets and where their files are."""
     from proxyfl.data.files import data_root
     from proxyfl.data.sources import SOURCES
 
@@ -82,7 +79,13 @@ def _row(source: Source, root: Path) -> tuple[str, str, str, str]:
     return source.name, here, counts, source.title + (f"\n[dim]{escape(place)}[/]" if place else "")
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "proxyfl data check cifar10",
+        "proxyfl data check digits --scenario server",
+        "proxyfl data check folder:clinic -o clinic.png",
+    )
+)
 def check(
     name: Name,
     root: Root = None,
@@ -104,10 +107,7 @@ def check(
 
     official: the authors publish this checksum. customary: they publish none, this is the one in general use.
     recorded: as it was when downloaded. unknown: no checksum is known. differs: not the original file.
-    Exit code 1 where a file differs.
-
-    Examples: proxyfl data check cifar10, proxyfl data check digits --scenario server,
-    proxyfl data check folder:clinic -o clinic.png
+    Exit code 1 if a file differs.
     """
     from proxyfl.data.files import data_root
     from proxyfl.data.sources import find, is_own, load
@@ -190,17 +190,14 @@ def _describe(dataset: Dataset, console: Console) -> None:
         console.print(f"  {label:2} {class_name:14} {train[label]:7,} + {test[label]:,}", markup=False)
 
 
-@app.command()
+@app.command(epilog=examples("proxyfl data fetch cifar10 --data-root ~/data"))
 def fetch(
     name: Name,
     root: Root = None,
     mirror: Annotated[str | None, typer.Option(help="Another address with the same files.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Move an incomplete copy aside.")] = False,
 ) -> None:
-    """Download a data set, check it and unpack it. An interrupted download is continued.
-
-    Example: proxyfl data fetch cifar10 --data-root ~/data
-    """
+    """Download a data set, check it and unpack it. An interrupted download is continued."""
     from proxyfl.data.fetch import fetch as bring
     from proxyfl.data.files import data_root
     from proxyfl.data.sources import find
@@ -214,7 +211,7 @@ def fetch(
     tell(f"{name} is in {place}")
 
 
-@app.command()
+@app.command(epilog=examples("proxyfl data preview cifar10 -o cifar10.png"))
 def preview(
     name: Name,
     output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write, a PNG file.")],
@@ -223,10 +220,7 @@ def preview(
     seed: Annotated[int, typer.Option(help="A different seed shows different samples.")] = 0,
     image_size: Annotated[int | None, typer.Option(help="Resize the images to this size first.")] = None,
 ) -> None:
-    """Draw samples with weak and strong views beside them.
-
-    Example: proxyfl data preview cifar10 -o cifar10.png
-    """
+    """Draw samples with weak and strong views beside them."""
     from proxyfl.data.sources import load
 
     require_png(output)

@@ -47,7 +47,7 @@ app.command(epilog=examples("proxyfl deploy remove-site DIR lyon"))(deploy_life.
 
 @app.command(epilog=examples("proxyfl deploy server DIR"))
 def server(folder: Folder) -> None:
-    """Run the federation's server: Flower's SuperLink, and before it the gate that lets sites in.
+    """Run the federation's server: Flower's SuperLink behind the gate that admits the sites.
 
     It runs until Ctrl-C. After a crash, start it again: sites reconnect by themselves.
     """
@@ -123,9 +123,9 @@ def run(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Start the run, or continue it from its last checkpoint, and show it.
+    """Start the run, or continue it from its last checkpoint, and follow it.
 
-    Ctrl-C stops it with the checkpoint kept; the same command continues it.
+    Ctrl-C stops the run and keeps its checkpoint; the same command continues it.
     """
     require_flower()
     from proxyfl.deploy import longer, operate
@@ -175,7 +175,7 @@ def run(
 
 @app.command(epilog=examples("proxyfl deploy status DIR", "proxyfl deploy status DIR --json"))
 def status(folder: Folder, as_json: AsJson = False) -> None:
-    """Is the server up, which sites are connected, how far is the run."""
+    """Show whether the server is up, which sites are connected, and how far the run is."""
     require_flower()
     from proxyfl.deploy.settings import Deployment
     from proxyfl.deploy.status import as_table, look

@@ -50,7 +50,7 @@ def rotate(
     from proxyfl.deploy.settings import Deployment
 
     if bool(site) == ca or (finish and not ca) or (force and not finish):
-        raise ConfigError("say what to replace: --site NAME, or --ca; --finish and --force go with --ca")
+        raise ConfigError("specify what to replace: --site NAME, or --ca; --finish and --force go with --ca")
     if ca:
         said = rotation.finish_authority(folder, force=force) if finish else rotation.begin_authority(folder)
         for line in said:
@@ -61,7 +61,7 @@ def rotate(
     if operate.answers(deployment):
         operate.register(deployment, operate.flower_home(deployment))
     out().print(
-        f"{site} has a new key; hand it {changed.private_key}, {changed.public_key} and "
+        f"{site} has a new key; send it {changed.private_key}, {changed.public_key} and "
         f"{changed.certificate}. Its former key is admitted until the new one is used, at most for {days:g} "
         "days",
         markup=False,

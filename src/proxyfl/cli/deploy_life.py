@@ -44,7 +44,7 @@ def stop(
         bool, typer.Option("--now", help="Stop immediately and abandon the current round.")
     ] = False,
 ) -> None:
-    """Stop the run after its round, with the checkpoint kept. 'proxyfl deploy run' continues it."""
+    """Stop the run after the current round. Its checkpoint is kept: 'proxyfl deploy run' continues it."""
     require_flower()
     from proxyfl.deploy import operate
     from proxyfl.deploy.audit import AuditLog
@@ -60,7 +60,7 @@ def stop(
         number = operate.under_way(deployment)
         ask_to_stop(deployment)
         AuditLog(deployment.path).add("stop asked for", now=False)
-        typer.echo("the run stops after its round; waiting for that (--now does not wait)", err=True)
+        typer.echo("the run stops after the current round; waiting (--now stops at once)", err=True)
         *_, last = operate.follow(deployment, number, past=False)
         said, finished = str(last.get("text") or last["event"]), last["event"] == "finished"
     again = "" if finished else f"; continue with: {command('deploy', 'run', folder)}"
@@ -71,7 +71,7 @@ SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site.", show_
 
 
 def add_site(folder: Folder, name: SiteName) -> None:
-    """Add a site to the federation. In a run that is under way it takes part from the next round on."""
+    """Add a site to the federation. It joins a run in progress from the next round on."""
     require_flower()
     from proxyfl.deploy import members
 
@@ -80,7 +80,7 @@ def add_site(folder: Folder, name: SiteName) -> None:
 
 
 def remove_site(folder: Folder, name: SiteName) -> None:
-    """Take a site out of the federation. Its key is no longer admitted, also in a run that is under way."""
+    """Remove a site from the federation. Its key is no longer accepted, even during a run."""
     require_flower()
     from proxyfl.deploy import members
 

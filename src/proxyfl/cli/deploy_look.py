@@ -25,7 +25,7 @@ CHECK_EXAMPLES = examples(
 
 
 def explain(folder: Folder) -> None:
-    """Print exactly what leaves a site with the chosen method, what comes to it, and what that reveals.
+    """Print exactly what leaves a site with the chosen method, what it receives, and what that reveals.
 
     Observed in a dry run of one round with random images.
     """
@@ -56,11 +56,11 @@ def show_explanation(found: Explanation, deployment: Deployment | Site) -> None:
     console.print(f"\nIn every round, from the server to a site: {in_words(found.bytes_down)}", style="bold")
     console.print(_table(found.down))
     if found.declared:
-        console.print("\nIn the method's own words", style="bold")
+        console.print("\nAs declared by the method", style="bold")
         _bullets(found.declared)
     console.print("\nAccuracy is measured", style="bold")
     _bullets((found.measured,))
-    console.print("\nThe server writes down", style="bold")
+    console.print("\nRecorded by the server", style="bold")
     _bullets((found.noted,))
     console.print("\nStays at the site", style="bold")
     _bullets(found.stays)
@@ -70,7 +70,7 @@ def show_explanation(found: Explanation, deployment: Deployment | Site) -> None:
         console.print("\nDifferential privacy", style="bold")
         _bullets([f"{key} = {value}" for key, value in found.privacy.items()])
     if deployment.insecure:
-        console.print("\nINSECURE: all of this travels unencrypted, from and to anybody.", style="bold red")
+        console.print("\nINSECURE: all of this is neither encrypted nor authenticated.", style="bold red")
 
 
 def _bullets(lines: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ def check(
     from proxyfl.deploy.site_data import open_data
 
     if (site is None) == (server is None):
-        raise ConfigError("say whose images these are: --site DIR/SITE, or --server DIR for the server's")
+        raise ConfigError("specify whose images these are: --site DIR/SITE, or --server DIR for the server's")
     if server is not None:
         deployment = Deployment.read(server)
         own = open_server_data(deployment, str(data))
@@ -152,7 +152,7 @@ def _show_counts(
 ) -> None:
     counts, console = found.counts, out()
     brought = (
-        f"brought to {form.image_size} × {form.image_size}, {'grey' if form.channels == 1 else 'colour'}"
+        f"resized to {form.image_size} × {form.image_size}, {'grey' if form.channels == 1 else 'colour'}"
     )
     shown = f"images, {brought}" if form.image_size else form.called
     shown += f" of {form.channels} features" if form.called == "vectors" else ""

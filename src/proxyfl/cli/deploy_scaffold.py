@@ -187,7 +187,7 @@ def _refuse_others(context: typer.Context, renew: bool) -> None:
     ]
     changes = [one.opts[0] for one in given if one.name in ("new_key", "renew")]
     if len(changes) > 1:
-        raise ConfigError(f"{' and '.join(changes)} are different things; do one after the other")
+        raise ConfigError(f"{' and '.join(changes)} are separate changes; make one at a time")
     taken = ("folder", "new_key", "renew", *(["host"] if renew else []))
     if others := [one.opts[0] for one in given if one.name not in taken]:
         raise ConfigError(
@@ -202,10 +202,10 @@ def _change(folder: Path, new_key: str, more_hosts: Sequence[str] | None) -> Non
     if new_key:
         site = rotation.new_key(folder, new_key)
         done = (
-            f"{new_key} has a new key; hand it {site.private_key}, {site.public_key} and {site.certificate}"
+            f"{new_key} has a new key; send it {site.private_key}, {site.public_key} and {site.certificate}"
         )
     else:
-        done = f"the server's certificate is new and lasts {rotation.renew(folder, more_hosts or ())} days"
+        done = f"the server has a new certificate for {rotation.renew(folder, more_hosts or ())} days"
     typer.echo(f"{done}; restart the server if it runs")
 
 
@@ -226,8 +226,8 @@ def _tell_created(deployment: Deployment, plan: Plan) -> None:
     say(f"accuracy comes from {measured_on(deployment)}", markup=False)
     if deployment.called == "vectors" and set(deployment.mean) == {0.0} and set(deployment.std) == {1.0}:
         say(
-            "warning: sites have to bring features with mean 0 and standard deviation 1; where they do not, "
-            "begin again with --like FILE, a file of vectors like theirs",
+            "warning: the sites' features must have mean 0 and standard deviation 1; if they do not, "
+            "start again with --like FILE, a file of vectors like theirs",
             soft_wrap=True,
         )
     agree = [] if deployment.insecure else ["--approve"]

@@ -30,7 +30,7 @@ def approve(
 ) -> None:
     """Show what this site would take part in, and approve it: this app and these settings, no others.
 
-    The approval is stored at the site, signed with its key. If the server has asked for something else
+    The approval is stored at the site, signed with its key. If the server has requested something else
     since, that is shown with the differences.
     """
     require_flower()
@@ -55,7 +55,7 @@ def agree(site: Site, yes: bool) -> None:
         if not typer.confirm(f"\nDoes {site.name} take part under these terms?"):
             raise typer.Exit(1)
     made = approval.approve(site, offer)
-    what = "what the server asked for" if asked else "what its folder offers"
+    what = "what the server requested" if asked else "what its folder offers"
     out().print(f"\n{site.name} approved {what}, as {made.by} at {made.time}", markup=False, soft_wrap=True)
 
 
@@ -64,7 +64,7 @@ def show_offer(site: Site, offer: Offer, asked: bool) -> None:
     from proxyfl.deploy import approval, signing
 
     found, console = approval.described(site, offer), out()
-    source = "asked for by the server, and refused" if asked else "offered in its folder"
+    source = "requested by the server, and refused" if asked else "offered in its folder"
     console.print(f"\n{site.name}: {source}", style="bold", markup=False)
     for name, value in (
         ("app", offer.app),

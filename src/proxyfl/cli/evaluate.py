@@ -90,7 +90,7 @@ def evaluate(
 ) -> None:
     """Accuracy of a run's model on the test images of its data set, overall and per class.
 
-    For a real federation: on the server's test images, where it has some; else name yours with --data.
+    For a real federation: on the server's test images if it has some; otherwise pass yours with --data.
     """
     from rich.markup import escape
 
@@ -209,7 +209,7 @@ def _of_the_server(run: Run, card: ModelCard) -> Split:
 def _classes(what: str, result: Evaluation, names: tuple[str, ...]) -> Table:
     from rich.markup import escape
 
-    right = (what, "right", "accuracy", "precision")
+    right = (what, "correct", "accuracy", "precision")
     table = plain_table("class", *right, "most often confused with", right=right, keep=("class",))
     for label, (accuracy, precise) in enumerate(zip(result.per_class, result.precision, strict=True)):
         row = result.confusion[label].clone()

@@ -37,10 +37,11 @@ def export(
     model: Model = Which.last,
     data_root: DataRoot = None,
 ) -> None:
-    """Write a run's model for other programs, and a page about it beside it.
+    """Write a run's model for other programs, with a model card beside it.
 
-    Normalisation and softmax are inside, class names in the metadata: uint8 images of the model's size, or
-    vectors as they are, go in, probabilities come out. The file is compared with the original on test images.
+    The file includes normalisation, softmax and class names: it takes uint8 images of the model's size, or
+    vectors with their original values, and returns probabilities. It is compared with the original on test
+    images.
     """
     from proxyfl.core.errors import nearest
     from proxyfl.report.plot_style import write
@@ -82,7 +83,7 @@ def _signed(run: Run, path: Path, card: ModelCard) -> list[tuple[str, Path]]:
 
     deployment = model_signing.deployment_of(run.path)
     if deployment is None:
-        err().print("note: not signed, since the key of the federation's server is not here")
+        err().print("note: not signed, because the key of the federation's server is not on this machine")
         return []
     signature = model_signing.sign(path, deployment, round=card.round)
     audit.AuditLog(deployment.path).add("signed", model=path.name, sha256=sha256(path), round=card.round)

@@ -235,7 +235,7 @@ def _print_curve(lines: list[dict[str, Any]], console: Console) -> None:
 def _last_rounds(lines: list[dict[str, Any]]) -> Table:
     from proxyfl.core.text import in_words
 
-    heads = ["round", "accuracy", "loss", "clients", "idle", "failed", "trusted", "of them right", "sent"]
+    heads = ["round", "accuracy", "loss", "clients", "idle", "failed", "trusted", "of them correct", "sent"]
     table = plain_table(*heads, right=heads, keep=heads)
     for line in lines:
         pseudo, traffic = line.get("pseudo", {}), line["traffic"]

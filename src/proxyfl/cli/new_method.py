@@ -45,7 +45,7 @@ def new_method(
         str, typer.Option("--parent", metavar="METHOD", help="The method to start from.")
     ] = "fixmatch-lpl",
 ) -> None:
-    """Write a method to start from: its file, its test and its page. It trains as it stands.
+    """Write a method to start from: its file, its test and its page. It can be trained unchanged.
 
     In a checkout of proxyfl it joins the methods there; elsewhere it is a plug-in.
     """

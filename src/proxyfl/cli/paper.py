@@ -91,7 +91,7 @@ def ls(
     data_root: DataRoot = None,
     device: Device = "cpu",
 ) -> None:
-    """Every table and figure: how many runs it needs, how many are done, and what the rest costs here."""
+    """Every table and figure: how many runs it needs, how many are done, and how long the rest would take."""
     from proxyfl.core.machine import usable_cores
     from proxyfl.paper import catalogue, plan
     from proxyfl.paper.cost import Experience

@@ -33,7 +33,7 @@ def plot(
     ] = "method",
     title: Annotated[str, typer.Option(help="The heading.", show_default="the metric and the data")] = "",
 ) -> None:
-    """Draw a metric of runs against the rounds; runs that differ only in the seed are a mean with a band."""
+    """Draw a metric of runs against the rounds; runs that differ only in the seed: mean and band."""
     from proxyfl.report.plot import plot as draw
 
     keys = [word.strip() for word in by.split(",") if word.strip()] or ["method"]

@@ -71,9 +71,9 @@ def profile(
 ) -> None:
     """Measure one client's round: views, teacher, forward, backward, each loss, optimiser, server.
 
-    Of a frozen encoder, also what encoding costs before the first round.
-    Trains for a few steps under the conditions of a run, and keeps nothing. The speed of the network stands
-    beside that of a plain matrix product on this machine.
+    With a frozen encoder, also the cost of encoding before the first round.
+    Trains for a few steps under the conditions of a run, and keeps nothing. The speed of the network is
+    compared with that of a plain matrix product on this machine.
     """
     flags = {
         "width": width, "image_size": image_size, "subset": subset, "device": device, "dtype": dtype,

@@ -56,7 +56,7 @@ def tell_result(run: Run, more: str = "") -> None:
     console.print()
     pace = run.summary.seconds / run.summary.rounds
     lines = [
-        ("a round", f"{pace:.2f} s" if pace < 10 else duration(pace)),
+        ("per round", f"{pace:.2f} s" if pace < 10 else duration(pace)),
         ("run", str(run.path)),
         ("curve", command("show", run.path)),
         ("per class", command("eval", run.path) + more),

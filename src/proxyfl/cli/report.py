@@ -28,7 +28,7 @@ def report(
 ) -> None:
     """Runs as one self-contained page: settings, curves, classes, pseudo-labels, proxies, traffic, time.
 
-    Several runs stand side by side; those that differ only in the seed are drawn as a mean with a band.
+    Several runs are shown side by side; those that differ only in the seed are drawn as a mean with a band.
     The file needs no network and can be sent as it is.
     """
     from proxyfl.core.text import in_words

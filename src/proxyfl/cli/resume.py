@@ -52,8 +52,8 @@ def resume(
 ) -> None:
     """Continue a run after Ctrl-C, a crash or a power cut; the result is bit-identical.
 
-    A finished run says so and is left as it is, unless --rounds gives it more: it then continues as if it had
-    been started with them. What depends on the number of rounds, such as a cosine schedule, is reported.
+    A finished run is left unchanged, unless --rounds extends it: it then continues as if it had been started
+    with that number. Settings that depend on the number of rounds, such as a cosine schedule, are reported.
     """
     where = chosen_engine(engine, address, per_client, workers)
     path = find_run(run, lambda place: is_run(place) or creation_cut_short(place))

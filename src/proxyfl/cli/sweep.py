@@ -44,7 +44,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs without t
 
 
 def sweep(
-    grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="The grid file; see below.")],
+    grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="The grid file, as described above.")],
     protocol: Protocol = "shared",
     runs: Runs = Path("runs"),
     data_root: DataRoot = None,

@@ -58,7 +58,7 @@ def tune(
         ),
     ] = None,
     method: Method = None,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials altogether.")] = 20,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Total number of trials.")] = 20,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Rounds per trial.", show_default=False)
     ] = None,
@@ -76,7 +76,7 @@ def tune(
     """Search for good settings with Optuna, judged by accuracy on validation images.
 
     Each trial is a run below RUNS/NAME. Trials that fall behind are stopped early. The same command
-    continues a search that was stopped, and adds trials where --trials is larger. It ends with a table, the
+    continues a search that was stopped, and adds trials if --trials is larger. It ends with a table, the
     importance of the settings and a config to run. Test images are not used.
     """
     from proxyfl.core.trees import merge, nested

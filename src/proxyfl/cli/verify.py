@@ -24,9 +24,12 @@ def verify(
         ),
     ],
     ca: Annotated[
-        Path, typer.Option("--ca", metavar="ca.crt", help="The federation's authority.", show_default=False)
+        Path,
+        typer.Option("--ca", metavar="ca.crt", help="The federation's CA certificate.", show_default=False),
     ],
-    signature: Annotated[Path | None, typer.Option(help="The signature.", show_default="FILE.sig")] = None,
+    signature: Annotated[
+        Path | None, typer.Option(help="The signature file.", show_default="FILE.sig")
+    ] = None,
 ) -> None:
     """Check the server's signature of a model. Exit code 1 if it is missing or does not match."""
     require_flower()

@@ -57,7 +57,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What a client does in a round.
+    """How a client trains in a round.
 
     >>> import proxyfl
     >>> train = proxyfl.Train(epochs=2, batch=32, lr=0.05, schedule="cosine", warmup=2)
@@ -114,11 +114,11 @@ class TrainSettings:
         check_fields(self, "train.")
 
     def keeps_momentum(self, who: str) -> bool:
-        """Whether the momentum of ``who`` (clients, server) lasts from round to round."""
+        """Whether the momentum of ``who`` (clients, server) is kept between rounds."""
         return self.keep_momentum in (who, "all")
 
     def lr_factor(self, round: int, rounds: int) -> float:
-        """What the learning rate of this round (from 1) is multiplied by."""
+        """The factor on the learning rate in this round, counted from 1."""
         if round <= self.warmup:
             return round / self.warmup
         done = round - 1 - self.warmup
@@ -130,7 +130,7 @@ class TrainSettings:
 
     @classmethod
     def of(cls, fidelity: str, **values: Any) -> TrainSettings:
-        """As ``code`` or ``paper`` has them, but for the values given.
+        """The settings of a fidelity (``code``, ``paper``), except for the values given.
 
         >>> import proxyfl
         >>> proxyfl.Train.of("code", epochs=2).leak_momentum
@@ -316,7 +316,7 @@ class KeepSettings:
     )
 
     def watches(self, per_round: int) -> bool:
-        """Whether single clients are noted in rounds of this many."""
+        """Whether individual clients are recorded in rounds with this many."""
         return self.clients == "all" or (self.clients == "auto" and per_round <= MOST_WATCHED)
 
     def snapshot(self, round: int, rounds: int) -> bool:

@@ -11,7 +11,7 @@ from proxyfl.core.text import one_line, shortened
 class ProxyFLError(Exception):
     """Something the user can fix. The command line prints it on one line, without a traceback.
 
-    What it quotes of an untrusted file cannot move a cursor or fill a screen.
+    Text quoted from an untrusted file cannot move the cursor or fill the screen.
 
     >>> import proxyfl
     >>> try:

@@ -57,17 +57,17 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test split with what fits them. Your own: :meth:`Dataset.of`.
+    """A training and a test split with their classes and normalisation. :meth:`Dataset.of` makes your own.
 
     >>> import proxyfl
     >>> data = proxyfl.load_dataset("digits")
     >>> len(data.train), len(data.test), data.channels, data.image_size
     (1300, 497, 1, 8)
 
-    ``full_size`` is the number of training images of the complete set; where fewer are at hand,
-    ``partial`` says so in words. ``flip`` tells whether a mirrored image keeps its class. Of vectors,
-    ``channels`` are the features, ``mean`` and ``std`` have one number for each, and ``image_size`` is 0.
-    Of texts both are 0: a frozen encoder has to make vectors of them (``proxyfl.encode``).
+    ``full_size`` is the number of training images of the complete set; if fewer are available, ``partial``
+    describes them. ``flip`` states whether a mirrored image keeps its class. For vectors, ``channels`` is the
+    number of features, ``mean`` and ``std`` have one number for each, and ``image_size`` is 0. For texts both
+    are 0: a frozen encoder has to turn them into vectors first (``proxyfl.encode``).
     """
 
     name: str
@@ -80,17 +80,17 @@ class Dataset:
     full_size: int
     partial: str = ""
     validation: Split | None = None
-    """Images that people have set apart for choosing."""
+    """Images of the validation split, if the data has one."""
     holders: Tensor | None = None
-    """The number of the client that each training image belongs to, where the data says so."""
+    """The number of the client that each training image belongs to, if the data names clients."""
     clients: tuple[str, ...] = ()
     """The names of these clients."""
     features: tuple[str, ...] = ()
-    """The names of a vector's features, where the data has some; of texts, that of their column."""
+    """The names of the features of vectors, if the data has them; for texts, that of their column."""
     encoded: Encoded | None = None
-    """Where the samples come from, if a frozen encoder made them."""
+    """The original samples, if these were computed by a frozen encoder."""
     notes: tuple[str, ...] = ()
-    """Notes on how people's own data was read."""
+    """Notes on how your own data was read."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.train):,} to train, {len(self.test):,} to test"
@@ -112,11 +112,11 @@ class Dataset:
         """A data set from tensors or arrays, or from a ``torch.utils.data.Dataset`` in place of both.
 
         Images are square and grey or in colour, uint8 or between 0 and 1, with the channels first or last.
-        Vectors are numbers of any size, of shape (N, d); each feature is standardised by the training part.
-        Texts are a list of strings.
-        A label of -1 says that nobody knows the class: such an image is unlabelled for ever. ``test`` is a
-        pair (images, labels) or a Dataset. Mean and standard deviation are computed where they are not
-        given; ``flip`` says that a mirrored image keeps its class.
+        Vectors are numbers of any size, of shape (N, d); each feature is standardised with the training
+        split. Texts are a list of strings.
+        A label of -1 means that the class is unknown: such an image is always unlabelled. ``test`` is a pair
+        (images, labels) or a Dataset. Mean and standard deviation are computed unless they are given;
+        ``flip`` states whether a mirrored image keeps its class.
 
         >>> import proxyfl, torch
         >>> images, labels = torch.rand(60, 1, 8, 8), torch.arange(60) % 3

@@ -132,7 +132,7 @@ def _files(place: str, channels: int, size: int) -> Given:
 
 def _notes(other: int, total: int, size: int, *more: str) -> tuple[str, ...]:
     which = "the image is" if total == 1 else f"{other:,} of {total:,} images are"
-    resized = f"{which} of another size than the model's {size} × {size} pixels and resized"
+    resized = f"{which} resized to the model's {size} × {size} pixels"
     return tuple(filter(None, (resized if other else "", *more)))
 
 

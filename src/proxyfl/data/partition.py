@@ -29,8 +29,8 @@ MAX_REDRAWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The images of every client, as indices into the training split. Nobody trains on those held out in
-    ``validation`` and ``server_validation``.
+    """The images of every client, as indices into the training split. Images in ``validation`` and
+    ``server_validation`` are held out from training.
 
     >>> import proxyfl
     >>> split = proxyfl.partition([0, 1] * 20, clients=2, per_class=5, scheme="iid")
@@ -126,16 +126,17 @@ def make_partition(
     labelled_clients: int = 1,
     validation: float = 0.0,
 ) -> Partition:
-    """Give ``per_class`` images of each class their labels and deal everything to ``clients``.
+    """Choose ``per_class`` labelled images of each class and partition all images across ``clients``.
 
     ``data`` is a data set or the labels of its training images. ``alpha`` sets how uneven ``paired``,
     ``dirichlet`` and ``quantity`` are; 0 means even, as in ``iid``. ``alpha_labelled`` and
-    ``alpha_unlabelled`` stand for it where they are not 0. Images whose class nobody knows (label -1) stay
-    unlabelled and are dealt evenly, in an order that ``partition_seed`` draws. ``natural`` gives every
-    image to the client that the data set names. ``where = "server"`` gives the server the labelled images
-    and deals the others; with ``"partial"`` as many clients as ``labelled_clients`` says, drawn by
-    ``split_seed``, know the labels of all their images, whatever ``per_class`` is, and the others none.
-    ``validation`` is the share of each class's labelled images that nobody trains on.
+    ``alpha_unlabelled`` replace it for one kind of images, unless they are 0. Images whose class is unknown
+    (label -1) stay unlabelled and are distributed evenly, in an order drawn with ``partition_seed``.
+    ``natural`` gives every image to the client that the data set names. With ``where = "server"`` the
+    labelled images stay at the server, and the others are partitioned. With ``"partial"``,
+    ``labelled_clients`` clients, drawn with ``split_seed``, have the labels of all their images, regardless
+    of ``per_class``, and the others have none. ``validation`` is the share of each class's labelled images
+    that is held out.
 
     >>> import proxyfl
     >>> split = proxyfl.partition([0, 1] * 50, clients=4, per_class=10, scheme="iid")

@@ -58,8 +58,8 @@ class ClientData:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """What fits a data set: whether mirrored images keep their class, its normalisation, and how views of
-    vectors are drawn. Of samples that a frozen encoder has seen, ``encoded`` are the weak views.
+    """How views of a data set are computed: whether mirrored images keep their class, the normalisation, and
+    how views of vectors are drawn. For samples of a frozen encoder, ``encoded`` is the number of weak views.
 
     >>> import proxyfl
     >>> proxyfl.Views(flip=True, mean=(0.5,), std=(0.25,)).mean

@@ -16,27 +16,29 @@ class Allowed(ImageForm):
 
     send_scores: bool = setting(
         True,
-        "send counts of scores where the server asks for AUROC and others; under differential privacy never",
+        "send counts of scores if the server requests AUROC and the like; never under differential privacy",
     )
     share_model: bool = setting(
-        False, "let the model that this site trained last be measured at the other sites, which receive it"
+        False, "send the model that this site trained last to the other sites, which evaluate it"
     )
     device: str = setting(
-        "", "torch device of this site, as cuda:1; auto: the GPU with most free memory; empty: as asked"
+        "",
+        "torch device of this site, such as cuda:1; auto: the GPU with the most free memory; "
+        "empty: the experiment's",
     )
-    threads: int = setting(0, "threads that training may use; 0: as the experiment says", low=0, high=1024)
+    threads: int = setting(0, "threads that training may use; 0: the experiment's", low=0, high=1024)
     max_memory_mb: int = setting(
-        0, "megabytes of memory that a round may take, by an estimate before it; 0: all there is", low=0
+        0, "megabytes of memory that a round may use, estimated before it starts; 0: no limit", low=0
     )
-    max_disk_mb: int = setting(0, "megabytes that state/ may take; 0: no limit", low=0)
+    max_disk_mb: int = setting(0, "megabytes that state/ may use; 0: no limit", low=0)
     max_seconds: float = setting(0.0, "seconds that training may take in a round; 0: no limit", low=0)
-    max_kbit: int = setting(0, "kilobits a second each way between site and server; 0: no limit", low=0)
+    max_kbit: int = setting(0, "kilobits per second each way between site and server; 0: no limit", low=0)
 
     def check(self) -> None:
         super().check()
         if 0 < self.max_kbit < SLOWEST:
             raise ConfigError(
-                f"max_kbit = {self.max_kbit} is too slow for pieces of a model; from {SLOWEST:,} on, or 0"
+                f"max_kbit = {self.max_kbit} is too slow to send a model; use at least {SLOWEST:,}, or 0"
             )
         if self.max_kbit and self.insecure:
             raise ConfigError("max_kbit needs the connector of a secure federation; set it to 0")

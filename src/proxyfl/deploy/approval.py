@@ -284,9 +284,9 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_bounded(file, JSON_SWELLS, SHORT))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is damaged ({type(error).__name__}); put it back") from None
+        raise ConfigError(f"{file} is damaged ({type(error).__name__}); restore it") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{file} is damaged: it holds no table; put it back")
+        raise ConfigError(f"{file} is damaged: it holds no table; restore it")
     return found
 
 

@@ -113,8 +113,8 @@ class AuditLog:
                 return last
         except OSError as error:
             raise RunError(
-                f"{self.file} cannot be written ({error.strerror or error}), and nothing is done unnoted; "
-                "make room or make it writable"
+                f"{self.file} cannot be written ({error.strerror or error}), and nothing is done without "
+                "being logged; free disk space or make it writable"
             ) from error
 
     def _write(self, last: Mark, event: str, details: dict[str, Any]) -> Mark:
@@ -179,18 +179,20 @@ class AuditLog:
         for file, place, raw in _lines(files):
             if not raw.endswith(b"\n"):
                 if file != files[-1]:
-                    raise RunError(f"{file}, line {place}: it has no end; what was behind it is gone")
+                    raise RunError(f"{file}, line {place} is incomplete; what followed it is missing")
                 found.notes.append("the last line was being written when its program ended")
                 break
             line, now = _read(file, raw[:-1], place), Last.of(raw[:-1])
             if since and now.mark.number == since.number and now.mark != since:
-                raise RunError(f"{file}, line {place}: number {since.number} is not the one that was noted")
+                raise RunError(
+                    f"{file}, line {place}: number {since.number} is not the one that was recorded"
+                )
             if not since or now.mark.number > since.number:
                 _follows(file, place, line, last.mark)
                 found.take(line)
                 last = now
         if since and noted.number < since.number:
-            raise RunError(f"number {since.number}, which was noted elsewhere, is not in {self.folder}")
+            raise RunError(f"number {since.number}, which was recorded elsewhere, is not in {self.folder}")
         if last.mark != noted and not last.goes_on_from(noted):
             cut = "what follows was cut off" if last.mark.number < noted.number else "it was changed"
             raise RunError(

@@ -103,7 +103,7 @@ def _unpack(source: Path, target: Path, step: Step) -> dict[str, Any]:
         with tarfile.open(source, mode="r:") as archive:
             first = archive.next()
             if first is None or first.name != CONTENTS or first.size > SHORT or not first.isreg():
-                raise RunError(f"{source} is no back-up of proxyfl")
+                raise RunError(f"{source} is not a back-up made by proxyfl")
             about = json.loads(_opened_entry(archive, first).read())
             if about["format"] != FORMAT or about["kind"] not in ("server", "site"):
                 raise RunError(f"{source} is a back-up of another version of proxyfl; use that version")
@@ -119,7 +119,7 @@ def _unpack(source: Path, target: Path, step: Step) -> dict[str, Any]:
     except FileNotFoundError:
         raise RunError(f"{source} does not exist") from None
     except (tarfile.TarError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise RunError(f"{source} is damaged or no back-up ({type(error).__name__})") from None
+        raise RunError(f"{source} is damaged or not a back-up ({type(error).__name__})") from None
     if wanted:
         raise RunError(
             f"{source} is damaged: {len(wanted)} file(s) are missing, {next(iter(wanted))[:80]} first"

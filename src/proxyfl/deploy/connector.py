@@ -193,7 +193,8 @@ def _strange(kind: str, host: str, site: Site) -> Problem:
         )
     elif kind == "expired":
         text = (
-            "the server's certificate has ended, or this machine's clock is far ahead; its operator renews it"
+            "the server's certificate has expired, or this machine's clock is far ahead; the federation's "
+            "operator renews it"
         )
     elif kind == "clock":
         behind = pki.read_certificate(site.certificate).not_valid_before_utc.timestamp() - time.time()
@@ -201,7 +202,7 @@ def _strange(kind: str, host: str, site: Site) -> Problem:
         text = f"this machine's clock is behind{by}: the server's certificate is not valid yet; set it right"
         return Problem(kind, text, -behind if behind > 0 else None)
     else:
-        text = f"the server at {host} is not of this federation: another authority signed its certificate"
+        text = f"the server at {host} is not the federation's: another authority signed its certificate"
     return Problem(kind, text)
 
 

@@ -78,8 +78,8 @@ class Draws:
             return f"{len(online)} sites are connected, {wanted} are needed"
         waited = min((now - self.gone[k] for k in asked if k in self.gone), default=patience)
         if private or (not enough and waited < min(AWAY, patience / 2)):
-            reason = "; with differential privacy no others may stand in for them" if private else ""
-            return f"{here} of the sites drawn are connected, {wanted} are needed{reason}"
+            reason = "; with differential privacy no other sites may replace them" if private else ""
+            return f"{here} of the sampled sites are connected, {wanted} are needed{reason}"
         fresh = [client for client in able if client not in self.vain]
         self._draw_again(asked, fresh if len(fresh) >= wanted else able)
         return ""

@@ -105,7 +105,7 @@ class Enrolment:
         if order != sites[: len(order)]:
             raise RunError(
                 "the sites of federation.toml are not those this run began with, in their order; "
-                f"put them back, before any that were added: {', '.join(map(str, order))}"
+                f"restore them, before any that were added: {', '.join(map(str, order))}"
             )
         number = {name: client for client, name in enumerate(sites)}
         return cls(
@@ -265,4 +265,4 @@ def _readable(file: Path) -> Iterator[dict[str, Any]]:
     try:
         yield json.loads(read_bounded(file, JSON_SWELLS, SHORT))
     except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{file} is damaged ({type(error).__name__}); put it back from a copy") from None
+        raise RunError(f"{file} is damaged ({type(error).__name__}); restore it from a copy") from None

@@ -76,12 +76,12 @@ def check_server_files(deployment: Deployment) -> None:
         copies = [deployment.site(name).ca_certificate for name in deployment.present]
         copy = next((file for file in copies if file.is_file()), "a site's folder")
         raise ConfigError(
-            f"{authority} is missing, and the server needs it (ca.key and operator.key it does not); every "
+            f"{authority} is missing, and the server needs it (but not ca.key and operator.key); every "
             f"site's folder has a copy, as {copy}: copy it to {authority}"
         )
     for file in (deployment.server_certificate, deployment.server_key):
         if not file.is_file():
-            raise ConfigError(f"{file} is missing; bring it back from a copy of {file.parent}")
+            raise ConfigError(f"{file} is missing; restore it from a copy of {file.parent}")
     pki.check_server(deployment.server_certificate, deployment.ca_certificate, deployment.path)
     pki.check_key(deployment.server_key, deployment.server_certificate)
     site_keys(deployment)
@@ -89,7 +89,7 @@ def check_server_files(deployment: Deployment) -> None:
         if not file.is_file():
             raise ConfigError(
                 f"{file} is missing: this deployment was made by an earlier version; "
-                f"{RENEW.format(deployment.path)}, then hand each site its new site.crt and trusted.yaml"
+                f"{RENEW.format(deployment.path)}, then send each site its new site.crt and trusted.yaml"
             )
     signing.signature_of(deployment)
 

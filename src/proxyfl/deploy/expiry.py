@@ -25,7 +25,7 @@ def of_server(deployment: Deployment) -> list[str]:
         if len(pki.read_authorities(deployment.ca_certificate)) > 1:
             notes.append(f"a new authority is being introduced; when all sites have it: {rotate} --finish")
     for name in deployment.present:
-        cure = f"renew it with: {renew}, and hand the new one to {name}"
+        cure = f"renew it with: {renew}, and send the new one to {name}"
         notes += _note(deployment.site(name).certificate, cure)
     return notes
 
@@ -54,4 +54,4 @@ def _note(certificate: Path, cure: str) -> list[str]:
 
 def end(left: int) -> str:
     """When a certificate ends that has so many days left."""
-    return f"ends in {left} days" if left >= 0 else f"ended {-left} day(s) ago"
+    return f"expires in {left} days" if left >= 0 else f"expired {-left} day(s) ago"

@@ -204,8 +204,7 @@ def _measured(deployment: Deployment, classes: int) -> str:
         return f"on {measured_on(deployment)}: sites send nothing for it"
     counts = (
         f"on the {deployment.holdout:.0%} of its labelled {deployment.called} that each site holds out: it "
-        f"sends a table of {classes} × {classes} counts, true class against predicted, and the server adds "
-        "them up"
+        f"sends a confusion matrix of {classes} × {classes} counts, and the server adds these up"
     )
     return ", ".join([counts, *_scores(deployment, classes), *_shared(deployment)])
 
@@ -217,10 +216,11 @@ def _scores(deployment: Deployment, classes: int) -> list[str]:
         return []
     size = size_in_bytes(blank(classes)) / 1000
     return [
-        f"and counts of scores ({size:.0f} kB): for AUROC histograms, {classes} × 2 × {BINS} counts, for the "
-        f"calibration error counts and mean confidences in bins, from 20 classes on a count for top-5; of "
-        f"few {deployment.called} they tell how sure the model is of each; send_scores = false in site.toml "
-        'keeps them there, metrics = "accuracy" in [experiment.keep] asks nobody'
+        f"and counts of scores ({size:.0f} kB): for AUROC, histograms of {classes} × 2 × {BINS} counts; for "
+        f"the calibration error, counts and mean confidences in bins; from 20 classes on, a count for top-5. "
+        f"If there are few {deployment.called}, they reveal how confident the model is about each. With "
+        'send_scores = false in its site.toml a site does not send them; with metrics = "accuracy" in '
+        "[experiment.keep] they are not requested"
     ]
 
 
@@ -230,7 +230,7 @@ def _shared(deployment: Deployment) -> list[str]:
         return []
     return [
         "and the same for the last model of every site that allows it (share_model = true in its site.toml; "
-        "off unless it says so): such a model is sent to all sites after the last round"
+        "off by default): such a model is sent to all sites after the last round"
     ]
 
 
@@ -238,16 +238,16 @@ def _noted(deployment: Deployment) -> str:
     """Nothing more is sent for it: norm and cosine follow from the update."""
     config = deployment.config
     if config.privacy.clip:
-        return "nothing of single sites: differential privacy forbids it"
+        return "nothing about individual sites: differential privacy forbids it"
     if not config.keep.watches(config.federation.per_round):
-        return "nothing of single sites: keep.clients of the experiment says so"
+        return "nothing about individual sites: keep.clients of the experiment is 'none'"
     own = ", accuracy on what it holds out" if deployment.sites_measure else ""
     what = deployment.called
-    sums = "" if config.privacy.record_clip else f"losses, share of {what} trusted, "
+    sums = "" if config.privacy.record_clip else f"losses, share of confident {what}, "
     return (
-        f"of every site and round (clients.jsonl): {what}, labelled share, {sums}"
-        f"seconds, length of its update and its cosine to the mean{own}; nothing more is sent for it, and "
-        'clients = "none" in [experiment.keep] switches it off'
+        f"for every site and round (clients.jsonl): {what}, labelled share, {sums}seconds, norm of its "
+        f"update and its cosine similarity to the mean{own}; nothing more is sent for this, and "
+        'clients = "none" in [experiment.keep] turns it off'
     )
 
 
@@ -264,8 +264,8 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
     remarks, what = _frozen_remarks(deployment), deployment.called
     if deployment.config.model.norm == "static":
         remarks.append(
-            "sums for static batch norm tell the server, layer by layer, the mean and the spread of what the "
-            f"network sees in a site's {what}"
+            "sums for static batch norm reveal, layer by layer, the mean and the spread of the network's "
+            f"activations on a site's {what}"
         )
     if by_part(update.weights)["classifier"]:
         remarks.append(
@@ -277,16 +277,16 @@ def _remarks(deployment: Deployment, method: Method, update: Update, classes: in
             rows = f", and what a class's {what} have in common" if value.dim() > 1 else ""
             remarks.append(f"{name} has an entry for every class: it reveals label shares{rows}")
     if deployment.sites_measure:
-        remarks.append(f"the table of counts tells the server the label shares of the {what} held out")
+        remarks.append(f"the confusion matrix reveals the label shares of the held-out {what}")
     labelled = "" if deployment.scenario == SERVER else ", and how much of it is labelled"
-    remarks.append(f"numbers of {what} tell the server how large a site is{labelled}")
+    remarks.append(f"the numbers of {what} reveal how large a site is{labelled}")
     remarks.append(validation.open_updates(method))
     remarks.append(
-        "encryption protects the way to the server, not against it: trained weights can give away which "
-        f"{what} were trained on, and at worst what they look like"
+        "encryption protects the connection to the server, not against the server: trained weights can "
+        f"reveal which {what} were trained on, and at worst what they look like"
     )
     if deployment.config.federation.late == "next":
-        remarks.append("an update that misses its round is not thrown away: the server uses it in the next")
+        remarks.append("an update that misses its round is not discarded, but used in the next round")
     remarks.extend(_privacy_remarks(deployment, method))
     return tuple(remarks)
 
@@ -295,8 +295,8 @@ def _frozen_remarks(deployment: Deployment) -> list[str]:
     model = deployment.config.model
     if deployment.encoded:
         return [
-            f"the frozen encoder does not travel: every site has its own copy, with the hash "
-            f"{model.encoder_hash[:16]}, and reads its {deployment.called} with it on its own machine"
+            f"the frozen encoder is not sent: every site has its own copy, with the hash "
+            f"{model.encoder_hash[:16]}, and encodes its {deployment.called} on its own machine"
         ]
     network = Network.configured(model, len(deployment.classes), *deployment.taken)
     if not network.is_partial:
@@ -305,18 +305,18 @@ def _frozen_remarks(deployment: Deployment) -> list[str]:
         frozen = dict(frozen_tensors(network.adapt(network())))
     count = sum(value.numel() for value in frozen.values())
     size = f"{count:,} numbers ({size_in_bytes(frozen) / 1e6:.2f} MB)"
-    how = "a site is sent them once" if model.weights else "a site makes them from the seed"
-    return [f"{size} of the network are not trained and do not travel with a round: {how}"]
+    how = "they are sent to a site once" if model.weights else "a site computes them from the seed"
+    return [f"{size} of the network are not trained and not sent in a round: {how}"]
 
 
 def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
     config = deployment.config
-    counts = " and the table of counts" if deployment.sites_measure else ""
+    counts = " and the confusion matrix" if deployment.sites_measure else ""
     bare = f"numbers of {deployment.called}{counts}"
     if config.privacy.record_clip:
         return [
             f"differential privacy of single {deployment.called} (DP-SGD): the weights that leave a site are "
-            "computed from clipped and noised gradients alone, so that it holds against the server, too; no "
+            "computed only from clipped and noised gradients, so it also holds against the server; no "
             f"losses are sent; it does not cover {bare}, nor what all {deployment.called} of a site have in "
             "common"
         ]
@@ -332,16 +332,16 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
         ]
     if config.privacy.where == "server":
         covered = (
-            "differential privacy is the server's doing: updates reach it as they are, and only what leaves "
-            "it, the global model of each round, is bounded as described below"
+            "differential privacy is applied by the server: it receives updates without noise, and only what "
+            "leaves it, the global model of each round, is bounded as described below"
         )
     else:
         share = f"1/sqrt({config.federation.per_round})"
         covered = (
-            f"differential privacy is for the sum of a round: each update carries only {share} of the noise, "
-            "so who reads single updates, as the server can, sees more than epsilon says"
+            f"differential privacy holds for the sum of a round: each update has only {share} of the noise, "
+            "so anyone who reads individual updates, as the server can, learns more than epsilon states"
         )
-    return [covered, f"differential privacy does not cover {bare}: they are sent as they are"]
+    return [covered, f"differential privacy does not cover {bare}: they are sent without noise"]
 
 
 def _privacy(config: Config) -> dict[str, Any]:

@@ -25,13 +25,13 @@ def fault(kind: str, body: bytes) -> str:
     except DecodeError:
         return "the request cannot be read"
     if not _plain(request):
-        return "the request has a text that is no identifier"
+        return "the request contains a text that is not an identifier"
     for message in request.messages_list if kind == "push-messages" else ():
         about = message.metadata
         if about.src_node_id != request.node.node_id:
             return "a site sends messages in its own name only"
         if not ID.fullmatch(about.reply_to_message_id):
-            return "a site answers messages and begins none"
+            return "a site may answer messages but not start them"
     return ""
 
 

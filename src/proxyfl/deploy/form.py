@@ -24,9 +24,9 @@ class ImageForm:
     channels: int = setting(
         3, "channels of an image, 3 or 1 (grey); of vectors the features; of texts 0", low=0
     )
-    image_size: int = setting(32, "side in pixels that every image is brought to; 0: vectors or texts", low=0)
+    image_size: int = setting(32, "side in pixels to which images are resized; 0: vectors or texts", low=0)
     encoded: int = setting(
-        0, "features that a frozen encoder makes of an image or a text at the sites; 0: no encoder", low=0
+        0, "features that a frozen encoder computes of an image or a text at the sites; 0: no encoder", low=0
     )
     features: tuple[str, ...] = setting(
         (), "columns of vectors in tables, in order; empty: all of numbers; of texts, the one they are in"
@@ -35,7 +35,7 @@ class ImageForm:
     std: tuple[float, ...] = setting((), "standard deviation of each channel or feature")
     flip: bool = setting(False, "whether a mirrored image keeps its class")
     holdout: float = setting(
-        0.0, "share of labelled images held out to measure accuracy, where the labels are", low=0, high=0.9
+        0.0, "share of labelled images that are held out to measure accuracy", low=0, high=0.9
     )
 
     @property

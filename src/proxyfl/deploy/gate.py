@@ -164,13 +164,13 @@ class Gate:
         kind, site = forward.kind_of(scope), self.sites.name(key)
         body: bytes | Answer = b""
         if site is None:
-            answer = _refuse(403, "key", "this key is no site's any more")
+            answer = _refuse(403, "key", "this key no longer belongs to a site")
         elif forward.is_long(scope):
             answer = _refuse(431, "head", "the request's head is too large")
         elif not kind:
             answer = _refuse(403, "path", "only a site's requests are passed on")
         elif self._speaks_for(scope) != key:
-            answer = _refuse(403, "node", "a site speaks for its own node only")
+            answer = _refuse(403, "node", "a site may act only for its own node")
         else:
             body = await forward.read_body(scope, receive, self.limit)
             if isinstance(body, Answer):
@@ -200,7 +200,7 @@ class Gate:
         if wait > WAIT:
             self.requests[site].give_back(1)
             self.volume[site].give_back(len(body))
-            return _refuse(503, "busy", "more than this site's share; come again later")
+            return _refuse(503, "busy", "more than this site's share; try again later")
         await asyncio.sleep(wait)
         try:
             found = await forward.ask(self.client, kind, forward.headers_of(scope), body)

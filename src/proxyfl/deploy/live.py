@@ -75,7 +75,7 @@ class LiveLog:
                 text = f"round {answer.round}: {name} left out: {reason}"
                 self.left_out[answer.client] = f"round {answer.round}: {reason}"
             elif reason.startswith(MISSED) and not answer.pending:
-                self.left_out[answer.client] = f"round {answer.round}: it was not there by the deadline"
+                self.left_out[answer.client] = f"round {answer.round}: it had not arrived by the deadline"
             self.tell("failed", round=answer.round, client=answer.client, site=name, text=text)
         else:
             sent = sum(map(size_in_bytes, (answer.weights, *answer.again, answer.extras)))

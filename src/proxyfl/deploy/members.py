@@ -50,7 +50,7 @@ def add_site(folder: str | Path, name: str) -> list[str]:
     _register(grown)
     was = "as before" if before == (per_round, quorum) else f"before: {before[1]} of {before[0]}"
     said = [
-        f"{name} is site {len(sites)}; hand it {grown.site_folder(name)}",
+        f"{name} is site {len(sites)}; send it {grown.site_folder(name)}",
         f"a round asks {per_round} of {len(sites)} sites and needs the answers of {quorum} ({was}); to "
         f"change that, set per_round in [experiment.federation] and quorum in {grown.file} before a run",
     ]
@@ -116,7 +116,7 @@ def _in_a_run(deployment: Deployment, name: str, staying: int) -> list[str]:
     if staying < deployment.quorum:
         said.append(
             f"quorum = {deployment.quorum}, but {staying} site(s) are left: no round can count; "
-            f"move {deployment.run} away and begin anew, with a quorum that fits"
+            f"move {deployment.run} away and start again with a smaller quorum"
         )
     return said
 

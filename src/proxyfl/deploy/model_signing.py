@@ -77,7 +77,7 @@ def check(file: Path, authority: Path, signature: Path | None = None) -> Signed:
     except FileNotFoundError:
         raise RunError(f"{place} does not exist: the file is not signed, or was moved without it") from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise RunError(f"{place} is no signature; bring it back from where the file came from") from None
+        raise RunError(f"{place} is not a signature; get it again from the source of the file") from None
     signer = signers.server_signer(pem, authority, when)
     if not signer.signed(_message(record), raw):
         raise RunError(f"{place} was changed: it is not what {signer.name} signed")

@@ -53,7 +53,7 @@ FAMILIES = {
     "proxyfl_seconds": ("counter", "duration of all rounds"),
     "proxyfl_disk_free_bytes": ("gauge", "room on the server's disk"),
     "proxyfl_disk_size_bytes": ("gauge", "size of the server's disk"),
-    "proxyfl_certificate_days": ("gauge", "days left of a certificate, below 0 where it has ended"),
+    "proxyfl_certificate_days": ("gauge", "days until a certificate expires, below 0 if it has expired"),
 }
 """Every metric: its type and its help."""
 

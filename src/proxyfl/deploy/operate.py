@@ -302,7 +302,7 @@ def under_way(deployment: Deployment) -> str:
     """Flower's number of the run that is being played."""
     require_server(deployment)
     if not (runs := going(deployment)):
-        raise RunError(f"no run is under way; 'proxyfl deploy status {deployment.path}' says what there is")
+        raise RunError(f"no run is in progress; 'proxyfl deploy status {deployment.path}' says what there is")
     return runs[0]
 
 

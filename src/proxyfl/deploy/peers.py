@@ -32,11 +32,13 @@ def require() -> None:
     """Raise where this machine cannot tell whose a connection is."""
     if not TABLES[socket.AF_INET].is_file():
         raise RunError(
-            "servers and sites need Linux: this machine has no /proc/net/tcp, which tells whose a local "
-            "connection is; without it any account could speak to Flower's local ports"
+            "servers and sites need Linux: this machine has no /proc/net/tcp, which shows who owns a "
+            "local connection; without it any account could use Flower's local ports"
         )
     if os.geteuid() == int(OVERFLOW.read_text()):
-        raise RunError(f"user {os.geteuid()} stands for many accounts; use an account for this program alone")
+        raise RunError(
+            f"user {os.geteuid()} is shared by many accounts; give this program an account of its own"
+        )
 
 
 def is_own(connection: socket.socket) -> bool:

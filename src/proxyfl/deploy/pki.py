@@ -181,11 +181,11 @@ def check_server(certificate: Path, authority: Path, folder: Path | str = "DIR")
         raise ConfigError(f"{certificate} is not signed by {authority}; {renew}")
     if days_left(authority) < 0:
         raise ConfigError(
-            f"{authority} has ended, and nothing it signed is trusted any more; make another with "
+            f"{authority} has expired, and nothing that it signed is trusted any more; create another with "
             f"'proxyfl deploy rotate {folder} --ca' and distribute the sites' folders again"
         )
     if days_left(certificate) < 0:
-        raise ConfigError(f"{certificate} has ended; {renew}")
+        raise ConfigError(f"{certificate} has expired; {renew}")
 
 
 def check_key(key: Path, certificate: Path) -> None:
@@ -197,7 +197,7 @@ def check_key(key: Path, certificate: Path) -> None:
 def check_site_keys(private_file: Path, public_file: Path) -> None:
     """Raise where a site's two key files are unreadable or no pair."""
     if read_private(private_file).public_key() != read_public(public_file):
-        raise ConfigError(f"{private_file} and {public_file} are no pair; ask for a new folder")
+        raise ConfigError(f"{private_file} and {public_file} do not belong together; ask for a new folder")
 
 
 def check_site(certificate: Path, public_file: Path, authority: Path) -> None:
@@ -345,7 +345,7 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(file.read_bytes(), None)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}; bring the key back") from None
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}; restore the key") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise ConfigError(f"{file} is not an unencrypted private key in PEM form") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):

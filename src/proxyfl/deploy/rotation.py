@@ -57,7 +57,7 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
         raise ConfigError(f"{deployment.file} says insecure = true: there is no certificate to renew")
     if deployment.trusted.is_file() and not deployment.operator_key.is_file():
         raise ConfigError(
-            f"{deployment.operator_key} is missing, and sites run only what it signed; bring it back. If it "
+            f"{deployment.operator_key} is missing, and sites run only what it signed; restore it. If it "
             f"is lost, move {deployment.trusted} away and repeat this: sites then need the new trusted.yaml"
         )
     authority = deployment.ca_certificate, deployment.ca_key
@@ -110,9 +110,9 @@ def begin_authority(folder: str | Path) -> list[str]:
         write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
         certify(deployment, site)
     AuditLog(deployment.path).add("authority begun", authority=authority_of(deployment.ca_certificate))
-    handed = "hand each site its new ca.crt and site.crt"
+    handed = "send each site its new ca.crt and site.crt"
     if ended:
-        return [*finish_authority(folder, force=True), f"the former authority had ended: {handed}"]
+        return [*finish_authority(folder, force=True), f"the former authority had expired: {handed}"]
     return [
         f"a new authority is trusted beside the former one; restart the server, then {handed}",
         f"when all have them and were connected once: {_finish(deployment)}",
@@ -146,7 +146,7 @@ def finish_authority(folder: str | Path, *, force: bool = False) -> list[str]:
     waiting = [name for name in deployment.present if seen_authority(deployment, name) != newest]
     if waiting and not force:
         raise RunError(
-            f"{', '.join(waiting)} did not yet show a certificate of the new authority; hand over ca.crt and "
+            f"{', '.join(waiting)} did not yet show a certificate of the new authority; send them ca.crt and "
             "site.crt, let them connect once, or give --force: sites without them are then locked out"
         )
     hosts, authority = pki.hosts_of(deployment.server_certificate), deployment.ca_certificate
@@ -157,7 +157,7 @@ def finish_authority(folder: str | Path, *, force: bool = False) -> list[str]:
     pair = deployment.server_certificate, deployment.server_key
     pki.issue_server(*pair, (authority, deployment.ca_key), hosts, renew=True)
     AuditLog(deployment.path).add("authority finished", authority=newest, waiting=waiting)
-    return ["the former authority is trusted no longer; restart the server. Sites need nothing more"]
+    return ["the former authority is no longer trusted; restart the server. Sites need nothing more"]
 
 
 def is_under_way(deployment: Deployment) -> bool:

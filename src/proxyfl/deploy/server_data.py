@@ -66,6 +66,6 @@ def checksum(found: SiteData) -> dict[str, str]:
 def require_same(saved: Checkpoint, found: SiteData, deployment: Deployment) -> None:
     if saved.run_files.get(CHECKSUM) != checksum(found)[CHECKSUM]:
         raise RunError(
-            f"{deployment.server_data} is not what the run began with; put it back, or move "
-            f"{deployment.run} away to begin anew"
+            f"{deployment.server_data} is not what the run began with; restore it, or move "
+            f"{deployment.run} away to start again"
         )

@@ -119,7 +119,7 @@ class DeployedServer:
             self.live.tell("interrupted", text="interrupted; the checkpoint is kept")
             raise
         except httpx.HTTPError:  # no end: the server's command starts it again, and the run goes on
-            self.live.tell("interrupted", text="the SuperLink does not do its work; the checkpoint is kept")
+            self.live.tell("interrupted", text="the SuperLink does not work; the checkpoint is kept")
             raise
         except BaseException as error:
             reason = str(error) or type(error).__name__
@@ -254,7 +254,9 @@ class DeployedServer:
         """Stop between two rounds when 'proxyfl deploy stop' asks for it."""
         if stop_asked(self.deployment):
             raise StopAsked(
-                f"stopped after round {done}, as asked" if done else "stopped before round 1, as asked"
+                f"stopped after round {done}, as requested"
+                if done
+                else "stopped before round 1, as requested"
             )
 
     def _admit(self, federation: Server, enrolment: Enrolment, draws: Draws) -> None:
@@ -268,7 +270,7 @@ class DeployedServer:
             enrolment.save(self.directory.path)
             self.directory.event("removed", client=client, site=enrolment.sites[client])
             self.audit.log.add("removed", site=enrolment.sites[client])
-            self.say(f"{enrolment.sites[client]} was removed and takes part no longer")
+            self.say(f"{enrolment.sites[client]} was removed and no longer takes part")
         new = [] if federation.aggregator.private else self.registrar.enrol(enrolment)
         if new:
             enrolment.joined |= {client: draws.round for client in new if client not in enrolment.joined}
@@ -298,13 +300,13 @@ class DeployedServer:
         """The settings that the run began with; ``federation.toml`` must still say the same."""
         run = self.directory
         if not begins_with(run.config, saved.config, whole=True):
-            raise RunError(f"{run.config} was changed since the run began; put it back from {saved.folder}")
+            raise RunError(f"{run.config} was changed since the run began; restore it from {saved.folder}")
         config = resolve("", load_toml(run.config))
         ours, began = self.deployment.config.federation, config.federation
         if ours.quorum != began.quorum:
             raise RunError(
                 f"{self.deployment.file}: quorum = {ours.quorum}, but the run began with {began.quorum}; "
-                f"put it back, or move {run.path} away to begin anew"
+                f"restore it, or move {run.path} away to start again"
             )
         model = settle_encoder(self.deployment.config).model
         model = dataclasses.replace(model, weights_hash=config.model.weights_hash)
@@ -312,8 +314,8 @@ class DeployedServer:
         partition = dataclasses.replace(self.deployment.config.partition, clients=clients)
         if config != dataclasses.replace(self.deployment.config, model=model, partition=partition):
             raise RunError(
-                f"[experiment] of {self.deployment.file} was changed since the run began; put it back, "
-                f"or move {run.path} away to begin anew"
+                f"[experiment] of {self.deployment.file} was changed since the run began; restore it, "
+                f"or move {run.path} away to start again"
             )
         return config
 
@@ -377,7 +379,7 @@ class DeployedServer:
 
     def _store(self, place: Path, config: Config) -> ClientStore:
         versions = config.keep.checkpoint_every * config.keep.checkpoints + 1
-        cure = f"put it back from a copy, or move {self.deployment.run} away to begin anew"
+        cure = f"restore it from a copy, or move {self.deployment.run} away to start again"
         return ClientStore(place, versions, cure)
 
     def _card(self, config: Config, method: Method) -> dict[str, Any]:

@@ -51,13 +51,15 @@ class DeploymentSettings(ImageForm):
     deadline: float = setting(600.0, "seconds that a round waits for its sites", low=1)
     adapt: float = setting(
         0.0,
-        "wait this many times the slowest answer of the last rounds, at most the deadline; 0: as set",
+        "wait this many times as long as the slowest answer of the last rounds, at most the deadline; 0: off",
         low=0,
     )
     patience: float = setting(3600.0, "seconds to wait for enough sites before stopping", low=0)
     max_request_mb: int = setting(16, "largest request of a site; Flower cuts models into 5 MB pieces", low=1)
-    max_site_mb: int = setting(0, "megabytes a site may send in a minute; 0: 8 models and 64", low=0)
-    max_images: int = setting(1_000_000, "most images a site may claim; its weight follows its claim", low=1)
+    max_site_mb: int = setting(0, "megabytes that a site may send per minute; 0: 8 models plus 64 MB", low=0)
+    max_images: int = setting(
+        1_000_000, "most images that a site may claim, as its weight follows them", low=1
+    )
     metrics: str = setting(
         "", "HOST:PORT of OpenMetrics: on the loopback device, or elsewhere with TLS; empty: none are served"
     )
@@ -74,7 +76,7 @@ class DeploymentSettings(ImageForm):
             split_address(self.metrics)
         if 0 < self.adapt < 1.5:
             raise ConfigError(
-                f"adapt = {self.adapt:g} would shut out who is a little slower; from 1.5 on, or 0"
+                f"adapt = {self.adapt:g} would exclude sites that are slightly slower; use at least 1.5, or 0"
             )
         if self.insecure and not is_loopback(split_address(self.listen or self.address)[0]):
             raise ConfigError(
@@ -82,7 +84,7 @@ class DeploymentSettings(ImageForm):
             )
         check_sites(self.sites)
         if not self.name.strip() or not self.name.isprintable() or UNSAFE & set(self.name):
-            raise ConfigError(f"name '{self.name}' must be plain words, without quotes and other signs")
+            raise ConfigError(f"name '{self.name}' must be plain words, without quotes or special characters")
         if self.test and self.holdout:
             raise ConfigError(
                 "test images at the server and a held-out share at the sites are both set; "
@@ -291,7 +293,7 @@ class SiteSettings(Allowed):
         choices=SCENARIOS,
     )
     encoder: str = setting(
-        "", "where the frozen encoder lies at this site, as hf:FOLDER or onnx:FILE; empty: as the server says"
+        "", "location of the frozen encoder at this site, as hf:FOLDER or onnx:FILE; empty: the server's"
     )
     keys: str = setting("", "names of arrays or columns of its data, as in images=pixels,labels=diagnosis")
 

@@ -12,7 +12,7 @@ SETTLED = (("partition", "clients"), ("federation", "quorum"))
 NOTES = {
     "[experiment.data]": "data, labels and partition: how a simulation, or --sample, shares its data out.\n"
     "# Sites have their own images, of the form given above: of these three tables only labels.where counts.",
-    "[experiment.federation]": "how many rounds, and how many sites a round asks; the quorum is given above",
+    "[experiment.federation]": "number of rounds and of sites per round; the quorum is set above",
 }
 """Comments in ``federation.toml``, by the line that they stand above."""
 

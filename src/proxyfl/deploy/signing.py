@@ -59,12 +59,12 @@ def sign_app(deployment: Deployment) -> None:
         private = load_pem_private_key(deployment.operator_key.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"{deployment.operator_key} cannot be read ({type(error).__name__}); bring the key back"
+            f"{deployment.operator_key} cannot be read ({type(error).__name__}); restore the key"
         ) from None
     ((name, _),) = read_trusted(deployment.trusted).items()
     digest, now = hashlib.sha256(app_bytes(deployment)).digest(), int(time.time())
     if not isinstance(private, Ed25519PrivateKey):
-        raise ConfigError(f"{deployment.operator_key} is not the operator's key; bring the key back")
+        raise ConfigError(f"{deployment.operator_key} is not the operator's key; restore the key")
     signature = base64.urlsafe_b64encode(private.sign(_message(digest, now))).decode()
     record = {"key": name, "app": digest.hex(), "signed_at": now, "signature": signature}
     write_bytes(deployment.app_signature, f"{json.dumps(record, indent=1)}\n".encode())
@@ -76,10 +76,10 @@ def read_trusted(file: Path) -> dict[str, Ed25519PublicKey]:
         named = json.loads(file.read_text(encoding="utf-8"))
         keys = {str(name): load_ssh_public_key(line.encode()) for name, line in named.items()}
     except (OSError, ValueError, AttributeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{file} cannot be read ({type(error).__name__}); bring it back") from None
+        raise ConfigError(f"{file} cannot be read ({type(error).__name__}); restore it") from None
     found = {name: key for name, key in keys.items() if isinstance(key, Ed25519PublicKey)}
     if len(found) != 1 or len(keys) != 1:
-        raise ConfigError(f"{file} does not hold one key of an operator; bring it back")
+        raise ConfigError(f"{file} does not hold one key of an operator; restore it")
     return found
 
 

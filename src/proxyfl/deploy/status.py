@@ -53,7 +53,7 @@ def look(deployment: Deployment) -> Status:
         rows.append((name, node, *numbers, str(rounds[client])))
     waits = "starting" if operate.supervisor(deployment).is_taken() else "down"
     if not deployment.insecure and expiry.has_ended(deployment.server_certificate):
-        waits = "not trusted: its certificate has ended"
+        waits = "not trusted: its certificate has expired"
     return Status("up" if up else waits, rows, run_line(deployment), [*left, *expiry.of_server(deployment)])
 
 

@@ -50,7 +50,7 @@ def stop_now(deployment: Deployment) -> bool:
     wait_until(lambda: not operate.is_running(deployment), operate.START)
     AuditLog(deployment.path).add("stop asked for", now=True)
     log = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
-    log.tell("stopped", asked=True, reason="stopped, as asked", text="stopped, as asked")
+    log.tell("stopped", asked=True, reason="stopped, as requested", text="stopped, as requested")
     return True
 
 

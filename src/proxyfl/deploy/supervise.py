@@ -165,8 +165,8 @@ class ServerWatch:
         run, self.going, self.begun = self.going, "", False
         if "stopped" in operate.state_of(self.deployment, run):
             return 0
-        time.sleep(self.restarts.pause("the run's process ended without a word"))
-        self.say("the run's process ended without a word")
+        time.sleep(self.restarts.pause("the run's process ended without a message"))
+        self.say("the run's process ended without a message")
         self.owed = True
         self._go_on()
         return 0
@@ -180,7 +180,7 @@ class ServerWatch:
     def _go_on(self) -> None:
         if self.owed and stop_asked(self.deployment):
             self.owed = False
-            text = "stopped, as asked; the checkpoint is kept"
+            text = "stopped, as requested; the checkpoint is kept"
             log = LiveLog(self.deployment.state / LIVE_FILE, self.deployment.sites, "")
             log.tell("stopped", asked=True, reason=text, text=text)
         if self.owed:
@@ -253,7 +253,7 @@ def _take_part(settings: Site, data: Path, say: Say, address: str) -> NoReturn:
             why = str(error)
         if UNKNOWN_KEY in why or GRACEFUL in why:
             pause = PAUSE if time.monotonic() - began > WITHIN / 10 else min(2 * pause, PAUSE_LAST)
-            why = "the server turned it away"
+            why = "the server rejected it"
         else:
             pause = restarts.pause(f"{settings.name} could not take part: {why} (see {log})")
         say(f"{settings.name}: {why}; starting again in {pause:.0f} s")
@@ -264,7 +264,7 @@ def _watch_site(program: Program) -> str:
     illness = Illness(program)
     while program.wait(LOOK) is None:
         if any(THREAD in line for line in program.said):
-            return "Flower's SuperNode had lost its sign of life"
+            return "Flower's SuperNode had stopped sending its heartbeat"
         if why := illness.look():
             return why
     return _cause(program)

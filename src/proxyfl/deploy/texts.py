@@ -64,7 +64,7 @@ def labels_are(deployment: Deployment) -> str:
     if deployment.scenario == SERVER:
         return (
             f"All labels are at the server ({deployment.server_data}), which trains on these "
-            f"{deployment.called} after each mean. Sites need no labels; those that they have are not used."
+            f"{deployment.called} after each aggregation. Sites need no labels; theirs are not used."
         )
     if deployment.scenario == PARTIAL:
         return f"A site has labels for all its {deployment.called} or for none."
@@ -76,7 +76,7 @@ def _site_labels(site: Site) -> str:
         return "No labels are needed: they are at the server, and those that your data have are not used."
     if site.scenario == PARTIAL:
         return "Label all of them or none: here a site has all labels or no label."
-    return "Give labels to as many as you can."
+    return "Label as many as you can."
 
 
 def _user() -> str:
@@ -102,8 +102,8 @@ def site_words(deployment: Deployment, site: Site) -> dict[str, object]:
 
 
 APPROVE = (
-    "Agree to it: `proxyfl deploy approve THIS_FOLDER`. This site does and sends that and nothing else,\n"
-    "   whatever the server asks for. "
+    "Approve it: `proxyfl deploy approve THIS_FOLDER`. This site does and sends only what you approved,\n"
+    "   whatever the server requests. "
 )
 IMAGE_DATA = """- a folder with one folder per class, and a folder `unlabelled` for images without a label;
 - a folder of images with a file `labels.csv` in it: a line `file,label`, then a line for each labelled image;
@@ -115,8 +115,8 @@ VECTOR_DATA = """- an npz file with `vectors` (N×d) and `labels` (numbers, -1 f
 TEXT_DATA = """- a table, `.csv` or `.parquet`, with a column `text` and a column `label`, empty for none."""
 DATA = {"images": IMAGE_DATA, "vectors": VECTOR_DATA, "texts": TEXT_DATA}
 ENCODER = (
-    " A frozen encoder reads the {what} on this machine, once. It does not come with the folder: write where "
-    'it lies into site.toml, as in encoder = "hf:/models/clip". It must be the very one that the server has.'
+    " A frozen encoder reads the {what} on this machine, once. It is not part of the folder: set its "
+    'location in site.toml, as in encoder = "hf:/models/clip". It must be the same one that the server uses.'
 )
 
 

@@ -70,8 +70,7 @@ def check_experiment(config: Config) -> None:
         )
     if (config.privacy.clip or config.privacy.record_clip) and config.privacy.draw == "seed":
         raise ConfigError(
-            "privacy.draw = 'seed': every site knows the seed and could take the noise away; "
-            "set it to 'system'"
+            "privacy.draw = 'seed': every site knows the seed and could remove the noise; set it to 'system'"
         )
     if config.data.validation:
         raise ConfigError(

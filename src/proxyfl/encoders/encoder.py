@@ -84,8 +84,8 @@ class Frozen:
 
 @dataclass(frozen=True, eq=False)
 class TextEncoder(Frozen):
-    """A network that makes a vector of a text: ``network`` takes a list of N strings and gives (N, d). One
-    that is no ``nn.Module`` needs a ``weights_hash``, which changes with what it computes.
+    """A frozen encoder of texts: ``network`` takes a list of N strings and returns (N, d). If it is not an
+    ``nn.Module`` it needs a ``weights_hash`` that identifies what it computes.
 
     >>> import proxyfl, torch
     >>> def vowels(texts):
@@ -102,12 +102,12 @@ class TextEncoder(Frozen):
 
 @dataclass(frozen=True, eq=False)
 class Encoder(Frozen):
-    """A network that makes a vector of an image, and what it wants of images.
+    """A frozen encoder of images, and how images are prepared for it.
 
-    ``network`` takes float32 images (N, channels, size, size) and gives (N, d). Images are brought to
-    ``size`` (0: they stay as they are), a square of ``crop`` is cut from their middle (0: nothing is cut),
-    grey ones get three channels if ``channels`` is 3, and values are (x / 255 - mean) / std. A ``network``
-    that is no ``nn.Module`` needs a ``weights_hash``, which changes with what it computes.
+    ``network`` takes float32 images (N, channels, size, size) and returns (N, d). Images are resized to
+    ``size`` (0: not resized) and cropped to the central square of ``crop`` pixels (0: not cropped), grey
+    images get three channels if ``channels`` is 3, and values are (x / 255 - mean) / std. A ``network`` that
+    is not an ``nn.Module`` needs a ``weights_hash`` that identifies what it computes.
 
     >>> import proxyfl, torch
     >>> encoder = proxyfl.Encoder(torch.nn.Flatten(), size=4)

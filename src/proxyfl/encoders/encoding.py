@@ -40,12 +40,12 @@ def encode(
     cache: str | Path | None = None,
     batch: int = 64,
 ) -> Dataset:
-    """The data set that ``encoder`` makes of one of images or texts: a vector for each, as any other vectors.
+    """Encode a data set of images or texts with ``encoder``: a data set with a vector for each sample.
 
-    Training samples are encoded as they are and in ``weak`` and ``strong`` views, one of which is drawn
-    whenever a method asks for a view; all others as they are. ``texts`` says how views of texts are drawn.
-    Features are kept in the folder ``cache`` (by default ``features`` in the data folder), computed once for
-    an encoder, a data set and its views.
+    Training samples are encoded without augmentation and in ``weak`` and ``strong`` views, one of which is
+    drawn whenever a method needs a view; other samples without augmentation only. ``texts`` sets how views
+    of texts are drawn. Features are computed once for an encoder, a data set and its views, and stored in
+    the folder ``cache`` (by default ``features`` in the data folder).
 
     >>> import proxyfl, torch
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16))

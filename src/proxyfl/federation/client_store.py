@@ -19,7 +19,7 @@ from proxyfl.core.files import clear_asides
 from proxyfl.core.state import Tensors
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
-CURE = "put it back from a copy of the run, or start again under another --name"
+CURE = "restore it from a copy of the run, or start again under another --name"
 
 
 class ClientStore:

@@ -252,7 +252,7 @@ def unsupported(method: Method) -> str:
             return ""
         own = [name for name, value in vars(cls).items() if inspect.isfunction(value)]
         if other := sorted({*own} - HARMLESS):
-            return f"{method.name} has no losses of single samples ({other[0]} is its own)"
+            return f"{method.name} has no losses of single samples (it overrides {other[0]})"
     return ""
 
 

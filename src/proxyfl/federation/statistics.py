@@ -127,10 +127,10 @@ def _usable(
     if answer.client != client or type(answer.samples) is not int or not 0 < answer.samples <= registered:
         raise UpdateRefused(f"refused: claims {str(answer.samples)[:40]} images, registered {registered}")
     if answer.weights or answer.carry or answer.extras.keys() != shapes.keys():
-        raise UpdateRefused("refused: its sums are not those that were asked for")
+        raise UpdateRefused("refused: its sums are not those that were requested")
     for name, value in answer.extras.items():
         if value.shape != shapes[name] or value.dtype != torch.float64:
-            raise UpdateRefused(f"refused: '{name}' is not of the form that was asked for")
+            raise UpdateRefused(f"refused: '{name}' is not of the form that was requested")
         if not bool((value.abs() <= LARGEST * answer.samples).all()):
             raise UpdateRefused(f"refused: '{name}' holds values beyond {LARGEST:g}")
     for name in (name for name in shapes if name.endswith(f"/{MEAN}")):

@@ -81,13 +81,13 @@ class Part:
     # On the client
 
     def begin(self, ctx: ClientContext) -> None:
-        """Once a round, before the first step."""
+        """Once per round, before the first step."""
 
     def observe(self, outputs: Outputs, ctx: ClientContext) -> None:
         """After each step, without a graph: count, remember."""
 
     def finish(self, ctx: ClientContext) -> Tensors:
-        """Once a round, after the last step: extras to send."""
+        """Once per round, after the last step: extras to send."""
         return {}
 
     # On the server
@@ -101,7 +101,7 @@ class Part:
         return {}
 
     def task_extras(self, ctx: ServerContext, client: int) -> Tensors:
-        """Extras for one client alone."""
+        """Extras for one client only."""
         return {}
 
     def receive(self, update: Update) -> Tensors:
@@ -125,10 +125,10 @@ class Addon(Part):
     needs: ClassVar[tuple[type[Addon], ...]] = ()
     """Other add-ons it works with; they are attached as well."""
     asked_as: str = ""
-    """The word that brought it: a bundle's or another add-on's name, or its own."""
+    """The name by which it was attached: that of a bundle or of another add-on, or its own."""
 
     def weigh(self, pseudo: Pseudo, outputs: Outputs, ctx: ClientContext) -> Pseudo:
-        """Which unlabelled images count, and how much: what it makes of the method's decision."""
+        """Decide which unlabelled images count and how much, given the method's decision."""
         return pseudo
 
     def term(self, outputs: Outputs, ctx: ClientContext) -> Tensor | None:
@@ -159,41 +159,41 @@ class Method(Part):
     name: ClassVar[str] = "method"
     wants: ClassVar[frozenset[str]] = frozenset({"x"})
     oracle: ClassVar[bool] = False
-    """Whether the true labels of unlabelled images are given to it (``ctx.truth``). Declared and listed."""
+    """Whether it receives the true labels of unlabelled images (``ctx.truth``); listings mark it."""
     undefined: ClassVar[Mapping[str, str]] = {
         SERVER: ("it learns from labelled images at clients, which have none (server-only uses the server's)")
     }
     protocol: ClassVar[Mapping[str, object]] = {}
     """Settings of its own paper's federation by dotted name (``--protocol own``); empty: it has none."""
     protocol_on: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    """What of it is otherwise on single data sets, by their names."""
+    """The settings that differ on individual data sets, by data set."""
     needs_labels: ClassVar[bool] = True
     """Whether a client without labelled images has nothing to do."""
     walks_labelled: ClassVar[bool] = False
-    """Whether labelled images are walked through once an epoch instead of drawn with replacement."""
+    """Whether an epoch visits every labelled image once instead of sampling with replacement."""
     shows_steps: ClassVar[bool] = True
-    """Whether :meth:`decide` notes each step's pseudo-labels; who decides once a round notes them then."""
+    """Whether :meth:`decide` records the pseudo-labels of each step; else the method records them itself."""
     takes_masks: ClassVar[bool] = False
     """Whether an add-on may decide which unlabelled images count (:meth:`Addon.weigh`)."""
     needs_all_updates: ClassVar[bool] = False
-    """Whether :meth:`weights` looks at all updates before the mean; they are then spooled to disk."""
+    """Whether :meth:`weights` needs all updates before averaging; they are then stored on disk."""
     most_trainings: int = 1
     """How often :meth:`trainings` may let a client train in a round."""
     recalls_start: ClassVar[bool] = False
     """Whether a client's first round uses the network as it was before round 1 (``ctx.initial``)."""
     watched: ClassVar[Mapping[str, str]] = {"proxies": "classifier.weight"}
-    """Tensors of single updates that snapshots keep where the network has them, and under which title: the
-    rows of a classifier are proxies of its classes, whatever the method."""
+    """Tensors of individual updates that snapshots contain, by title, if the network has them. The rows of a
+    classifier are proxies of its classes with any method."""
     Parameters: ClassVar[type[Any]] = MethodParameters
 
     own_optimiser: str = ""
-    """Which optimiser it trains with, where that is not the one of the training settings."""
+    """The optimiser it trains with, if it ignores that of the training settings."""
 
     usual_addons: ClassVar[tuple[type[Addon], ...]] = ()
-    """Add-ons that belong to it: it carries them where nobody says which."""
+    """Add-ons that it has unless others are given."""
 
     def __init__(self, parameters: Any = None, addons: Sequence[Addon] | None = None, **values: Any) -> None:
-        """``ProxyFL(tau=0.9, addons=[ICPL(weight=0.5)])``; add-ons not given have its ``fidelity``, too."""
+        """``ProxyFL(tau=0.9, addons=[ICPL(weight=0.5)])``; its usual add-ons have the same ``fidelity``."""
         super().__init__(parameters, **values)
         fidelity = values.get("fidelity", "clean")
         addons = [addon(fidelity=fidelity) for addon in self.usual_addons] if addons is None else addons
@@ -238,7 +238,7 @@ class Method(Part):
         return "" if addon.name == masks[0] else f"+{masks[0]} already weights its images"
 
     def require(self, where: str) -> None:
-        """Refuse a scenario in which the method or one of its add-ons makes no sense."""
+        """Raise an error if the method or one of its add-ons is not defined in this scenario."""
         for part in self.parts:
             if reason := part.refusal(where):
                 homes = [f"'{each}'" for each in SCENARIOS if not part.refusal(each)]
@@ -250,7 +250,7 @@ class Method(Part):
     # On the client
 
     def rearrange(self, data: ClientData) -> ClientData:
-        """What it makes of a client's images before any batch is drawn."""
+        """Reorganise a client's images before any batch is drawn."""
         return data
 
     def trainables(self, ctx: ClientContext) -> Iterable[nn.Parameter]:
@@ -262,11 +262,11 @@ class Method(Part):
         return shared
 
     def steps_per_epoch(self, labelled: int, pool_steps: int, batch: int) -> int:
-        """How many steps a local epoch takes, given what the schedule proposes."""
+        """The number of steps of a local epoch, given the number that the shared protocol proposes."""
         return pool_steps
 
     def step(self, batch: Batch, ctx: ClientContext) -> Outputs:
-        """One step. Methods that are no single loss override it and add ``ctx.terms`` themselves."""
+        """One step. Methods that are not a single loss override it and add ``ctx.terms`` themselves."""
         outputs = ctx.forward(batch)
         with span(PSEUDO):
             self.decide(outputs, ctx)
@@ -278,7 +278,7 @@ class Method(Part):
         return outputs
 
     def decide(self, outputs: Outputs, ctx: ClientContext) -> None:
-        """Pseudo-label the unlabelled images of the batch, where there are any, and note the decision."""
+        """Pseudo-label the unlabelled images of the batch, if there are any, and record the decision."""
         if len(outputs.batch.u_weak):
             pseudo = self.pseudo_label(outputs, ctx)
             for addon in self.addons:
@@ -292,7 +292,7 @@ class Method(Part):
         return F.cross_entropy(outputs.x, outputs.batch.y, reduction="sum") / max(1, len(outputs.x))
 
     def pseudo_label(self, outputs: Outputs, ctx: ClientContext) -> Pseudo:
-        """What to make of the unlabelled images: by default the global model's confident labels."""
+        """Pseudo-label unlabelled images: by default with the global model's confident predictions."""
         scores = outputs.global_weak
         return Pseudo(scores.argmax(1), self.confident(scores), scores=scores)
 
@@ -302,7 +302,7 @@ class Method(Part):
         return torch.gt(best, tau) if self.parameters.strict else torch.ge(best, tau)
 
     def losses(self, outputs: Outputs, ctx: ClientContext) -> dict[str, Tensor]:
-        """Losses beside the supervised one."""
+        """Losses in addition to the supervised one."""
         return {}
 
     def record_losses(self, outputs: Outputs, ctx: ClientContext) -> tuple[Tensor, Tensor]:
@@ -313,7 +313,7 @@ class Method(Part):
         return F.cross_entropy(outputs.x, outputs.batch.y, reduction="none"), outputs.x.new_zeros(0)
 
     def upload(self, ctx: ClientContext) -> Tensors:
-        """The weights to send: parameters and buffers, but for what is private."""
+        """The weights to send: parameters and buffers, except private ones."""
         return self.shared(ctx.model.state_dict())
 
     def shared(self, weights: Mapping[str, Tensor]) -> Tensors:
@@ -327,11 +327,11 @@ class Method(Part):
         return weights
 
     def prepare(self, ctx: ServerContext) -> None:
-        """Before the first round, where the server holds labelled images: ``ctx.train_own`` uses them."""
+        """Before the first round, if the server holds labelled images: ``ctx.train_own`` trains on them."""
 
     def refine(self, ctx: ServerContext) -> None:
-        """After each mean, where the server holds labelled images: by default it trains on them as a client
-        would, ``train.epochs`` times.
+        """After each aggregation, if the server holds labelled images: by default it trains on them
+        like a client, for ``train.epochs`` epochs.
         """
         ctx.train_own()
 
@@ -345,7 +345,7 @@ class Method(Part):
 
     def trainings(self, ctx: ServerContext, clients: Sequence[int]) -> Sequence[int]:
         """How often each of these clients trains in the round, each time from the weights that are sent, with
-        an update for each training. Whom it gives 0 is not asked.
+        an update for each training. With 0, a client does not take part.
         """
         return [1] * len(clients)
 

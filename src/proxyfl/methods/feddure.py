@@ -276,6 +276,6 @@ def _moved(phi: Tensors, losses: Tensor, weights: Tensor, lr: float) -> Tensors:
 
 
 register(
-    Recipe("feddure", "two regulators weigh pseudo-labels by what they do to labelled images", FedDure),
+    Recipe("feddure", "two regulators weight pseudo-labels by their effect on labelled images", FedDure),
     Shown("federated SSL", 35, "orange", "dash-dot", "o"),
 )

@@ -215,6 +215,6 @@ def ascended(
 
 
 register(
-    Recipe("flfl", "labels at the server, thresholds adapt to the client, predictions hold uphill", FLFL),
+    Recipe("flfl", "labels at the server, thresholds adapt to the client, weights are perturbed", FLFL),
     Shown("labels at the server", 62, "orange", "long-dash", "D"),
 )

@@ -28,10 +28,10 @@ OTHERS, LAST = "others", 1000
 class Shown:
     """How a method is presented.
 
-    ``group`` is its heading in listings and ``rank`` its place in tables, plain methods first; groups stand
-    in the order of their lowest rank. ``colour``, ``line`` and ``marker`` (matplotlib's letters) are for
-    pictures; without a colour it gets a spare look that is unlike all others. ``page`` is its page below
-    docs/methods; empty: the page is called like the method.
+    ``group`` is its heading in listings and ``rank`` its place in tables, plain methods first; groups are
+    sorted by their lowest rank. ``colour``, ``line`` and ``marker`` (matplotlib's letters) are for figures;
+    without a colour, a style is chosen that no other method uses. ``page`` is its page in docs/methods;
+    empty: the page has the method's name.
 
     >>> import proxyfl
     >>> proxyfl.Shown(group="mine", colour="purple", marker="s").rank == proxyfl.Shown().rank
@@ -59,7 +59,7 @@ UNSHOWN = Shown()
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by name. ``defaults`` go over the classes' own, ``paper`` over those in that fidelity.
+    """A method by name. ``defaults`` replace those of its classes, ``paper`` those of that fidelity.
 
     >>> import proxyfl
     >>> from proxyfl.methods import FixMatch
@@ -90,12 +90,12 @@ R = TypeVar("R", Recipe, type[Method])
 
 
 def register(method: R, shown: Shown = UNSHOWN, *, aliases: Iterable[str] = ()) -> R:
-    """Make a method known by name, with ``aliases``; a name that is taken is an error.
+    """Register a method by name, with ``aliases``; a name that is taken is an error.
 
-    A class of methods goes by its ``name``, with the first line of its docstring as summary
-    (``@register_method`` above the class does); a :class:`Recipe` also has add-ons and other defaults.
+    A method class is registered under its ``name``, with the first line of its docstring as summary
+    (``@register_method`` above the class is enough); a :class:`Recipe` can have add-ons and other defaults.
 
-    FixMatch with a threshold that rises over the rounds, as a file of its own::
+    Example, as a file: FixMatch with a threshold that rises over the rounds::
 
         from proxyfl import Recipe, register_method
         from proxyfl.methods.fixmatch import FixMatch
@@ -134,7 +134,7 @@ def _recipe_of(method: object) -> Recipe:
 
 
 def register_addon(addon: type[Addon]) -> type[Addon]:
-    """Make an add-on known by its class's ``name``; a decorator.
+    """Register an add-on under its class's ``name``; a decorator.
 
     Label smoothing for any method, as a file of its own::
 

@@ -66,7 +66,7 @@ class RSCFedParameters(MethodParameters):
     subsets: int = setting(3, "subsets of clients per round", low=1, high=1000)
     subset_size: int = setting(5, "clients per subset, or all of the round if there are fewer", low=1)
     once: bool = setting(
-        False, "a client trains once a round, and its update counts in each of its subsets; false: for each"
+        False, "a client trains once per round for all of its subsets; false: once for each of them"
     )
     scale: float = setting(100.0, "effect of distance in a subset with a labelled client", low=0)
     scale_unlabelled: float = setting(1e4, "effect of distance in a subset without one", low=0)

@@ -137,6 +137,6 @@ def mixed_cross_entropy(logits: Tensor, first: Tensor, second: Tensor, share: fl
 
 
 register(
-    Recipe("semifl", "labels at the server, the global model labels each client's pool once a round", SemiFL),
+    Recipe("semifl", "labels at the server, the global model labels every pool once per round", SemiFL),
     Shown("labels at the server", 61, "orange", "dotted", "s"),
 )

@@ -31,7 +31,7 @@ FIRST, SECOND = "lora_a", "lora_b"
 
 @dataclass(frozen=True)
 class LoRA:
-    """``targets`` are patterns over names of layers, with commas between them.
+    """Low-rank adapters of this rank; ``targets`` are comma-separated patterns of layer names.
 
     >>> import proxyfl
     >>> proxyfl.LoRA(rank=4, targets="*.stage3.*", alpha=8.0).scale
@@ -41,7 +41,7 @@ class LoRA:
     rank: int = 4
     targets: str = "*"
     alpha: float = 0.0
-    """0: the change counts once, whatever its rank."""
+    """The change is scaled by alpha / rank; 0: by 1."""
 
     @property
     def scale(self) -> float:

@@ -51,12 +51,12 @@ def register(name: F) -> F: ...
 
 
 def register(name: str | F) -> Callable[[F], F] | F:
-    """Name a network: a decorator for a class or function of (classes, channels, width), or of those of them
-    that it names; ``image_size`` is known, too.
+    """Register a network: a decorator for a class or function with any of the parameters ``classes``,
+    ``channels``, ``width`` and ``image_size``.
 
-    ``@register_model("mine")`` names it; a plain ``@register_model`` takes the class's name in small letters.
-    A network takes images and gives logits. Add-ons that look at features also need ``features(x)`` of
-    shape (N, d) and ``classifier``, an ``nn.Linear`` on them. As a file of its own::
+    ``@register_model("mine")`` sets the name; ``@register_model`` alone uses the class's name in lower case.
+    A network takes images and returns logits. Add-ons that use features also need ``features(x)`` of
+    shape (N, d) and ``classifier``, an ``nn.Linear`` on them. Example, as a file::
 
         from proxyfl import register_model
         from torch import nn

@@ -71,13 +71,13 @@ _ITEMS = (
     Item(
         "table1",
         "Test accuracy with 10 % labels",
-        "14 methods on four data sets at three heterogeneities",
+        "14 methods on four data sets at three degrees of heterogeneity",
         rows=LEADING,
         columns=EVERY,
         gains=(LEAD,),
         references=("ProxyFL",),
         notes=(
-            "In the paper FedProx on SVHN has one number for two alphas, and FedProx+FixMatch on CINIC-10 "
+            "In the paper, FedProx on SVHN has one number for two alphas, and FedProx+FixMatch on CINIC-10 "
             "repeats FixMatch-LPL at alpha 0.5 and 1.",
         ),
     ),
@@ -111,7 +111,7 @@ _ITEMS = (
     Item(
         "table4",
         "Designs of ICPL",
-        "low-confidence images left out, taken in, or as category sets",
+        "low-confidence images left out, included, or used through category sets",
         rows=(
             Row("FedAvg-SL", "fedavg-sl", bound=True),
             GPL,
@@ -148,13 +148,13 @@ _ITEMS = (
         gains=(LEAD,),
         references=("ProxyFL",),
         notes=(
-            "FedAvg-SL is that of table 1. In the paper FedAvg+FlexMatch on CIFAR-10 and FedLabel on "
+            "FedAvg-SL uses the runs of table 1. In the paper, FedAvg+FlexMatch on CIFAR-10 and FedLabel on "
             "CINIC-10 get worse with more labels.",
         ),
     ),
     Item(
         "table7",
-        "Communication of a round",
+        "Communication per round",
         "millions of numbers sent, counted from the network",
         kind="traffic",
         notes=(
@@ -220,7 +220,7 @@ _ITEMS = (
         columns=cells(["cifar10"], LOW_ALPHAS),
         settings=ONE_EPOCH,
         measures=("excluded",),
-        notes=("Counted as visits in a round: at full scale it has 20,000 unlabelled images.",),
+        notes=("Counted as visits per round: at full scale, a round has 20,000 unlabelled images.",),
     ),
     Item(
         "fig2c",
@@ -273,7 +273,7 @@ _ITEMS = (
     Item(
         "fig6",
         "Category set against pseudo-label",
-        "how often the true class is in the set, and is the label, of low-confidence images",
+        "how often the true class of a low-confidence image is in its category set, and is its label",
         kind="picture",
         rows=(PROXYFL,),
         columns=CIFAR100,

@@ -45,7 +45,7 @@ ITEMS = (
     ),
     Item(
         "comparison",
-        "The four comparisons named beforehand",
+        "The four pre-specified comparisons",
         "ProxyFL against FedAvg, FixMatch-GPL, FixMatch-GPL with ProxyFL's mask, and SAGE",
         rows=(FEDAVG, *BASELINES, SAGE, PROXYFL),
         columns=WORST,
@@ -56,7 +56,7 @@ ITEMS = (
     Item(
         "control",
         "The comparison without a common start",
-        "whether the order of methods is made by the start: from scratch, with as many steps in all",
+        "whether the ranking depends on the common start: from scratch, with the same total number of steps",
         rows=(FEDAVG, SAGE, PROXYFL),
         columns=cells(["svhn"], (0.1,)),
         settings={"federation.rounds": SCRATCH_ROUNDS},
@@ -82,18 +82,18 @@ ITEMS = (
     Item(
         "clients",
         "Accuracy against the number of clients",
-        "the same images at more clients, of whom ever fewer take part in a round",
+        "the same images at more clients, of which a smaller share takes part in each round",
         rows=_asked(
             (n, f"{m} of {n} clients", {"partition.clients": n, "federation.per_round": m})
             for n, m in ((20, 8), (50, 8), (100, 8), (200, 10))
         ),
         columns=DIGITS,
-        axis="clients, 8 a round (of 200: 10)",
+        axis="clients, 8 per round (of 200: 10)",
     ),
     Item(
         "skew",
         "Labelled and unlabelled images skewed differently",
-        "separate concentrations for the two; the smaller, the more unequal clients are",
+        "a Dirichlet alpha for each of the two; the smaller, the more the clients differ",
         rows=_asked(
             (
                 place,

@@ -62,14 +62,14 @@ def rounds_panel(item: Item, size: Scale, results: Results, column: Column) -> P
 
 def _caption(size: Scale) -> list[str]:
     lines = [
-        f"Ours: the first round that gets there; {NONE}: not every seed does, or the paper has no number. "
-        "diff.: rounds more or less than the paper's."
+        f"Ours: the first round that reaches it; {NONE}: not every seed does, or the paper has no number. "
+        "diff.: difference from the paper in rounds."
     ]
     if size.relative:
         shares = ", ".join(f"{100 * share:.0f}" for share in size.targets)
         lines.append(
-            f"Ours are counted to {shares} % of the best mean of last rounds, as the paper's targets are of "
-            "its best, so diff. is between different accuracies."
+            f"Ours are the rounds to {shares} % of the best mean of the last rounds. The paper's targets are "
+            "the same shares of its best, so diff. compares rounds to different accuracies."
         )
     return lines
 
@@ -105,8 +105,8 @@ def cost_panel(item: Item, size: Scale, results: Results, column: Column) -> Pan
     aim = f"{100 * aims[-1]:.0f} %" if aims else "an accuracy"
     title = f"{item.title}: to {aim}, {column_title(column.data, size)}, α = {column.alpha:g}"
     caption = [
-        f"Rounds: the median over seeds of the first that gets there; {NONE}: not every seed does. Times and "
-        "megabytes: those rounds at the mean of a round. A common start is not counted.",
+        f"Rounds: the first round that reaches it, median over seeds; {NONE}: not every seed does. Times and "
+        "megabytes: this many rounds at the mean cost of a round. A common start is not counted.",
         *counted(item, results, [column], "Median"),
         *remarks(item, size, [column]),
     ]

@@ -84,12 +84,12 @@ def scale(name: str) -> Scale:
         return Scale(name, "the paper's own protocol", 3, protocols, TARGETS, relative=False)
     if name == "mini":
         protocols = {data: _read(f"mini-{data}") for data in TITLES}
-        title = "reduced, meant for at most 15 core-minutes a run; but for digits from a warm start"
+        title = "reduced, for at most 15 core-minutes per run; all but digits from a common start"
         extra = ("digits", "fashion-mnist")
         return Scale(name, title, 3, protocols, RELATIVE_TARGETS, extra=extra, stand_in="svhn")
     if name == "micro":
         protocols = dict.fromkeys(DATA, _read("micro"))
-        title = "seconds a run, to see that all works: every column is digits"
+        title = "seconds per run, to check that everything works: every column is digits"
         return Scale(name, title, 1, protocols, RELATIVE_TARGETS)
     raise ConfigError(f"unknown scale '{name}'; {nearest(name, NAMES)}")
 

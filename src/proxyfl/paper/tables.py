@@ -53,7 +53,7 @@ MEASURES = {
     "test": Measure("Test accuracy (%)", Result.value, ":test"),
     "pseudo": Measure("Accuracy of pseudo-labels (%)", _pseudo, ":pseudo"),
     "excluded": Measure(
-        "Excluded unlabelled images, visits in a round", _excluded, factor=1.0, places=0, more_is_better=False
+        "Excluded unlabelled images, visits per round", _excluded, factor=1.0, places=0, more_is_better=False
     ),
 }
 SENT = Measure("Millions of numbers", Result.value, factor=1.0, more_is_better=False)
@@ -123,9 +123,13 @@ def _accuracies(
     breaks = frozenset({len(rows)}) if gains else frozenset[int]()
     said = [*_spread_caption(item, results, columns, metric), *bounds(item)]
     if gains:
-        said.append("Below the rows: differences of means; pairs of seeds show which of them are noise.")
+        said.append(
+            "Below the rows: differences of means; the paired differences show which of them are noise."
+        )
     if base is not None:
-        said.append(f"Gap: points from {base}, beside it the gap between the published numbers.")
+        said.append(
+            f"Gap: difference from {base} in points; beside it, the same gap between the published numbers."
+        )
     caption = [*said, *remarks(item, size, columns)]
     name = (f"{item.name}-{columns[0].data}" if one_set else item.name) + what.suffix.replace(":", "-")
     title = _title(item, size, columns, what)
@@ -251,7 +255,7 @@ def _traffic(item: Item) -> Panel:
 def _spread_caption(item: Item, results: Results, columns: Sequence[Column], metric: str) -> list[str]:
     """Which accuracy the numbers are, and over how many seeds."""
     words = rounds_of(results, columns, metric)
-    theirs = "The paper does not say which round its numbers are of."
+    theirs = "The paper does not say from which rounds its numbers are."
     if item.picture:
         theirs = "The paper's numbers are read off its figure." if published(item.name).values else ""
     return [" ".join(filter(None, [f"Ours: {words}.", theirs])), *counted(item, results, columns)]

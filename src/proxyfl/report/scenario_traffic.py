@@ -39,7 +39,7 @@ def facts(where: str) -> list[str]:
     """What a scenario's table cannot tell."""
     most = {recipe.name: registry.create(recipe.name).most_trainings for recipe in registry.recipes(where)}
     again = [
-        f"{name}: counted for one training; a client may train, and send its weights, {times} times a round"
+        f"{name}: counted for one training; a client may train, and send its weights, {times} times per round"
         for name, times in most.items()
         if times > 1
     ]

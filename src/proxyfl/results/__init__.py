@@ -1,11 +1,11 @@
-"""Many runs as one set of results. The room's own name reads them:
+"""Many runs as one set of results. ``proxyfl.results`` can be called itself:
 
 >>> found = proxyfl.results("runs")                                     # doctest: +SKIP
 >>> found.runs.groupby(["method", "alpha"])["mean_last"].agg(["mean", "std"])  # doctest: +SKIP
 >>> found.rounds.pivot_table("accuracy", "round", "method")             # doctest: +SKIP
 
 ``runs`` has one row per run and ``rounds`` one per run and round; both are pandas data frames, which need the
-extra ``pandas``. Runs that are damaged or there twice are left out, and ``found.notes`` says so.
+extra ``pandas``. Damaged and duplicate runs are left out and listed in ``found.notes``.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ MEASURES = (
         high="its update has a large norm",
         logarithmic=True,
     ),
-    Measure("trusted", _of("trusted"), -1, 0.02, low="few of its images are confident", form=_share),
+    Measure("trusted", _of("trusted"), -1, 0.02, low="few of its pseudo-labels are confident", form=_share),
     Measure("labels", _labels, -1, 0.2, low="it has few labels", logarithmic=True, form=_COUNT),
     Measure("images", _of("images"), -1, 0.2, low="it has few images", logarithmic=True, form=_COUNT),
     Measure("seconds", _of("seconds"), 1, 0.2, high="it is slow", logarithmic=True, form=_SECONDS),

@@ -143,8 +143,8 @@ def _difference_caption(metric: str, found: Sequence[Difference]) -> list[str]:
     family = max((each.family for each in found), default=1)
     lines = [
         f"{metric[0].upper()}{metric[1:]}, paired by seed; interval: percentile bootstrap over seeds at "
-        f"{100 * LEVEL:.0f} %, for each row by itself; noise: it contains 0, or signs turned at random give "
-        f"as much in over {100 - 100 * LEVEL:.0f} % of cases."
+        f"{100 * LEVEL:.0f} %, for each row on its own; noise: the interval contains 0, or random "
+        f"sign flips give a difference as large in more than {100 - 100 * LEVEL:.0f} % of cases."
     ]
     if family > 1:
         lines.append(

@@ -116,6 +116,6 @@ def warning(pairs: int) -> str:
         return ""
     by_chance = 100 * 2.0 ** (1 - pairs)
     return (
-        f"{pairs} pairs are few: without any real difference all {pairs} would have the same sign, and the "
-        f"interval miss 0, in {by_chance:.0f} % of cases or more"
+        f"{pairs} pairs are few: without any real difference, all {pairs} would have the same sign, and the "
+        f"interval would exclude 0, in at least {by_chance:.0f} % of cases"
     )

@@ -129,5 +129,5 @@ def why_none(run: Run) -> str:
         return f"{run.path} has not finished a round yet"
     return (
         f"{run.path}: sites hold out no images, accuracy is measured on the server's test images; "
-        "'proxyfl deploy init' with --holdout 0.2 instead of --test creates a federation with metrics per site"
+        "for metrics per site create the federation with --holdout 0.2 instead of --test ('deploy init')"
     )

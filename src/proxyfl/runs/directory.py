@@ -104,11 +104,11 @@ class RunDirectory:
         if not os.path.lexists(self.config) and (
             copies := sorted(self.checkpoints.glob("round-*/config.toml"))
         ):
-            raise RunError(f"{self.config} is missing; put it back with 'cp {copies[-1]} {self.config}'")
+            raise RunError(f"{self.config} is missing; restore it with 'cp {copies[-1]} {self.config}'")
         if self.is_rest and not os.path.lexists(self.checkpoints):
-            raise RunError(f"{self.checkpoints} is missing; put it back from a copy, or delete {self.path}")
+            raise RunError(f"{self.checkpoints} is missing; restore it from a copy, or delete {self.path}")
         if self.is_rest and not os.path.lexists(self.config):
-            raise RunError(f"{self.config} is missing and no checkpoint has a copy; put it back from a copy")
+            raise RunError(f"{self.config} is missing and no checkpoint has a copy; restore it from a copy")
         if not self.is_run:
             raise RunError(f"{self.path} is not a run; {otherwise}")
         self._require_own_files(deep=False)

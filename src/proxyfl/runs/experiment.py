@@ -32,12 +32,12 @@ from proxyfl.runs.start import load_start, read_start, settle_start
 
 
 class Experiment:
-    """What to train. ``Experiment("proxyfl", "digits", rounds=20, seed=3).run()`` gives a :class:`Run`.
+    """What to train. ``Experiment("proxyfl", "digits", rounds=20, seed=3).run()`` returns a :class:`Run`.
 
     ``preset`` is a data set's protocol (default: digits), your own data (``folder:PATH``, ``npz:FILE``,
-    ``table:FILE``: settings are chosen from it) or a TOML file. Further settings by short name
+    ``table:FILE``: settings are chosen from it) or a TOML file. Other settings are given by short name
     (``rounds``, ``alpha``, ``seed`` …) or in full with double underscores (``method__tau=0.9``).
-    ``protocol="own"`` puts the settings of the method's own paper over those of the preset.
+    With ``protocol="own"``, the settings of the method's own paper replace those of the preset.
 
     >>> import proxyfl
     >>> experiment = proxyfl.Experiment("fixmatch-gpl", "digits", rounds=5, method__tau=0.9)
@@ -83,10 +83,11 @@ class Experiment:
     ) -> Run:
         """Create the run's directory and train to the end.
 
-        ``log`` names tools that record it, too: tensorboard, mlflow, wandb. ``progress`` shows a bar.
+        ``log`` names tools to log to as well: tensorboard, mlflow, wandb. ``progress`` shows a progress bar.
 
-        ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
-        process; ``engine`` brings another engine, such as ``RayEngine()``. The result is the same to the bit.
+        ``workers`` is the number of processes that train clients in parallel, by default one per core; with
+        0, clients are trained in this process. ``engine`` replaces them, for example by ``RayEngine()``.
+        Results are bit-identical in all cases.
         """
         run = RunDirectory(directory or Path("runs") / default_name(self.config))
         if run.path.exists():
@@ -107,7 +108,7 @@ class Experiment:
         return Run(run.path)
 
     def federation(self, workers: int | None = None, engine: EngineFactory | None = None) -> Federation:
-        """The experiment as objects, recorded nowhere."""
+        """The experiment as a :class:`Federation`, which is not recorded."""
         simulation = prepare(self.config, self.data_root)
         start = load_start(self.config, simulation)
         return assemble(self.config, simulation, start=start, workers=workers, engine=engine)
@@ -124,8 +125,8 @@ def resume(
     log: str | Iterable[str] = (),
     progress: bool = False,
 ) -> Run:
-    """Go on with a run that was stopped, however it was stopped. A finished run is left as it is, unless it
-    is given more ``rounds`` altogether; ``engine``, ``log`` and ``progress`` as in :meth:`Experiment.run`.
+    """Resume a run, however it was stopped. A finished run is left unchanged unless ``rounds``, the total
+    number, is larger; ``engine``, ``log`` and ``progress`` as in :meth:`Experiment.run`.
 
     >>> import proxyfl
     >>> run = proxyfl.resume("runs/first")  # doctest: +SKIP

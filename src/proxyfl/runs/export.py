@@ -241,8 +241,8 @@ def load_model(
     network: Any = None,
     encoder: Frozen | nn.Module | None = None,
 ) -> TrainedModel:
-    """A model file back as a network in eval mode. One that was trained from an ``nn.Module`` of your own
-    needs it again as ``network``; likewise a frozen encoder of your own, as ``encoder``.
+    """Load a model file as a network in eval mode. If it was trained from your own ``nn.Module``, pass that
+    as ``network``; likewise your own frozen encoder as ``encoder``.
 
     >>> import proxyfl
     >>> model = proxyfl.load_model("runs/first/models/last.safetensors")  # doctest: +SKIP

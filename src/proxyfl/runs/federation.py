@@ -51,13 +51,13 @@ class Federation:
 
     ``network`` is a registered name, an ``nn.Module`` class or a function that builds one from ``classes``,
     ``channels``, ``width`` and ``image_size`` or fewer of them; by default ``resnet8``, or ``mlp`` for
-    vectors, whose views ``vectors`` describes. ``norm`` says what becomes of its batch norm, ``trainable``
-    and ``lora`` which part of it is trained. ``weights`` are tensors to start from. ``views`` say how images
-    are normalised and mirrored, ``test_views`` how those to test with, where it is done otherwise.
-    ``fidelity`` fills in what is not given; objects bring their own: ``ProxyFL(fidelity="paper")``,
-    ``Train.of("code", epochs=2)``.
-    ``workers`` processes train clients at the same time, by default one per core; 0 trains them in this
-    process; ``engine`` brings another engine. Whatever trains, the result is the same to the bit.
+    vectors. ``vectors`` sets the views of vectors, ``norm`` replaces batch norm, ``trainable`` and ``lora``
+    select the part of the network that is trained, and ``weights`` are the initial tensors. ``views`` sets
+    how images are normalised and mirrored, and ``test_views`` the same for test images if it differs.
+    ``fidelity`` sets the defaults of everything that is not given; objects have their own, as in
+    ``ProxyFL(fidelity="paper")`` or ``Train.of("code", epochs=2)``.
+    ``workers`` is the number of processes that train clients in parallel, by default one per core; with 0,
+    clients are trained in this process. ``engine`` replaces them. Results are bit-identical in all cases.
 
     >>> import proxyfl
     >>> from proxyfl.methods import ProxyFL
@@ -193,7 +193,7 @@ class Federation:
 
     @classmethod
     def assembled(cls, *parts: Any, **options: Any) -> Federation:
-        """From a config and the objects it names (see :mod:`proxyfl.runs.build`)."""
+        """A federation from a config and the objects that it names (see :mod:`proxyfl.runs.build`)."""
         federation = cls.__new__(cls)
         federation._assemble(*parts, **options)
         return federation
@@ -222,10 +222,10 @@ class Federation:
         log: str | Iterable[str] = (),
         progress: bool = False,
     ) -> Iterator[RoundReport]:
-        """Play the next ``count`` rounds, at most those that are left, and give a report after each.
+        """Run the next ``count`` rounds, or all that are left, and yield a report after each.
 
-        ``log`` names tools that record it, too (tensorboard, mlflow, wandb), once the federation is recorded.
-        ``progress`` shows a bar in a terminal, a line per round elsewhere.
+        ``log`` names tools to log to as well (tensorboard, mlflow, wandb); the federation must be recorded.
+        ``progress`` shows a progress bar in a terminal, and one line per round elsewhere.
         """
         total = self.config.federation.rounds
         theirs, ours = checked(observers), self._loggers(log)
@@ -272,7 +272,7 @@ class Federation:
     def run(
         self, observers: Iterable[Observer] = (), *, log: str | Iterable[str] = (), progress: bool = False
     ) -> Federation:
-        """Play all rounds that are left; ``log`` and ``progress`` as in :meth:`rounds`."""
+        """Run all rounds that are left; ``log`` and ``progress`` as in :meth:`rounds`."""
         for _ in self.rounds(observers=observers, log=log, progress=progress):
             pass
         return self
@@ -290,25 +290,25 @@ class Federation:
         return [*before, *(report.accuracy for report in self.history if report.number > len(before))]
 
     def evaluate(self) -> Evaluation:
-        """The present weights on the test images."""
+        """Evaluate the current weights on the test images."""
         with numerics(self.config.compute):
             result: Evaluation = self.server.evaluate(self.state)
         return result
 
     def model(self) -> nn.Module:
-        """The network with the present weights, in eval mode, to call with normalised images."""
+        """The network with the current weights, in eval mode; it takes normalised images."""
         network = self.trainer.plain_network()
         network.load_state_dict(self.trainer.whole(self.state.weights), strict=not self.method.all_private)
         return network.eval()
 
     def record(self, path: str | Path) -> Federation:
-        """Write this federation into a new run directory: what was played so far, and all rounds to come."""
+        """Record this federation in a new run directory: the rounds so far, and all that follow."""
         self._require_unrecorded()
         self.recording = Recording.create(RunDirectory(path), self)
         return self
 
     def resume(self, path: str | Path) -> Federation:
-        """Go on with a run that was recorded from the same objects, however it was stopped."""
+        """Resume a run that was recorded from the same objects, however it was stopped."""
         self._require_unrecorded()
         self.recording = Recording.reopen(RunDirectory(path), self)
         self.state = self.recording.saved.state
@@ -322,14 +322,14 @@ class Federation:
             raise RunError("rounds are running; record or resume before the loop, or after it has ended")
 
     def settle(self, folder: Path) -> None:
-        """Keep what clients keep, and updates that wait, below this folder."""
+        """Store client states and pending updates in this folder."""
         self.trainer.store.folder = folder / "clients"
         self.server.store.folder = folder / "server"  # type: ignore[union-attr]
         self.server.spool = folder
 
     @property
     def scratch(self) -> Path | None:
-        """Where clients kept their state before anything was recorded."""
+        """The folder with client states while nothing is recorded."""
         return Path(self._scratch.name) if self._scratch else None
 
     def _scratch_folder(self) -> Path:

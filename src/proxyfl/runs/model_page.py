@@ -57,8 +57,8 @@ def _taken(card: ModelCard) -> str:
     if card.image_size:
         return (
             f"uint8 images of shape (N, {card.channels}, {card.image_size}, {card.image_size}), values 0 to "
-            "255, and gives probabilities (N, classes). Normalisation and softmax are inside; bring images "
-            "to this size first."
+            "255, and returns probabilities (N, classes). Normalisation and softmax are included; resize "
+            "images to this size first."
         )
     names = f" in the order {', '.join(card.features)}" if card.features and not card.encoder else ""
     whose = "the features as the data has them"
@@ -67,7 +67,7 @@ def _taken(card: ModelCard) -> str:
         whose = f"features of the frozen encoder {name_alone(card.encoder)} ({identified})"
     return (
         f"float32 vectors of shape (N, {card.channels}), {whose}{names}, and gives "
-        "probabilities (N, classes). Standardisation and softmax are inside."
+        "probabilities (N, classes). Standardisation and softmax are included."
     )
 
 

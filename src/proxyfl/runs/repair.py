@@ -32,7 +32,7 @@ def require_same_config(run: RunDirectory, saved: Checkpoint) -> None:
     if not begins_with(run.config, saved.config, whole=True):
         original = saved.folder / "config.toml"
         raise RunError(
-            f"{run.config} was changed since the run began; put it back with 'cp {original} {run.config}', "
+            f"{run.config} was changed since the run began; restore it with 'cp {original} {run.config}', "
             f"or start a new run with 'proxyfl run {run.config} --name NEW'"
         )
 

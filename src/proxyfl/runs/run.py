@@ -50,7 +50,7 @@ class Summary:
 
 
 class Run:
-    """One run's directory, read.
+    """A recorded run, read from its directory.
 
     >>> import proxyfl
     >>> run = proxyfl.Run("runs/first")          # doctest: +SKIP
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per finished round, as checkpoints verify them."""
+        """One record per finished round, verified against the checkpoints."""
         lines = self.lines
         try:
             require_records(lines)
@@ -86,13 +86,13 @@ class Run:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The same unchecked: in an untrusted run they may hold anything."""
+        """The same without validation: in an untrusted run they may contain anything."""
         return json_lines(metrics_log.recorded(self.directory, manifests.marks(self.directory)))
 
     @property
     def client_rows(self) -> list[dict[str, Any]]:
-        """One record per round and client that took part, as checkpoints verify them; empty where
-        ``keep.clients`` or differential privacy forbids it. ``seconds`` are those of the client.
+        """One record per round and client that took part, verified against the checkpoints; empty if
+        ``keep.clients`` or differential privacy forbids it. ``seconds`` is the client's own time.
         """
         marks = manifests.marks(self.directory, metrics_log.CLIENTS)
         rows = json_lines(metrics_log.recorded(self.directory, marks, metrics_log.CLIENTS))
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def client_names(self) -> list[str]:
-        """What clients are called, where the data or a real federation names them; else empty."""
+        """The names of clients, if the data or a real federation has them; otherwise empty."""
         hints = self.directory.hints()
         names = hints.get("clients", hints.get("sites"))
         found = [str(name) for name in names] if isinstance(names, list) else []
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last round is committed: its checkpoint is there, which is written last."""
+        """Whether the last round is committed, that is, its checkpoint exists."""
         last = f"round-{self.config.federation.rounds:08d}"
         return (self.directory.checkpoints / last / "manifest.json").is_file()
 
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def partition(self) -> Partition:
-        """Who holds what; a file that is not what a checkpoint says about it is refused."""
+        """Which client holds which images; a file that does not match the checkpoint is rejected."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -161,17 +161,17 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, commit, machine and data, as they were when the run began."""
+        """Versions, commit, machine and data at the start of the run."""
         return self.directory.noted()
 
     @property
     def at_sites(self) -> bool:
-        """Whether the images are those of a real federation, by its notes or by its newest checkpoint."""
+        """Whether the images are those of a real federation, according to its notes or newest checkpoint."""
         recorded_data = [manifest["run"].get("data") for manifest in manifests.of(self.directory)]
         return AT_SITES in (self.directory.hints().get("data"), *recorded_data[:1])
 
     def dataset(self) -> Dataset:
-        """The data set, where the run says it was."""
+        """The data set, read from where it was when the run started."""
         from proxyfl.runs.simulation import load_dataset
 
         if self.at_sites:

@@ -36,11 +36,11 @@ SOURCES: dict[str, Source] = {source.name: source for source in _KNOWN}
 def register(
     name: str, *, title: str = "", classes: Sequence[str] | None = None, flip: bool = False
 ) -> Callable[[R], R]:
-    """Name a data set of your own: a decorator for a function that gives its images.
+    """Register a data set of your own: a decorator for a function that returns its images.
 
-    It gives a :class:`~proxyfl.data.Dataset`, or the training part and the test part, each as (images,
-    labels) or a torch Dataset, in any form that :meth:`Dataset.of` takes. ``flip`` says whether a mirrored
-    image keeps its class. Four quadrants of which one is bright, as a file::
+    It returns a :class:`~proxyfl.data.Dataset`, or the training part and the test part, each as (images,
+    labels) or a torch Dataset, in any form that :meth:`Dataset.of` takes. ``flip`` states whether a mirrored
+    image keeps its class. Example, as a file: images with one bright quadrant::
 
         import numpy as np
         from proxyfl import register_dataset
@@ -117,8 +117,8 @@ def load(
     >>> proxyfl.load_dataset("digits", image_size=16).image_size
     16
 
-    ``image_size`` brings the images to that size, ``flip`` says whether mirrored images keep their class,
-    ``keys`` how arrays or columns are called (``images=pixels,labels=diagnosis``).
+    ``image_size`` resizes the images, ``flip`` states whether mirrored images keep their class, and ``keys``
+    gives the names of arrays or columns (``images=pixels,labels=diagnosis``).
     """
     source = find(name).reading(keys)
     dataset = source.load(data_root(root), image_size=image_size)

@@ -38,11 +38,11 @@ LONG = 30.0
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Clients train on a Ray cluster; the result is the same to the bit as in one process.
+    """Trains clients on a Ray cluster; results are bit-identical to those of one process.
 
     ``address`` is HOST:PORT of the cluster, ``auto`` for the one that this machine is part of, or ``local``
-    for one that is started here and lives as long as the rounds. ``workers`` clients train at the same time,
-    by default as many as the cluster has room for; each takes ``cpus`` (by default one per thread), ``gpus``
+    for one that is started here and ends with the rounds. ``workers`` clients train in parallel, by default
+    as many as the cluster has room for; each reserves ``cpus`` (by default one per thread), ``gpus``
     (a share such as 0.5, or whole ones) and ``memory`` (in gigabytes) of its node.
 
     >>> import proxyfl
@@ -77,7 +77,7 @@ class RayEngine:
         return ClusterEngine(trainer, holdings, self)
 
     def needs(self, device: str, threads: int) -> Needs:
-        """What one client takes of its node."""
+        """The resources that one client reserves on its node."""
         gpus = self.gpus if self.gpus is not None else SHARE_OF_GPU * device.startswith("cuda")
         return Needs(self.cpus or threads, gpus, self.memory)
 

@@ -66,7 +66,8 @@ class Limits:
         if kept + more > self.max_disk_mb * MB:
             raise LimitReached(
                 f"the site keeps {kept / MB:,.0f} MB and this round adds {more / MB:,.1f} MB; max_disk_mb of "
-                f"its site.toml allows {self.max_disk_mb:,}; its people can delete what earlier runs left"
+                f"its site.toml allows {self.max_disk_mb:,}; 'proxyfl deploy prune' deletes "
+                "what earlier runs left"
             )
 
     def require_memory(self, trainer: ClientTrainer) -> int:

@@ -50,7 +50,7 @@ from proxyfl.federation.score_counts import counts_scores
 from proxyfl.methods import registry
 from proxyfl.models import Network
 
-CURE = "put it back from a copy of this site's state; without it the site cannot continue this run"
+CURE = "restore it from a copy of this site's state; without it the site cannot continue this run"
 RUN_NAME = re.compile(r"[0-9a-f]{16}")
 FORM = ("classes", "channels", "image_size", "encoded", "mean", "std", "flip", "scenario")
 """What server and site must agree on, by name, in the site's settings and in a message's header."""

@@ -1,14 +1,14 @@
 // The sections of a page about runs. Each takes the page's data and gives nodes; without any it is left out.
 const PSEUDO = [
   ["pseudo.selected_share", "Share selected", "pseudo-labels selected", true],
-  ["pseudo.selected_accuracy", "Accuracy of the selected", "selected and right", true],
+  ["pseudo.selected_accuracy", "Accuracy of the selected", "selected and correct", true],
   ["pseudo.accuracy", "Accuracy of all pseudo-labels", "right", true],
   ["pseudo.set_recall", "Category sets: recall", "sets that contain the true class", true],
   ["pseudo.set_size", "Category sets: size", "classes in a set", false],
 ];
 const MEASURES = [
   ["macro_f1", "Macro-F1"], ["balanced_accuracy", "Balanced accuracy"], ["auroc", "AUROC, one class against the others"],
-  ["ece", "Calibration error (less is better)"], ["top5", "Top-5 accuracy"],
+  ["ece", "Calibration error (lower is better)"], ["top5", "Top-5 accuracy"],
 ];
 const PART_COLOURS = { trunk: "blue", classifier: "orange", heads: "green", extras: "purple" };
 const PHASE_COLOURS = { train: "blue", serve: "orange", evaluate: "green", record: "purple" };
