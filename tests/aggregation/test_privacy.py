@@ -399,8 +399,8 @@ def test_the_cost_is_shown() -> None:
 
 def test_the_page_says_what_the_hooks_say() -> None:
     rows = coverage("privacy sage proxyfl").splitlines()
-    assert "| `sage` | yes |  |" in rows
-    assert any(row.startswith("| `proxyfl` | no | prior sends more than weights") for row in rows)
+    assert any(row.startswith("| `sage` | yes | no | sage has no losses") for row in rows)
+    assert any(row.startswith("| `proxyfl` | no | no | prior sends more than weights") for row in rows)
     assert "| `feddb` | no | feddb chooses weights of its own |" in coverage("rules feddb").splitlines()
 
 

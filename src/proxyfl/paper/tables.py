@@ -255,7 +255,7 @@ def _traffic(item: Item) -> Panel:
 def _spread_caption(item: Item, results: Results, columns: Sequence[Column], metric: str) -> list[str]:
     """Which accuracy the numbers are, and over how many seeds."""
     words = rounds_of(results, columns, metric)
-    theirs = "The paper does not say from which rounds its numbers are."
+    theirs = "The paper does not say which rounds its numbers come from."
     if item.picture:
         theirs = "The paper's numbers are read off its figure." if published(item.name).values else ""
     return [" ".join(filter(None, [f"Ours: {words}.", theirs])), *counted(item, results, columns)]
