@@ -54,7 +54,7 @@ def test_options_named_in_the_text_exist() -> None:
     told = "".join(
         invoke("deploy", verb, "--help").stdout for verb in ("init", "site", "run", "check", "stop")
     )
-    told += invoke("show", "--help").stdout
+    told += invoke("show", "--help").stdout + invoke("verify", "--help").stdout
     ours = re.sub(r"`python [^`]*`", "", PAGE)  # benchmarks and tools have options of their own
     options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", ours))
     assert options >= {"--renew", "--new-key", "--enrol-again", "--listen", "--insecure"}

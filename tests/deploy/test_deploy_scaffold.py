@@ -86,6 +86,12 @@ def test_no_secret_travels_in_the_app(trial: Path) -> None:
         assert f"\n{attribute} = " in source
 
 
+def test_sample_data_can_be_held_out_at_the_sites_instead_of_tested_at_the_server(tmp_path: Path) -> None:
+    made = scaffold.create(tmp_path / "fed", scaffold.Plan(("a", "b"), sample=True, holdout=0.2))
+    assert (made.sites_measure, made.test, made.holdout) == (True, "", 0.2)
+    assert made.site("a").holdout == 0.2
+
+
 def test_sample_data_are_what_a_simulation_deals_out(trial: Path) -> None:
     deployment = Deployment.read(trial)
     simulation = prepare(deployment.config)

@@ -173,7 +173,7 @@ def test_the_account_agrees_with_that_of_opacus():
 @pytest.mark.parametrize(
     ("method", "settings", "why"),
     [
-        ("proxyfl", {}, "no losses of single images"),
+        ("proxyfl", {}, "no losses of single samples"),
         ("flexmatch", {}, "flexmatch"),
         ("fedprox", {}, "prox"),
         ("sage", {}, "sage"),

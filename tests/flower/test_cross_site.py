@@ -83,6 +83,15 @@ def test_each_site_is_told_apart_and_all_of_them_are_the_sum(tmp_path):
     assert told["images"] == {"site-01": 20, "site-02": 25, "site-03": 30, "site-04": 35}
 
 
+def test_without_held_out_images_the_command_names_the_way_to_have_them(tmp_path):
+    config = small()
+    deployed = deployment(tmp_path / "f", config, insecure=True)
+    server(deployed, places(deployed, config)).run()
+    refused = invoke("show", deployed.run, "--sites")
+    assert refused.exit_code == 2
+    assert "--holdout" in refused.output
+
+
 def test_models_that_sites_share_are_measured_at_every_site_in_the_last_round(tmp_path):
     _, run = played(tmp_path, sharing=(1, 3))
     assert [list(line["evaluation"].get("models", ())) for line in run.metrics] == [

@@ -175,7 +175,7 @@ def _deployment(path: Path, plan: Plan, config: Config, simulation: Simulation |
         str(Path(given).expanduser().resolve()) if given else "" for given in (plan.test, plan.server_data)
     )
     if simulation:
-        test = "sample/test.npz"
+        test = "" if plan.holdout else "sample/test.npz"
         labelled = "sample/server.npz" if len(simulation.partition.server) else ""
     holdout = plan.holdout if plan.holdout is not None else (0.0 if test else HOLDOUT)
     quorum = plan.quorum or config.federation.per_round // 2 + 1

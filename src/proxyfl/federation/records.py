@@ -246,13 +246,13 @@ def unsupported(method: Method) -> str:
     if method.oracle:
         return f"{method.name} is given labels that no client has"
     if method.addons:
-        return f"+{method.addons[0].name} has no losses of single images"
+        return f"+{method.addons[0].name} has no losses of single samples"
     for cls in type(method).__mro__:
         if "record_losses" in vars(cls):
             return ""
         own = [name for name, value in vars(cls).items() if inspect.isfunction(value)]
         if other := sorted({*own} - HARMLESS):
-            return f"{method.name} has no losses of single images (it overrides {other[0]})"
+            return f"{method.name} has no losses of single samples (it overrides {other[0]})"
     return ""
 
 

@@ -127,4 +127,7 @@ def why_none(run: Run) -> str:
         return f"{run.path} has no records of individual sites: start a run with keep.clients = 'auto'"
     if not run.metrics:
         return f"{run.path} has not finished a round yet"
-    return f"{run.path}: sites hold out no images; accuracy is measured on the server's test images"
+    return (
+        f"{run.path}: sites hold out no images, accuracy is measured on the server's test images; "
+        "for metrics per site create the federation with --holdout 0.2 instead of --test ('deploy init')"
+    )
