@@ -40,7 +40,10 @@ def main() -> int:
     parser.add_argument("--build", action="store_true", help="make the site, too")
     wanted = parser.parse_args().build
     gather(PAGES)
-    return build(PAGES) if wanted else 0
+    code = build(PAGES) if wanted else 0
+    if wanted and not code:
+        print("build/site/html/index.html; to search in it: python3 -m http.server -d build/site/html")
+    return code
 
 
 def build(pages: Path) -> int:
