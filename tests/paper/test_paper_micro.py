@@ -31,7 +31,7 @@ WHOLE = (
 )
 """Items whose first column has a run in every row, where there is one of every method."""
 
-SHOWN = [name for name, item in ITEMS.items() if item.has_data and name != "warm"]
+SHOWN = [name for name, item in ITEMS.items() if item.has_data and (not item.rows or micro_cases(name))]
 PICTURES = {"fig7": [f"fig7-{data}" for data in ("cifar10", "cifar100", "svhn", "cinic10")]}
 
 
@@ -87,13 +87,22 @@ def assert_made(name: str, call: Call, folder: Path, pictures: Path) -> None:
     assert name not in WHOLE or first == {row.label for row in item.rows}
     if item.measures:
         assert "Scale micro: not comparable" in text
-    if {"accuracy", "test"} & {*item.measures} and item.kind != "rounds":
+    if {"accuracy", "test"} & {*item.measures} and item.kind not in ("rounds", "cost"):
         shown = {line.split("  ")[0]: line for line in text.splitlines()[::-1]}  # the first of equal ones
         for row in first:
             accuracy = 100 * runs[row, item.columns[0].key].summary.mean_last
             assert f"{accuracy:.2f}" in shown[row].split()
     elif item.kind == "rounds" and name in WHOLE:
         assert " (×1.00)" in next(line for line in text.splitlines() if line.startswith("LPL "))
+
+
+def test_an_item_without_runs_at_a_scale_names_those_that_have_it(call: Call, tmp_path: Path) -> None:
+    absent = {name for name, item in ITEMS.items() if item.has_data} - {*SHOWN}
+    assert absent == {"warm", "control", "labels", "epochs", "clients", "skew"}
+    for verb in ("run", "show", "export"):
+        answer = call("paper", verb, "labels", "--scale", "micro", "--runs", tmp_path)
+        assert answer.exit_code != 0
+        assert "labels has no runs at scale micro; choose --scale mini" in answer.stderr.replace("\n", " ")
 
 
 @pytest.fixture(scope="module")

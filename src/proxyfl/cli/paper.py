@@ -285,6 +285,8 @@ def _place(scale: ScaleName, runs: Path | None, seeds: str) -> tuple[Scale, Path
 
 def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[Case]]:
     from proxyfl.paper import catalogue, plan
+    from proxyfl.paper.scales import NAMES
+    from proxyfl.paper.scales import scale as named
 
     found, choice = catalogue.item(name), plan.read_choice(only, size)
     plan.check_choice(found, choice)
@@ -293,6 +295,9 @@ def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[
         there = [f"data={each.data},alpha={each.alpha:g}" for each in plan.columns(found, size)]
         hint = f"it has {'; '.join(there)}" if there else "it has no parts"
         raise ConfigError(f"--only {only} selects nothing of {name}; {hint}")
+    if found.rows and not wanted:
+        there = ", ".join(each for each in NAMES if plan.cases(found, named(each)))
+        raise ConfigError(f"{name} has no runs at scale {size.name}; choose --scale {there}")
     return found, wanted
 
 
