@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from proxyfl.core import plugins
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.engines.cluster.actor import require_same, versions
 from proxyfl.engines.cluster.connection import Cluster, Lost, Needs
-from proxyfl.engines.cluster.engine import RayEngine
+from proxyfl.engines.cluster.engine import LONG, RayEngine
 from proxyfl.engines.cluster.frames import framed, unframed
 from proxyfl.engines.crew import TRIES
 from proxyfl.engines.serialization import Header
@@ -55,19 +56,30 @@ def _mark(jobs: Sequence[Job]) -> Iterator[Path]:
 
 
 class _Remote:
-    """A run that an actor makes, and another one if that is lost."""
+    """A run that an actor makes, and another one if that is lost. An actor that was lost before it was there
+    does not count: for a while after a node died, Ray still places actors on it.
+    """
 
     def __init__(self, cluster: Cluster, job: Job, needs: Needs, mark: Path) -> None:
         self.cluster, self.job, self.needs = cluster, job, needs
         threads = job.config.compute.threads
         self.order = framed(_order(job, int(needs.cpus // threads), mark), {})
-        self.tries, self.said = 0, ""
+        self.tries, self.said, self.lost = 0, "", 0.0
         self._begin()
 
     def _begin(self) -> None:
         self.tries += 1
         self.actor = self.cluster.hire(RunActor, self.needs)
+        self.there = self.actor.ping.remote()
         self.pending = self.actor.make.remote(self.order)
+
+    def _stillborn(self) -> bool:
+        self.lost = self.lost or time.monotonic()
+        try:
+            self.cluster.answer(self.there)
+        except Lost:
+            return time.monotonic() - self.lost < LONG
+        return False
 
     @property
     def alive(self) -> bool:
@@ -76,6 +88,7 @@ class _Remote:
         try:
             self.said = unframed(self.cluster.answer(self.pending))[0]["error_text"]
         except Lost as lost:
+            self.tries -= self._stillborn()
             if self.tries < TRIES:
                 self._begin()
                 return True
@@ -106,6 +119,9 @@ def _order(job: Job, workers: int, mark: Path) -> Header:
 
 class RunActor:
     """Makes one run in its own process."""
+
+    def ping(self) -> bytes:
+        return b""
 
     def make(self, order: bytes) -> bytes:
         header, _ = unframed(order)
