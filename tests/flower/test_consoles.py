@@ -71,7 +71,7 @@ def test_wrong_clocks_and_ended_certificates_are_named_and_once_right_the_site_c
             site.kill()
 
         late = federation.site(len(CLOCKS))
-        ended = f"{made.site(made.sites[-1]).certificate} ended 1 day(s) ago; ask the federation's operator"
+        ended = f"{made.site(made.sites[-1]).certificate} expired 1 day(s) ago; ask the federation's operator"
         federation.wait_text(late, f"note: {ended}")
         federation.wait_text(late, f"{made.sites[-1]} waits: {ended}")
         assert late.process.poll() is None

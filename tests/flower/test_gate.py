@@ -439,7 +439,7 @@ def test_an_ended_certificate_is_named_though_the_server_just_hung_up(made, monk
     monkeypatch.setattr(pki, "days_left", lambda file: -1)
     found = why(error, "fl.example.org:8000", site)
     assert found.kind == "certificate"
-    assert f"{site.certificate} ended 1 day(s) ago; ask the federation's operator" in found.text
+    assert f"{site.certificate} expired 1 day(s) ago; ask the federation's operator" in found.text
 
 
 def test_a_site_with_a_certificate_of_another_key_is_told_before_it_starts(made, tmp_path):

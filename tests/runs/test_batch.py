@@ -42,7 +42,7 @@ def jobs(folder: Path, rounds: int = 2, methods: tuple[str, ...] = ("fedavg", "f
 def test_a_failed_run_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
     good, bad = jobs(tmp_path)
     RunDirectory(bad.path).checkpoints.mkdir(parents=True)
-    (bad.path / "config.toml").write_text("")
+    (bad.path / "config.toml").write_text(to_toml(bad.config))
     failed = train_all([bad, good], 1)
     assert [*failed] == [bad.path]
     assert "has no intact checkpoint" in failed[bad.path]
