@@ -169,13 +169,17 @@ def _parent(name: str) -> Recipe:
 
 
 def can_be_parent(recipe: Recipe) -> bool:
-    """Whether a recipe's method is of FixMatch's family, looks at confidence, and at no true label."""
+    """Whether a recipe's method is of FixMatch's family and chooses images by confidence itself, neither by
+    an add-on nor by true labels.
+    """
     from proxyfl.methods import registry
+    from proxyfl.methods.base import Addon
     from proxyfl.methods.fixmatch import FixMatch
 
     _, parameters = registry.resolve(recipe.name, {})
     chooses = issubclass(recipe.method, FixMatch) and parameters.get("mask") != "all"
-    return chooses and not recipe.method.oracle
+    weighed = any(registry.addons()[name].weigh is not Addon.weigh for name in recipe.addons)
+    return chooses and not weighed and not recipe.method.oracle
 
 
 def _write(files: Mapping[Path, str]) -> None:

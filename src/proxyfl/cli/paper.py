@@ -296,8 +296,8 @@ def _wanted(name: str, size: Scale, only: str, device: str) -> tuple[Item, list[
         hint = f"it has {'; '.join(there)}" if there else "it has no parts"
         raise ConfigError(f"--only {only} selects nothing of {name}; {hint}")
     if found.rows and not wanted:
-        there = ", ".join(each for each in NAMES if plan.cases(found, named(each)))
-        raise ConfigError(f"{name} has no runs at scale {size.name}; choose --scale {there}")
+        scales = ", ".join(each for each in NAMES if plan.cases(found, named(each)))
+        raise ConfigError(f"{name} has no runs at scale {size.name}; choose --scale {scales}")
     return found, wanted
 
 
