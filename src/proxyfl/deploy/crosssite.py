@@ -1,8 +1,8 @@
 """Models measured at every site: what each site says of the images it holds out, and whose model it was.
 
-The global model is measured in every measured round. The models that sites allow to be measured elsewhere
-(``share_model`` of their ``site.toml``) are those that they sent last; all sites measure them in the last
-round.
+The global model is measured in every measured round. So is the model that a site has just trained, by that
+site alone, where it allows its model to be measured elsewhere (``share_model`` of its ``site.toml``): the
+best of them is kept, and all sites measure it in the last round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxyfl.federation import measures, score_counts
 from proxyfl.federation.loop import RoundReport
 
 FOLDER = "shared"
-"""Below the run: the model that each sharing site sent last."""
+"""Below the run: the best model of each sharing site, and the one that it sent last."""
 
 DIGITS = 6
 
@@ -37,10 +37,13 @@ class SiteCounts:
     confusion: Tensor
     of_scores: Tensors = field(default_factory=dict)
 
+    @property
+    def accuracy(self) -> float:
+        return int(self.confusion.diagonal().sum()) / max(1, int(self.confusion.sum()))
+
     def record(self) -> dict[str, float]:
         """For the line of a round."""
-        images = int(self.confusion.sum())
-        found = {"accuracy": int(self.confusion.diagonal().sum()) / max(1, images)}
+        images, found = int(self.confusion.sum()), {"accuracy": self.accuracy}
         found |= measures.of_confusion(self.confusion) | self.scores
         return {"images": images, **{name: float(f"{value:.{DIGITS}g}") for name, value in found.items()}}
 
@@ -80,7 +83,10 @@ def read_counts(reply: RecordDict | str, classes: int, registered: int) -> SiteC
 
 
 class SharedModels:
-    """An observer that keeps the last model of each site that allows it to be measured elsewhere."""
+    """An observer that keeps the models of sites that allow them to be measured elsewhere: the last one, and
+    the best by what the site itself measured. Of equal ones the earlier stays, so that a round that is
+    repeated changes nothing.
+    """
 
     def __init__(self, run: Path, enrolment: Enrolment) -> None:
         self.folder, self.enrolment = run / FOLDER, enrolment
@@ -92,26 +98,53 @@ class SharedModels:
         row = self.enrolment.counts.get(answer.client)
         if isinstance(answer, Update) and row is not None and row.shares:
             self.folder.mkdir(exist_ok=True)
-            write_verified(self._file(answer.client), answer.weights, {"round": str(answer.round)})
+            write_verified(self._last(answer.client), answer.weights, {"round": str(answer.round)})
 
     def round_finished(self, report: RoundReport) -> None:
         pass
 
-    def sharing(self) -> list[int]:
-        """The sites whose model is here and that still share it."""
-        rows = sorted(self.enrolment.counts.items())
-        return [client for client, row in rows if row.shares and self._file(client).is_file()]
+    def fresh(self, round: int) -> dict[int, Tensors]:
+        """The models that sites sent in this round."""
+        found = {client: _read(self._last(client)) for client in self._sharing()}
+        return {client: model.weights for client, model in found.items() if model and model.round == round}
 
-    def read(self, client: int) -> tuple[Tensors, int] | None:
-        """A site's model and its round; a damaged one is none."""
-        try:
-            weights, notes = read_verified(self._file(client))
-            return weights, int(notes["round"])
-        except (OSError, RunError, ValueError, KeyError):
-            return None
+    def measured(self, client: int, round: int, accuracy: float) -> None:
+        """Keep the model that a site sent in this round if none of its earlier ones is as good."""
+        best, last = _read(self._best(client)), _read(self._last(client))
+        if last and (best is None or accuracy > best.accuracy):
+            notes = {"round": str(round), "accuracy": repr(accuracy)}
+            write_verified(self._best(client), last.weights, notes)
 
-    def _file(self, client: int) -> Path:
+    def best(self) -> dict[int, SharedModel]:
+        """Of each site that still shares its models; a damaged one is none."""
+        found = {client: _read(self._best(client)) for client in self._sharing()}
+        return {client: model for client, model in found.items() if model}
+
+    def _sharing(self) -> list[int]:
+        return [client for client, row in sorted(self.enrolment.counts.items()) if row.shares]
+
+    def _best(self, client: int) -> Path:
         return self.folder / f"{self.enrolment.sites[client]}.safetensors"
+
+    def _last(self, client: int) -> Path:
+        return self.folder / f"{self.enrolment.sites[client]}.last.safetensors"
+
+
+@dataclass(frozen=True)
+class SharedModel:
+    """Of a site: the weights that it sent in a round; the last one is not measured yet."""
+
+    weights: Tensors
+    round: int
+    accuracy: float
+
+
+def _read(file: Path) -> SharedModel | None:
+    try:
+        weights, notes = read_verified(file)
+        return SharedModel(weights, int(notes["round"]), float(notes.get("accuracy", 0.0)))
+    except (OSError, RunError, ValueError, KeyError):
+        return None
 
 
 def at_sites(counts: Mapping[int, SiteCounts], sites: tuple[str, ...]) -> dict[str, Any]:

@@ -229,8 +229,9 @@ def _shared(deployment: Deployment) -> list[str]:
     if not deployment.notes_sites:
         return []
     return [
-        "and the same for the last model of every site that allows it (share_model = true in its site.toml; "
-        "off by default): such a model is sent to all sites after the last round"
+        "and the same for the best model of every site that allows it (share_model = true in its site.toml; "
+        "off by default): such a site evaluates its own model in every evaluated round, and the best one is "
+        "sent to all sites after the last round"
     ]
 
 

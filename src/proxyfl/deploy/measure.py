@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from flwr.app import MessageType
+from flwr.app import ArrayRecord, MessageType
 
 from proxyfl.core.errors import DataError, RunError
 from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
@@ -55,7 +55,7 @@ class SiteTest:
 
     A site that does not answer is left out of this round's accuracy, which says so; with no answer at all it
     is asked again up to ``patience``. With ``by_site`` what each site measured is noted, and in the ``last``
-    round that of the models that sites share.
+    round that of the best models that sites share.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SiteTest:
     def __call__(self, state: ServerState) -> Evaluation:
         until = time.monotonic() + self.patience
         while True:
-            counts = self._ask(state.round, state.weights)
+            counts = self._everywhere(state.round, state.weights)
             if counts:
                 total = together(counts)
                 names = [self.enrolment.sites[client] for client in counts]
@@ -91,8 +91,10 @@ class SiteTest:
                     self.source["missing"] = missing
                 if self.by_site:
                     self.source["at"] = at_sites(counts, self.enrolment.sites)
-                if state.round == self.last and (shared := self._shared_models(state)):
-                    self.source["models"] = shared
+                if self.by_site and self.shared:
+                    self._keep_best(state, self.shared)
+                    if state.round == self.last and (models := self._best_models(state, self.shared)):
+                        self.source["models"] = models
                 return Evaluation(total.confusion, total.scores, own=partial(_own, counts))
             if time.monotonic() >= until:
                 raise RunError(
@@ -101,29 +103,40 @@ class SiteTest:
                 )
             time.sleep(min(PAUSE, self.patience))
 
-    def _shared_models(self, state: ServerState) -> dict[str, Any]:
-        """What every site measures of the models that single sites share."""
+    def _keep_best(self, state: ServerState, shared: SharedModels) -> None:
+        """Each site that shares its models measures the one that it has just trained."""
+        models = shared.fresh(state.round)
+        packed = {client: self._packed(state.round, _whole(models[client], state)) for client in models}
+        for client, found in self._ask(state.round, packed).items():
+            shared.measured(client, state.round, found.accuracy)
+
+    def _best_models(self, state: ServerState, shared: SharedModels) -> dict[str, Any]:
+        """What every site measures of the best models that single sites share."""
         found: dict[str, Any] = {}
-        if not (self.by_site and self.shared):
-            return found
-        for client in self.shared.sharing():
+        for client, model in shared.best().items():
             name = self.enrolment.sites[client]
-            self.say(f"round {state.round}: the model of {name} is measured at every site")
-            if model := self.shared.read(client):
-                weights, trained = model
-                own = {key: weights.get(key, value) for key, value in state.weights.items()}
-                counts = self._ask(state.round, own)
-                found[name] = {"round": trained, "at": at_sites(counts, self.enrolment.sites)}
+            self.say(f"round {state.round}: the best model of {name} is measured at every site")
+            counts = self._everywhere(state.round, _whole(model.weights, state))
+            found[name] = {"round": model.round, "at": at_sites(counts, self.enrolment.sites)}
         return found
 
-    def _ask(self, round: int, weights: Tensors) -> dict[int, SiteCounts]:
+    def _everywhere(self, round: int, weights: Tensors) -> dict[int, SiteCounts]:
+        """What all sites measure of one model."""
+        return self._ask(round, dict.fromkeys(self.enrolment.counts, self._packed(round, weights)))
+
+    def _packed(self, round: int, weights: Tensors) -> ArrayRecord:
+        return pack_broadcast(Task(round, 0, weights))
+
+    def _ask(self, round: int, models: Mapping[int, ArrayRecord]) -> dict[int, SiteCounts]:
+        """What sites measure, each of the model that is for it. Those that are offline, or hold out nothing,
+        are not asked.
+        """
         online = self.courier.roster.online()
         held = {k: row.heldout for k, row in sorted(self.enrolment.counts.items()) if row.heldout}
-        clients = [client for client in held if client in online]
-        broadcast = pack_broadcast(Task(round, 0, weights))
+        clients = [client for client in held if client in online and client in models]
         tasks = (Task(round, client, {}) for client in clients)
         requests = (
-            (task.client, task_records(task, broadcast, self.setup, self.frozen.parts(task.client)))
+            (task.client, task_records(task, models[task.client], self.setup, self.frozen.parts(task.client)))
             for task in tasks
         )
         replies = self.courier.ask(requests, MessageType.EVALUATE, self.deadline, online=online)
@@ -136,6 +149,11 @@ class SiteTest:
                 self.frozen.heard(client, False)
                 self.say(f"round {round}: {self.enrolment.sites[client]} measured nothing: {error}")
         return counts
+
+
+def _whole(weights: Tensors, state: ServerState) -> Tensors:
+    """A site's weights; what it keeps to itself is the global model's."""
+    return {name: weights.get(name, value) for name, value in state.weights.items()}
 
 
 def _own(counts: Mapping[int, SiteCounts], client: int) -> tuple[int, int]:
