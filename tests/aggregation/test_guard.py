@@ -281,9 +281,9 @@ def test_whatever_comes_is_refused_or_can_be_averaged(changes: dict[str, Any]) -
         guard().check(given)
     except UpdateRefused:
         return
-    mean = WeightedMean()
-    mean.add(given.weights, given.samples)
-    mean.add(update().weights, 10)
+    mean = WeightedMean(update().weights)
+    mean.add(given.joined(mean.layout), given.samples)
+    mean.add(update().joined(mean.layout), 10)
     assert all(bool(torch.isfinite(value).all()) for value in mean.mean().values())
 
 

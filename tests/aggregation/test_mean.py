@@ -27,16 +27,17 @@ def updates(count: int, seed: int) -> list[Tensors]:
 
 
 def running(values: list[Tensors], weights: list[int]) -> Tensors:
-    mean = WeightedMean()
+    mean = WeightedMean(values[0])
     for value, weight in zip(values, weights, strict=True):
-        mean.add(value, float(weight))
+        mean.add(mean.layout.join(value), float(weight))
     return mean.mean()
 
 
 def test_by_hand() -> None:
-    mean = WeightedMean()
-    mean.add({"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(4)}, 1)
-    mean.add({"w": torch.tensor([5.0, 10.0]), "n": torch.tensor(7)}, 3)
+    first = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(4)}
+    mean = WeightedMean(first)
+    mean.add(mean.layout.join(first), 1)
+    mean.add(mean.layout.join({"n": torch.tensor(7), "w": torch.tensor([5.0, 10.0])}), 3)
     found = mean.mean()
     assert found["w"].tolist() == [4.0, 8.0]
     assert found["n"].item() == 6  # 25 / 4 = 6.25, to the nearest

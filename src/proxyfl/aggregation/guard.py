@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from proxyfl.aggregation.change import change_length
 from proxyfl.aggregation.effort import Effort
-from proxyfl.aggregation.flat import Layout, floating
 from proxyfl.core.errors import UpdateRefused
+from proxyfl.core.flat import Layout
 from proxyfl.core.state import Tensors, Update
 
 MAX_RATIO = 1e6
@@ -86,8 +86,8 @@ class Guard:
         most = self.most[update.client]
         if len(update.again) != most.times - 1:
             raise UpdateRefused(f"has weights of {1 + len(update.again)} trainings, not {most.times}")
-        for weights in (*update.again, update.weights):
-            self._check_weights(weights)
+        for one in reversed(update.each()):
+            self._check_weights(one)
         _tensors(update.extras, update.carry)
         self._check_extras(update.extras)
         self._check_carry(update.carry)
@@ -99,13 +99,14 @@ class Guard:
             raise UpdateRefused(f"took {_short(update.seconds)} seconds")
         self.seen.add(update.client)
 
-    def _check_weights(self, weights: Tensors) -> None:
-        _tensors(weights)
-        _same_form(weights, self.weights)
-        self.length = self._change_length(weights)
+    def _check_weights(self, update: Update) -> None:
+        _tensors(update.weights)
+        _same_form(update.weights, self.weights)
+        rows = update.joined(self._layout)
+        self.length = self._change_length(rows)
         if not math.isfinite(self.length):
-            _finite(weights.items())
-        self._check_signs(weights)
+            _finite(update.weights.items())
+        self._check_signs(update.weights, rows)
         self._check_length()
 
     def _check_sender(self, update: Update, asked: int | None) -> None:
@@ -141,17 +142,17 @@ class Guard:
             if name in self.weights:  # what a method keeps private is not among them
                 _same(name, value, tuple(self.weights[name].shape), self.weights[name].dtype)
 
-    def _check_signs(self, weights: Tensors) -> None:
+    def _check_signs(self, weights: Tensors, rows: Sequence[Tensor]) -> None:
         """Variances and counters do not fall below zero: one negative variance in the mean, and nobody's
         next update is finite. Counters can be added up.
         """
-        signed = self._signed
-        for row, long, floor in zip(signed.rows, signed.join(weights), self._floors, strict=True):
-            if not long.is_floating_point() and _beyond(long):
-                _bounded((name, weights[name]) for name in row)
-            if bool((long < floor).any()):
-                least = {name: self.weights[name].clamp(max=0) for name in row}
-                name = next(name for name in row if bool((weights[name] < least[name]).any()))
+        for number, places, floor in self._floors:
+            values = rows[number][places]
+            if not values.is_floating_point() and _beyond(values):
+                _bounded((name, weights[name]) for name in self._signed)
+            if bool((values < floor).any()):
+                least = {name: self.weights[name].clamp(max=0) for name in self._signed}
+                name = next(name for name in self._signed if bool((weights[name] < least[name]).any()))
                 raise UpdateRefused(f"'{name}' holds negative values")
 
     def _check_counts(self, extras: Tensors, most: Effort) -> None:
@@ -202,16 +203,18 @@ class Guard:
         if not self.length <= limit:
             raise UpdateRefused(f"moves the weights by {self.length:.3g}, more than {limit:.3g}")
 
-    def _change_length(self, weights: Tensors) -> float:
+    def _change_length(self, rows: Sequence[Tensor]) -> float:
         """As :func:`~proxyfl.aggregation.change.change_length` but for rounding, in fewer operations."""
         changes = [
-            new.double().sub_(old) for new, old in zip(self._layout.join(weights), self._sent, strict=True)
+            new.to(torch.float64, copy=True).sub_(old)
+            for new, old in zip(rows, self._sent, strict=True)
+            if new.is_floating_point()
         ]
         return math.sqrt(sum(float(change.dot(change)) for change in changes))
 
     @cached_property
     def _layout(self) -> Layout:
-        return Layout(floating(self.weights))
+        return Layout(self.weights)
 
     @cached_property
     def _sent(self) -> list[Tensor]:
@@ -219,19 +222,22 @@ class Guard:
         return [long.double() for long in self._layout.join(self.weights)]
 
     @cached_property
-    def _signed(self) -> Layout:
+    def _signed(self) -> list[str]:
         """Counters, and variances unless they are noised."""
-        names = [
+        return [
             name for name, value in self.weights.items()
             if value.dtype != torch.bool
             and (not value.is_floating_point() or (name.endswith("running_var") and not self.noised))
         ]  # fmt: skip
-        return Layout({name: self.weights[name] for name in names})
 
     @cached_property
-    def _floors(self) -> list[Tensor]:
-        """What each of them may fall to: zero, or what was sent where that was less."""
-        return [long.clamp(max=0) for long in self._signed.join(self.weights)]
+    def _floors(self) -> list[tuple[int, Tensor, Tensor]]:
+        """The number of each long tensor that holds some of them, where they lie in it, and what each may
+        fall to: zero, or what was sent where that was less.
+        """
+        rows, places = self._layout.join(self.weights), self._layout.places(self._signed)
+        held = [number for number, found in enumerate(places) if len(found)]
+        return [(k, places[k], rows[k][places[k]].clamp(max=0)) for k in held]
 
     @cached_property
     def _numbers(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proxyfl.aggregation.base import Accumulator, Aggregator, Gathered, Round, Settled
-from proxyfl.aggregation.flat import Layout
+from proxyfl.core.flat import Layout
 from proxyfl.core.state import Tensors, Update
 from proxyfl.methods.context import ServerContext
 
@@ -27,7 +27,7 @@ class Mean(Aggregator):
     name: ClassVar[str] = "mean"
 
     def begin(self, round: Round) -> Accumulator:
-        return Gathered(self, round) if round.method.needs_all_updates else Running()
+        return Gathered(self, round) if round.method.needs_all_updates else Running(round.state.weights)
 
     def combine(self, updates: Sequence[Tensors], weights: Sequence[float], old: Tensors) -> Tensors:
         return weighted_mean(updates, weights)
@@ -36,44 +36,40 @@ class Mean(Aggregator):
 class Running(Accumulator):
     """The mean so far: nothing of single updates is kept."""
 
-    def __init__(self) -> None:
-        self.mean = WeightedMean()
+    def __init__(self, old: Tensors) -> None:
+        self.mean = WeightedMean(old)
 
     def add(self, update: Update, weight: float) -> None:
-        self.mean.add(update.weights, weight)
+        self.mean.add(update.joined(self.mean.layout), weight)
 
     def settle(self, ctx: ServerContext, kept: list[Tensors]) -> Settled:
         return Settled(self.mean.mean(), list(range(len(kept))), kept)
 
 
 class WeightedMean:
-    """A running weighted mean of named tensors, buffers included.
+    """A running weighted mean of tensors with the names, shapes and types of those given, buffers included.
 
     Sums are kept in float64, so that the order of magnitude of weights does not matter; integer tensors
     (step counters) come back as integers, rounded to the nearest.
     """
 
-    def __init__(self) -> None:
-        self.total = 0.0
-        self._layout = Layout({})
+    def __init__(self, like: Mapping[str, Tensor]) -> None:
+        self.total, self.layout = 0.0, Layout(like)
         self._sums: list[Tensor] = []
-        self._dtypes: dict[str, torch.dtype] = {}
+        self._dtypes = {name: value.dtype for name, value in like.items()}
 
-    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        """Every one has the names and shapes of the first."""
-        if not self._dtypes:
-            self._layout = Layout(tensors)
-            self._dtypes = {name: value.dtype for name, value in tensors.items()}
+    def add(self, rows: Sequence[Tensor], weight: float) -> None:
+        """``rows`` are the tensors as the layout joins them."""
         self.total += weight
-        terms = [long.to(torch.float64).mul_(weight) for long in self._layout.join(tensors)]
-        for place, term in enumerate(terms):
-            if place < len(self._sums):
-                self._sums[place] += term
-            else:
-                self._sums.append(term)
+        terms = [long.to(torch.float64, copy=True).mul_(weight) for long in rows]
+        if self._sums:
+            for total, term in zip(self._sums, terms, strict=True):
+                total += term
+        else:
+            self._sums = terms
 
     def mean(self) -> Tensors:
-        means = self._layout.part([total / self.total for total in self._sums])
+        means = self.layout.part([total / self.total for total in self._sums])
         return {
             name: (means[name] if dtype.is_floating_point else means[name].round()).to(dtype, copy=True)
             for name, dtype in self._dtypes.items()
@@ -82,7 +78,8 @@ class WeightedMean:
 
 def weighted_mean(updates: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
     """Of updates that are read one at a time; each needs a weight."""
-    running = WeightedMean()
+    running: WeightedMean | None = None
     for update, weight in zip(updates, weights, strict=True):
-        running.add(update, weight)
-    return running.mean()
+        running = running or WeightedMean(update)
+        running.add(running.layout.join(update), weight)
+    return running.mean() if running else {}

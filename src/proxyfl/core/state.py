@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from proxyfl.core.flat import Layout
 
 Tensors = dict[str, Tensor]
 """Named tensors, always on the CPU outside of a client's training."""
@@ -133,7 +136,19 @@ class Update:
 
     def each(self) -> list[Update]:
         """One update for each training."""
+        if not self.again:
+            return [self]
         return [replace(self, weights=weights, again=()) for weights in (self.weights, *self.again)]
+
+    def joined(self, layout: Layout) -> list[Tensor]:
+        """The weights as few long tensors, copied together once for all who look at every number of them:
+        nobody may change them.
+        """
+        known: dict[str, Any] = vars(self)
+        if "_joined" not in known or known["_joined"][0] != layout.rows:
+            known["_joined"] = layout.rows, layout.join(self.weights)
+        found: list[Tensor] = known["_joined"][1]
+        return found
 
 
 LONGEST_REASON, LONGEST_DETAIL = 500, 8_000

@@ -106,7 +106,9 @@ class Fold:
                 self.guard.check(answer, asked)
                 updates = [self.accumulator.admit(update) for update in answer.each()]
                 kept = [self.method.receive_all(update) for update in updates]
-                answer = replace(updates[0], again=tuple(update.weights for update in updates[1:]))
+                answer = updates[0]
+                if further := updates[1:]:
+                    answer = replace(answer, again=tuple(update.weights for update in further))
             except KeyError as missing:
                 answer = Failure(self.guard.round, client, f"refused: {str(missing) or 'a key'} is missing")
             except UpdateRefused as refused:
@@ -137,8 +139,7 @@ class Fold:
             return answer  # whose losses and weights nothing has noised: they are not written down
         if self.witness is not None:
             held = self.population.labelled[answer.client] / max(1, self.population.sizes[answer.client])
-            seen = replace(answer, round=self.guard.round)
-            self.witness.saw(seen, weight, self.guard.length, float(held))
+            self.witness.saw(answer, self.guard.round, weight, self.guard.length, float(held))
         for title, name in self.method.watched.items():
             if self.snapshot and name in answer.weights:
                 self.watched[title].append(answer.weights[name])

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxyfl.aggregation.flat import Layout, floating
+from proxyfl.core.flat import Layout
 from proxyfl.core.state import Metrics, Tensors, Update, size_in_bytes
 from proxyfl.federation.evaluate import Own
 
@@ -39,22 +39,23 @@ class Witness:
     """Takes the updates of one round that count, in folding order; afterwards has a row for each."""
 
     def __init__(self, old: Tensors, per_round: int) -> None:
-        floats = floating(old)
-        self._waits = per_round * size_in_bytes(floats) <= MOST_WAITING
-        self._layout = Layout(floats)
-        self._old = self._layout.join(floats) if self._waits else []
+        self._waits = per_round * size_in_bytes(old) <= MOST_WAITING
+        self._layout = Layout(old)
+        self._old = self._layout.join(old) if self._waits else []
         self._changes: list[tuple[float, Tensor]] = []
         self._seen: list[tuple[Row, Metrics]] = []
 
-    def saw(self, update: Update, weight: float, norm: float, labelled: float) -> None:
-        """``norm`` is the length of its change as it came, ``labelled`` the share of its images."""
-        row: Row = {"round": update.round, "client": update.client, "images": update.samples}
+    def saw(self, update: Update, round: int, weight: float, norm: float, labelled: float) -> None:
+        """``round`` is the one it counts in, ``norm`` the length of its change as it came, ``labelled`` the
+        share of its images.
+        """
+        row: Row = {"round": round, "client": update.client, "images": update.samples}
         row |= {"labelled": _short(labelled), "norm": _short(norm), SECONDS: update.seconds}
         if visits := update.metrics.get("pseudo/visits"):
             row["trusted"] = _short(update.metrics["pseudo/selected"] / visits)
         self._seen.append((row, update.metrics))
         if self._waits:
-            self._changes.append((weight, self._change(update.weights)))
+            self._changes.append((weight, self._change(update)))
 
     def rows(self, losses: Collection[str]) -> list[Row]:
         """A row for each client; of its losses, mean per step, those with these names."""
@@ -76,9 +77,9 @@ class Witness:
             mean.add_(change, alpha=weight)
         return [_cosine(change.double(), mean) for _, change in self._changes]
 
-    def _change(self, weights: Tensors) -> Tensor:
-        changes = [new - old for new, old in zip(self._layout.join(weights), self._old, strict=True)]
-        return torch.cat([change.float() for change in changes])
+    def _change(self, update: Update) -> Tensor:
+        pairs = zip(update.joined(self._layout), self._old, strict=True)
+        return torch.cat([(new - old).float() for new, old in pairs if new.is_floating_point()])
 
 
 def add_accuracy(rows: list[Row], own: Own | None) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from proxyfl.aggregation import flat
-from proxyfl.aggregation.flat import Layout
 from proxyfl.aggregation.mean import WeightedMean
+from proxyfl.core import flat
+from proxyfl.core.flat import Layout
+from proxyfl.core.state import Update
 
 TENSORS = {
     "a": torch.arange(6.0).view(2, 3),
@@ -42,9 +43,24 @@ def test_there_and_back(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_means_share_no_memory() -> None:
-    mean = WeightedMean()
-    mean.add({"a": torch.ones(2, dtype=torch.float64), "b": torch.ones(2, dtype=torch.float64)}, 2.0)
+    ones = {"a": torch.ones(2, dtype=torch.float64), "b": torch.ones(2, dtype=torch.float64)}
+    mean = WeightedMean(ones)
+    rows = mean.layout.join(ones)
+    mean.add(rows, 2.0)
     found = mean.mean()
+    assert [row.tolist() for row in rows] == [[1, 1, 1, 1]]  # what was given is as it was
     found["a"].zero_()
     assert found["b"].tolist() == [1, 1]
     assert found["b"].untyped_storage().nbytes() == 16
+
+
+def test_where_names_lie() -> None:
+    assert [places.tolist() for places in Layout(TENSORS).places({"b", "n"})] == [[6, 7], [0], []]
+
+
+def test_an_update_is_joined_once_for_all_who_use_the_same_layout() -> None:
+    update = Update(1, 0, 1, dict(reversed(TENSORS.items())))
+    first, second = Layout(TENSORS), Layout(TENSORS)
+    assert update.joined(first) is update.joined(second)
+    assert [long.tolist() for long in update.joined(first)] == [[0, 1, 2, 3, 4, 5, 9, 8], [4], [0.5]]
+    assert [long.tolist() for long in update.joined(Layout({"b": TENSORS["b"]}))] == [[9, 8]]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from proxyfl.core.state import Tensors
+Tensors = dict[str, Tensor]
 
 LONGEST = 1 << 22
 """Numbers in a long tensor at most, unless one named tensor has more: copies stay small beside a network."""
@@ -43,6 +43,11 @@ class Layout:
             found |= zip(row, torch.split(whole, lengths), strict=True)
         return {name: found[name].view(shape) for name, shape in self.shapes.items()}
 
-
-def floating(tensors: Mapping[str, Tensor]) -> Tensors:
-    return {name: value for name, value in tensors.items() if value.is_floating_point()}
+    def places(self, names: Collection[str]) -> list[Tensor]:
+        """Where the numbers of these names lie in each long tensor."""
+        found = []
+        for row in self.rows:
+            counts = torch.tensor([self.shapes[name].numel() for name in row])
+            chosen = torch.tensor([name in names for name in row])
+            found.append(chosen.repeat_interleave(counts).nonzero().flatten())
+        return found
