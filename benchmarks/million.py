@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from stage import MEGABYTE, drawn_simulation, largest, resident, settings, staged
+from stage import MEGABYTE, drawn_simulation, resident, settings, staged
 
+from proxyfl.core.machine import peak_memory
 from proxyfl.core.state import Update
 from proxyfl.data.partition import make_partition
 from proxyfl.federation.client import ClientTrainer
@@ -91,7 +92,7 @@ def measured(clients: int, per_round: int, rounds: int, folder: Path) -> dict[st
     disk = (folder / "run" / "partition.safetensors").stat().st_size
     return {
         "built": built, "dealt": dealt, "disk": disk, "start": ready, "spent": spent, "server": server,
-        "resident": held, "peak": largest(),
+        "resident": held, "peak": peak_memory(),
     }  # fmt: skip
 
 

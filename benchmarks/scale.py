@@ -25,9 +25,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stage import MEGABYTE, Stage, drawn_simulation, largest, resident, settings, staged
+from stage import MEGABYTE, Stage, drawn_simulation, resident, settings, staged
 from torch import Tensor
 
+from proxyfl.core.machine import peak_memory
 from proxyfl.core.state import Tensors, size_in_bytes
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.sampling import sample_clients
@@ -82,7 +83,7 @@ def serve(method: str, clients: int, rounds: int, folder: Path) -> None:
                 "cpu": time.process_time() - cpu,
                 "resident": resident(),
                 "above": resident() - start,
-                "peak": largest(),
+                "peak": peak_memory(),
                 "loaded": store.loaded,
                 "saved": store.saved,
             }

@@ -5,8 +5,6 @@ whose rounds are played one at a time, and how much memory a process holds.
 from __future__ import annotations
 
 import os
-import resource
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import numpy as np
 import torch
 
 from proxyfl.core.config import Config
+from proxyfl.core.machine import peak_memory
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Dataset, Split
 from proxyfl.data.partition import Partition
@@ -111,15 +110,5 @@ def resident(pid: int | None = None) -> int:
     try:
         pages = int(Path(f"/proc/{pid or os.getpid()}/statm").read_text(encoding="ascii").split()[1])
     except OSError:
-        return largest() if pid in (None, os.getpid()) else 0
+        return peak_memory() if pid in (None, os.getpid()) else 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def largest() -> int:
-    """The most bytes that this process ever held."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -36,3 +38,10 @@ def test_bf16_is_used_where_there_are_instructions_for_it(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert has_bf16() is expected
     assert native_dtype(torch.device("cpu")) == ("bf16" if expected else "fp32")
+
+
+def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_started_it() -> None:
+    held = torch.ones(300 << 20, dtype=torch.uint8)
+    program = "from proxyfl.core.machine import peak_memory; print(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert 1 << 20 < int(done.stdout) < len(held), done.stderr

@@ -7,7 +7,6 @@ estimate, and the peak after it.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from loopback import experiment  # noqa: E402
 from test_site_limits import trainer_for  # noqa: E402
 
+from proxyfl.core.machine import peak_memory  # noqa: E402
 from proxyfl.core.state import Task  # noqa: E402
 from proxyfl.engines.flower import limits  # noqa: E402
 from proxyfl.runs.simulation import prepare  # noqa: E402
@@ -35,8 +35,7 @@ def main(method: str, network: str, batch: int) -> None:
         data = prepare(config).holdings.client(0)
         before, estimated = limits._resident(), limits.estimate(trainer)
         trainer.train(Task(1, 0, trainer.initial_weights()), data)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"before": before, "estimated": estimated, "peak": peak}))
+    print(json.dumps({"before": before, "estimated": estimated, "peak": peak_memory()}))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from readers import READERS
 
+from proxyfl.core.machine import peak_memory
+
 ROOM = 700 << 20
 
 
@@ -24,7 +26,7 @@ def main() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + ROOM
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     for word in sys.argv[1:]:
         name, _, file = word.partition(":")
         with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +35,7 @@ def main() -> None:
                 outcome = "refused" if READERS[name](content, Path(folder)) is None else "read"
             except BaseException as error:
                 outcome = f"{type(error).__name__}: {error}"[:300]
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+        grown = (peak_memory() - before) >> 20
         print(json.dumps({"what": Path(file).name, "outcome": outcome, "megabytes": grown}), flush=True)
 
 

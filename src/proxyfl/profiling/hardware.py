@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
 import torch
 
+from proxyfl.core import machine
 from proxyfl.core.spans import waiter
 
 PEAK_SECONDS = 1.0
@@ -46,11 +46,4 @@ def matrix_peak(dtype: str, device: torch.device, seconds: float = PEAK_SECONDS)
 
 def peak_memory(device: torch.device) -> int:
     """Bytes: of this process so far, or, on a GPU, of tensors there since the count was reset."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
