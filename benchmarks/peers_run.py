@@ -99,7 +99,7 @@ def ours(work: Work, rounds: int, *, workers: int = 0, ray: bool = False) -> str
 
 def flower(work: Work, rounds: int, *, tuned: bool = False) -> str:
     """The same in Flower's simulation, a client per core at a time."""
-    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_ADDRESS": "local"}  # no cluster that is there already
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
