@@ -18,7 +18,7 @@ import pytest
 from proxyfl import Experiment, RayEngine, Run
 from proxyfl.core import plugins
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.engines.cluster.connection import Cluster, Needs, _private_cluster
+from proxyfl.engines.cluster.connection import Cluster, Needs, _private_cluster, _token
 from proxyfl.engines.cluster.engine import ClusterEngine
 from proxyfl.engines.crew import Job
 from proxyfl.runs import build
@@ -129,11 +129,15 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch, head: int) -> Iterator[Any]:
     from ray.cluster_utils import Cluster as Nodes
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    # Ray keeps the first way to authenticate that it reads in a process: the one of private clusters.
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", _token())
     cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": head, "include_dashboard": False})
-    cluster.second = cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
-    yield cluster
-    cluster.shutdown()
+    try:
+        cluster.second = cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
+        yield cluster
+    finally:  # one that is left behind is joined by whoever looks for a cluster on this machine
+        cluster.shutdown()
 
 
 @pytest.fixture
