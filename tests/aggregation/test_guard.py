@@ -16,6 +16,7 @@ from proxyfl.aggregation.effort import Effort
 from proxyfl.aggregation.guard import Guard
 from proxyfl.aggregation.mean import WeightedMean
 from proxyfl.core.errors import UpdateRefused
+from proxyfl.core.flat import Flat
 from proxyfl.core.state import Update
 
 SENT = {"w": torch.zeros(2, 3), "steps": torch.tensor(0)}
@@ -64,6 +65,21 @@ def test_weights_of_further_trainings_are_held_to_the_same() -> None:
 
 def weights(**changes: Any) -> dict[str, Any]:
     return {**update().weights, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"w": torch.full((2, 3), math.nan)}, "'w' holds values that are not finite"),
+        ({"steps": torch.tensor(-1)}, "'steps' holds negative values"),
+        ({"w": torch.ones(3, 2)}, "'w' has shape (3, 2), not (2, 3)"),
+        ({"w": torch.ones(2, 3).double()}, "'w' is torch.float64, not torch.float32"),
+        ({"v": torch.ones(1)}, "tensors missing: [], unknown: ['v']"),
+    ],
+)
+def test_weights_that_lie_in_long_tensors_are_held_to_the_same(changes: dict[str, Any], reason: str) -> None:
+    guard().check(update(weights=Flat.of(weights())))
+    assert refusal(update(weights=Flat.of(weights(**changes)))) == reason
 
 
 def moved(length: str, limit: str) -> str:

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.flat import Flat, Layout
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines import shared
 from proxyfl.engines.remote_error import describe, raised
@@ -78,6 +79,32 @@ def test_tasks_and_answers_survive_the_wire() -> None:
         assert same_bits(getattr(back, field), getattr(update, field))
     failure = Failure(3, 5, "no", "detail")
     assert unpack_answer(*pack_answer(failure)) == failure
+
+
+def test_weights_that_lie_as_those_sent_cross_as_few_long_tensors() -> None:
+    sent = {"a": torch.zeros(2, 3), "n": torch.tensor(0), "b": torch.zeros(2)}
+    first = Flat.of({"a": torch.arange(6.0).view(2, 3), "n": torch.tensor(4), "b": torch.ones(2)})
+    second = Flat.of({name: value + 1 for name, value in first.items()})
+    update = Update(3, 5, 40, first, {"prior/p": torch.ones(1)}, carry={"m": torch.ones(1)}, again=(second,))
+    header, tensors = pack_answer(update, Layout(sent))
+    assert sorted(tensors) == ["carry/m", "extras/prior/p", "long/0", "long/1", "long/2", "long/3"]
+    back = unpack_answer(header, load(save(tensors)), Layout(sent))
+    assert isinstance(back, Update)
+    assert isinstance(back.weights, Flat)
+    assert same_bits(back.weights, first)
+    assert [same_bits(weights, second) for weights in back.again] == [True]
+    assert same_bits(back.extras, update.extras)
+    assert same_bits(back.carry, update.carry)
+
+
+@pytest.mark.parametrize("weights", [{"a": torch.ones(3)}, Flat.of({"a": torch.ones(3)})])
+def test_other_weights_than_those_sent_cross_by_name(weights: dict[str, torch.Tensor]) -> None:
+    sent = Layout({"a": torch.zeros(2)})
+    header, tensors = pack_answer(Update(3, 5, 40, weights), sent)
+    assert sorted(tensors) == ["weights/a"]
+    back = unpack_answer(header, tensors, sent)
+    assert isinstance(back, Update)
+    assert same_bits(back.weights, weights)
 
 
 def test_tensors_that_share_memory_may_be_sent() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from proxyfl.aggregation import Mean
 from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
+from proxyfl.core.flat import Flat
 from proxyfl.core.state import Failure, ServerState, Update
 from proxyfl.federation.fold import Fold
 from proxyfl.federation.sampling import Population
@@ -237,6 +238,20 @@ def test_prototypes_of_fewer_than_no_images_are_refused() -> None:
     assert isinstance(
         folded.take(Update(4, 1, 10, weights, {**extras, "proto/counts": torch.ones(3)})), Update
     )
+
+
+def test_what_is_kept_of_an_update_does_not_hold_the_rest_of_it() -> None:
+    sent = {"w": torch.zeros(1000), "classifier.weight": torch.zeros(3, 2)}
+    state = ServerState(3, sent)
+    ctx = dataclasses.replace(server(), weights=state.weights)
+    settings: Any = {"train": TrainSettings(), "federation": FederationSettings()}
+    folded = Fold(Mean(), create("fixmatch-gpl+gpt"), ctx, state, [0], PEOPLE, **settings)
+    given = Update(4, 0, 10, Flat.of({name: value + 1 for name, value in sent.items()}))
+    assert isinstance(folded.take(given), Update)
+    (kept,) = folded.kept
+    assert [(value.tolist(), value.untyped_storage().nbytes()) for value in kept.values()] == [
+        ([[1, 1]] * 3, 24)
+    ]
 
 
 class Clumsy(Method):

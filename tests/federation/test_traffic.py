@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from proxyfl.core.flat import Flat
 from proxyfl.core.state import Task, Update
 from proxyfl.federation.traffic import Traffic, by_part, numbers_by_part
 from proxyfl.models import build
@@ -22,6 +23,15 @@ def test_parts() -> None:
     assert by_part(WEIGHTS, extras) == {"trunk": 56, "classifier": 200, "heads": 64, "extras": 43}
     assert by_part({}, {}) == {"trunk": 0, "classifier": 0, "heads": 0, "extras": 0}
     assert numbers_by_part(WEIGHTS, extras) == {"trunk": 13, "classifier": 50, "heads": 16, "extras": 13}
+
+
+def test_clients_that_send_the_same_weights_are_counted_alike() -> None:
+    traffic, other = Traffic(), Traffic()
+    for client, weights in enumerate((WEIGHTS, {**WEIGHTS, "classifier.bias": torch.zeros(7)}, WEIGHTS)):
+        traffic.received(Update(1, client, 5, Flat.of(weights), again=(Flat.of(weights),)))
+        other.received(Update(1, client, 5, weights, again=(weights,)))
+    assert traffic.record() == other.record()
+    assert traffic.record()["bytes_up"] == 2 * (320 + 308 + 320)
 
 
 def test_a_round() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from proxyfl.aggregation.change import change_length
 from proxyfl.aggregation.effort import Effort
 from proxyfl.core.errors import UpdateRefused
-from proxyfl.core.flat import Layout
+from proxyfl.core.flat import Flat, Layout
 from proxyfl.core.state import Tensors, Update
 
 MAX_RATIO = 1e6
@@ -100,8 +100,12 @@ class Guard:
         self.seen.add(update.client)
 
     def _check_weights(self, update: Update) -> None:
-        _tensors(update.weights)
-        _same_form(update.weights, self.weights)
+        given = update.weights
+        if isinstance(given, Flat) and given.layout == self._layout:
+            _tensors({f"row {number}": long for number, long in enumerate(given.long)})
+        else:
+            _tensors(given)
+            _same_form(given, self.weights)
         rows = update.joined(self._layout)
         self.length = self._change_length(rows)
         if not math.isfinite(self.length):

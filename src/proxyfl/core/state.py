@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxyfl.core.flat import Layout
+from proxyfl.core.flat import Flat, Layout
 
 Tensors = dict[str, Tensor]
 """Named tensors, always on the CPU outside of a client's training."""
@@ -141,9 +141,11 @@ class Update:
         return [replace(self, weights=weights, again=()) for weights in (self.weights, *self.again)]
 
     def joined(self, layout: Layout) -> list[Tensor]:
-        """The weights as few long tensors, copied together once for all who look at every number of them:
-        nobody may change them.
+        """The weights as few long tensors, copied together at most once for all who look at every number of
+        them: nobody may change them.
         """
+        if isinstance(self.weights, Flat) and self.weights.layout == layout:
+            return self.weights.long
         known: dict[str, Any] = vars(self)
         if "_joined" not in known or known["_joined"][0] != layout.rows:
             known["_joined"] = layout.rows, layout.join(self.weights)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.flat import Layout
 from proxyfl.core.state import Failure, Task, Tensors, Update, within
 
 SLACK = 2
@@ -54,6 +55,7 @@ class Crew(Generic[W]):
         self.cpu_seconds = 0.0
         self._waiting: deque[Job] = deque()
         self._sent: tuple[Tensors, Tensors] | None = None
+        self._form = Layout({})
         self._begun = False
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
@@ -98,7 +100,7 @@ class Crew(Generic[W]):
             if self._begun:
                 raise RunError("tasks of one round must carry the same weights and extras")
             self._publish(within("weights", weights) | within("extras", extras))
-            self._sent = (weights, extras)
+            self._sent, self._form = (weights, extras), Layout(weights)
         self._begun, worker.job = True, job
         self._give(worker, job)
 

@@ -158,7 +158,7 @@ class PoolEngine(Crew[_Worker]):
         elif header["kind"] == "error":
             raise raised(header)
         elif worker.job is not None:
-            worker.job.answer = unpack_answer(header, tensors)
+            worker.job.answer = unpack_answer(header, tensors, self._form)
             self.cpu_seconds += header["cpu_seconds"]
             worker.job = None
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
+from proxyfl.core.flat import Flat, Layout
 from proxyfl.core.state import TRAIN, Failure, Task, Tensors, Update, detached, namespace, within
 
 Header = dict[str, Any]
-AGAIN = "again"
+AGAIN, LONG = "again", "long"
 
 
 def pack_task(task: Task) -> tuple[Header, Tensors]:
@@ -36,12 +39,21 @@ def unpack_task(header: Header, tensors: Tensors, weights: Tensors, extras: Tens
     )
 
 
-def pack_answer(answer: Update | Failure) -> tuple[Header, Tensors]:
+def pack_answer(answer: Update | Failure, sent: Layout | None = None) -> tuple[Header, Tensors]:
+    """Weights that lie as those that were ``sent`` go as few long tensors, all others by name."""
     header: Header = {"round": answer.round, "client": answer.client}
     if isinstance(answer, Failure):
         return {**header, "kind": "failure", "reason": answer.reason, "detail": answer.detail}, {}
     header |= {"kind": "update", "samples": answer.samples, "metrics": answer.metrics}
-    return {**header, "seconds": answer.seconds}, tensors_of(answer) | within("carry", answer.carry)
+    header |= {"seconds": answer.seconds}
+    long: list[Tensor] = []
+    for weights in (answer.weights, *answer.again):
+        if not isinstance(weights, Flat) or weights.layout != sent:
+            return header, tensors_of(answer) | within("carry", answer.carry)
+        long += weights.long
+    tensors = {f"{LONG}/{place}": value for place, value in enumerate(long)}
+    tensors |= within("extras", answer.extras) | within("carry", answer.carry)
+    return {**header, LONG: len(long)}, tensors
 
 
 def tensors_of(update: Update) -> Tensors:
@@ -60,18 +72,25 @@ def further(tensors: Tensors) -> tuple[Tensors, ...]:
     return tuple(found)
 
 
-def unpack_answer(header: Header, tensors: Tensors) -> Update | Failure:
+def unpack_answer(header: Header, tensors: Tensors, sent: Layout | None = None) -> Update | Failure:
     round, client = header["round"], header["client"]
     if header["kind"] == "failure":
         return Failure(round, client, header["reason"], header["detail"])
+    if sent is not None and LONG in header:
+        long, size = [tensors[f"{LONG}/{place}"] for place in range(header[LONG])], len(sent.rows)
+        trained: list[Tensors] = [
+            Flat(sent, long[start : start + size]) for start in range(0, len(long), size)
+        ]
+    else:
+        trained = [namespace(tensors, "weights"), *further(tensors)]
     return Update(
         round=round,
         client=client,
         samples=header["samples"],
-        weights=namespace(tensors, "weights"),
+        weights=trained[0],
         extras=namespace(tensors, "extras"),
         metrics=header["metrics"],
         carry=namespace(tensors, "carry"),
         seconds=header["seconds"],
-        again=further(tensors),
+        again=tuple(trained[1:]),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors.torch import load, save
 
+from proxyfl.core.flat import Layout
 from proxyfl.core.plugins import load_plugin
 from proxyfl.core.state import Tensors, namespace
 from proxyfl.data.holdings import Holdings
@@ -57,7 +58,7 @@ def _serve(connection: Connection, store: int, broadcast: int) -> None:
         task = unpack_task(header, tensors, namespace(sent, "weights"), namespace(sent, "extras"))
         began = time.process_time()
         try:
-            answer, content = pack_answer(next(engine.run([task])))
+            answer, content = pack_answer(next(engine.run([task])), Layout(task.weights))
             frames = encoded({**answer, "cpu_seconds": time.process_time() - began}, content)
         except Exception as error:  # no client's fault: the parent raises it again
             frames = encoded({"kind": "error", **describe(error)}, {})

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from proxyfl.core.config import ComputeSettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
+from proxyfl.core.flat import Flat
 from proxyfl.core.rng import SERVER, isolated, rng
 from proxyfl.core.spans import BEGIN, FINISH, OBSERVE, ROUND, STEP, span
 from proxyfl.core.state import (
@@ -196,7 +197,7 @@ class ClientTrainer:
         for turn in range(task.times):
             ctx = self._context(replace(task, carry=carry), given, state, turn, records)
             extras = self._train_once(ctx, steps, records)
-            trained.append(detached(self.method.upload(ctx)))
+            trained.append(Flat.of(self.method.upload(ctx)))
             state, carry = ctx.state, momentum_of(ctx) if self.settings.leak_momentum else {}
             sums["steps"] += ctx.steps
             watched = Metrics()

@@ -15,6 +15,7 @@ from proxyfl.aggregation.effort import most_effort
 from proxyfl.aggregation.guard import MOST_METRICS, Guard
 from proxyfl.core.config import FederationSettings, KeepSettings, TrainSettings
 from proxyfl.core.errors import UpdateRefused
+from proxyfl.core.flat import compact
 from proxyfl.core.state import Failure, Metrics, ServerState, Tensors, Update
 from proxyfl.federation.sampling import Population
 from proxyfl.federation.witness import Row, Witness
@@ -105,7 +106,7 @@ class Fold:
             try:
                 self.guard.check(answer, asked)
                 updates = [self.accumulator.admit(update) for update in answer.each()]
-                kept = [self.method.receive_all(update) for update in updates]
+                kept = [compact(self.method.receive_all(update)) for update in updates]
                 answer = updates[0]
                 if further := updates[1:]:
                     answer = replace(answer, again=tuple(update.weights for update in further))
@@ -142,7 +143,7 @@ class Fold:
             self.witness.saw(answer, self.guard.round, weight, self.guard.length, float(held))
         for title, name in self.method.watched.items():
             if self.snapshot and name in answer.weights:
-                self.watched[title].append(answer.weights[name])
+                self.watched[title].append(answer.weights[name].clone())
         self._add_metrics(answer)
         return answer
 

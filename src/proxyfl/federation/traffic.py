@@ -13,6 +13,7 @@ from functools import cache
 
 from torch import Tensor
 
+from proxyfl.core.flat import Flat, Layout
 from proxyfl.core.state import Task, Tensors, Update
 
 PARTS = ("trunk", "classifier", "heads", "extras")
@@ -56,6 +57,7 @@ class Traffic:
     numbers: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
     _tasks: dict[int, tuple[Both, Both]] = field(default_factory=dict)
     _last: tuple[Tensors, Tensors, Both] | None = None
+    _up: tuple[Layout, Both] | None = None
 
     said: set[str] = field(default_factory=set)
     """The purposes for which something was broadcast."""
@@ -84,9 +86,17 @@ class Traffic:
         self._count("down_once", personal, -1)
 
     def received(self, update: Update) -> None:
-        self._count("up", _both(update.weights, update.extras))
-        for weights in update.again:
-            self._count("up", _both(weights))
+        self._count("up", _both({}, update.extras))
+        for weights in (update.weights, *update.again):
+            self._count("up", self._uploaded(weights))
+
+    def _uploaded(self, weights: Tensors) -> Both:
+        """The size of a client's weights, counted once as long as clients send the same ones."""
+        if not isinstance(weights, Flat):
+            return _both(weights)
+        if self._up is None or self._up[0] != weights.layout:
+            self._up = weights.layout, _both(weights)
+        return self._up[1]
 
     def _count(self, way: str, sizes: Both, sign: int = 1) -> None:
         for counter, size in zip((self.bytes[way], self.numbers[way]), sizes, strict=True):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.flat import Layout
 from proxyfl.core.plugins import load_plugin
 from proxyfl.core.state import Task, Tensors, detached, namespace, within
 from proxyfl.data.holdings import Holdings
@@ -94,7 +95,7 @@ class ClientActor:
     def _trained(self, task: Task, tensors: Tensors, began: float) -> bytes:
         store = Travelling(namespace(tensors, STATE))
         self.engine.trainer.store = store
-        answer, content = pack_answer(next(self.engine.run([task])))
+        answer, content = pack_answer(next(self.engine.run([task])), Layout(task.weights))
         spent = time.process_time() - began
         whole = content | within(STATE, store.kept)
         return framed({**answer, "cpu_seconds": spent, "saved": store.saved}, whole)

@@ -206,7 +206,7 @@ class ClusterEngine(Crew[_Hired]):
             if header["saved"]:
                 kept, task = namespace(tensors, STATE), job.task
                 self.trainer.store.save(task.client, task.round, kept, base=task.version)
-            job.answer = unpack_answer(header, tensors)
+            job.answer = unpack_answer(header, tensors, self._form)
             self.cpu_seconds += header["cpu_seconds"]
             worker.job = None
 
