@@ -42,7 +42,8 @@ from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import Engine, RoundReport
 from proxyfl.methods.addons.gpt import tune_proxies
 from proxyfl.report import plot_style
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import prepare
 from proxyfl.testing.attacks import (
     CLASSIFIER,

@@ -34,7 +34,8 @@ from proxyfl.core.state import Tensors, Update
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import RoundReport
 from proxyfl.report import plot_style
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import Simulation, prepare
 
 ROOT = Path(__file__).parents[1]

@@ -32,7 +32,8 @@ from proxyfl.data.partition import Partition
 from proxyfl.data.ragged import Ragged
 from proxyfl.federation.client import numerics
 from proxyfl.report import plot_style
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import Simulation, prepare
 
 ROOT = Path(__file__).parents[1]

@@ -34,7 +34,8 @@ from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Task, Update
 from proxyfl.models import build
 from proxyfl.profiling.process import profile_in_process
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import prepare
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,8 @@ from proxyfl.runs import build
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.recording import Recording
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import Simulation
 
 MEGABYTE = 1 << 20

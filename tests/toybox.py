@@ -20,7 +20,8 @@ from proxyfl.methods import recipes
 from proxyfl.models import ConvNorm, register
 from proxyfl.models.base import TrunkClassifier
 from proxyfl.runs import build
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import Simulation
 from proxyfl.testing.toy import toy_dataset, toy_partition
 

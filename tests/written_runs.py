@@ -10,7 +10,8 @@ from typing import Any
 from proxyfl import Run
 from proxyfl.runs.config_file import to_toml
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 
 
 def write_run(

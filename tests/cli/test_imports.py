@@ -19,11 +19,36 @@ for call in map(str.split, calls):
     except SystemExit as end:
         assert not end.code, call
     assert "torch" not in sys.modules, call
+refused = ["table {nothing}", "table {runs} --where nix=1", "table --each", "comm --scenario nix"]
+for call in map(str.split, refused):
+    sys.argv = ["proxyfl", *call]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 2, call
+    assert "torch" not in sys.modules, call
+"""
+
+FRAMES = """
+import sys
+import proxyfl
+found = proxyfl.results({runs!r}, seed=1)
+print(found.runs["run"][0], len(found.rounds))
+assert "torch" not in sys.modules
 """
 
 
-def test_reading_runs_presets_and_sources_needs_no_torch(tiny: Path) -> None:
-    program = CALLS.format(runs=tiny.parent, run=tiny)
+def test_reading_runs_presets_and_sources_needs_no_torch(tiny: Path, tmp_path: Path) -> None:
+    program = CALLS.format(runs=tiny.parent, run=tiny, nothing=tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert tiny.name in done.stdout
+    assert done.stderr.count("error:") == 4
+
+
+def test_runs_as_data_frames_need_no_torch(tiny: Path) -> None:
+    pytest.importorskip("pandas")
+    program = FRAMES.format(runs=str(tiny.parent))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert tiny.name in done.stdout

@@ -14,7 +14,8 @@ from proxyfl.core.trees import parse_assignment
 from proxyfl.methods import recipes
 from proxyfl.runs.config_file import load_toml, preset_names, to_toml
 from proxyfl.runs.experiment import load_config
-from proxyfl.runs.settings import COMMON, default_name, from_short, identity, resolve
+from proxyfl.runs.settings import default_name, identity, resolve
+from proxyfl.runs.short_names import COMMON, from_short
 
 
 @pytest.mark.parametrize(("preset", "fidelity"), list(itertools.product(preset_names(), FIDELITIES)))

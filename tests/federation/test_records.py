@@ -27,7 +27,8 @@ from proxyfl.federation.records import (
 from proxyfl.federation.sampling import Population
 from proxyfl.methods import registry
 from proxyfl.models import Network
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import prepare
 from toybox import TINY
 

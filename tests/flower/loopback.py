@@ -25,7 +25,8 @@ from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import client_arrays, write_npz
 from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.manifests import folders
-from proxyfl.runs.settings import from_short, resolve
+from proxyfl.runs.settings import resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import Simulation, prepare
 from toybox import TINY
 

@@ -16,7 +16,8 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import content_hash
 from proxyfl.federation.client import fitting
 from proxyfl.runs import checkpoint
-from proxyfl.runs.settings import from_short, identity, resolve
+from proxyfl.runs.settings import identity, resolve
+from proxyfl.runs.short_names import from_short
 from toybox import TINY, Stopped, Told, same_bits
 
 SETTINGS: dict[str, Any] = {**TINY, "subset": 120, "labels__per_class": 3}

@@ -48,12 +48,13 @@ def comm(
 
     Counted from the network itself. The defaults are the setting of the paper's table.
     """
+    if scenario:
+        require_scenario(scenario)
     from proxyfl.report.communication import Setting, measure
 
     partly = (size, norm, trainable, lora_rank, lora_targets)
     setting = Setting(model, width, classes, channels, per_round, *partly)
     if scenario:
-        require_scenario(scenario)
         _show_scenario(scenario, setting, markdown)
         return
     sizes = measure(setting)

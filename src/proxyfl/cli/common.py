@@ -268,7 +268,7 @@ def load_settings(
 def overrides(method: str | None, flags: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
     """Flags and assignments as nested tables. A setting that is given twice is an error, whichever way."""
     from proxyfl.core.trees import dotted, merge, parse_assignment
-    from proxyfl.runs.settings import COMMON, from_short
+    from proxyfl.runs.short_names import COMMON, from_short
 
     given = {
         COMMON[name]: f"--{name.replace('_', '-')} {value}"

@@ -20,7 +20,7 @@ from proxyfl.results.frames import round_rows
 from proxyfl.results.settings import BESIDE, METHOD, plain, settings_of, short_names
 from proxyfl.runs.directory import accuracy_called
 from proxyfl.runs.run import Run
-from proxyfl.runs.settings import COMMON
+from proxyfl.runs.short_names import COMMON
 
 KINDS = ("pdf", "png", "svg")
 SHARES = ("accuracy", *MEASURES)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.results.outcome import Outcome
 from proxyfl.results.settings import METHOD, distinguished_by, plain
-from proxyfl.runs.settings import COMMON
+from proxyfl.runs.short_names import COMMON
 
 
 def choose(outcomes: Sequence[Outcome], keys: Iterable[str]) -> tuple[list[Outcome], list[str]]:

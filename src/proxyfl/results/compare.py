@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
-from proxyfl.methods import registry
 from proxyfl.results.cells import Spread, difference, less_is_better, median_rounds, ranks, share_of
 from proxyfl.results.choice import choose
 from proxyfl.results.outcome import Outcome, Where, names_of, read_all
@@ -42,6 +41,8 @@ class Contender:
     @property
     def oracle(self) -> bool:
         """Whether it sees labels that a method may not: a bound, which is not ranked."""
+        from proxyfl.methods import registry
+
         try:
             return registry.find(self.method).method.oracle
         except ProxyFLError:
@@ -270,6 +271,8 @@ def _following(
 
 def _place(contender: Contender) -> tuple[Any, ...]:
     """By rank, from the plain methods on; ``parent+addon`` after its parent."""
+    from proxyfl.methods import registry
+
     name, parent = contender.method, contender.method.partition("+")[0]
     if registry.shown(name).rank < registry.LAST:
         parent = name

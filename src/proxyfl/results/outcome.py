@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
 from proxyfl.core.records import MEASURES
-from proxyfl.methods import registry
 from proxyfl.results.settings import METHOD, Settings, distinguished_by, hashable, order, plain, settings_of
 from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run, Summary
-from proxyfl.runs.settings import COMMON
+from proxyfl.runs.short_names import COMMON
 
 Where = Sequence[tuple[str, Any]]
 """Settings that runs must have. A key that is given several times may have any of the values."""
@@ -161,6 +160,8 @@ def select(runs: Sequence[tuple[Run, Settings]], where: Where) -> Sequence[tuple
 
 def names_of(method: str) -> list[str]:
     """A method's names: its own, and those that stand for it."""
+    from proxyfl.methods import registry
+
     try:
         name = registry.find(method).name
     except ProxyFLError:

@@ -10,7 +10,6 @@ from typing import Any
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.trees import dotted
-from proxyfl.runs.settings import resolve
 
 METHOD, DATA = "method.name", "data.name"
 FIRST = (DATA, "labels.ratio", "partition.alpha", "fidelity")
@@ -41,6 +40,8 @@ def changed(own: Settings) -> str:
 
     Where weights to start from lay is left out: their hash says what they were.
     """
+    from proxyfl.runs.settings import resolve
+
     try:
         usual = settings_of(resolve(own["preset"], {"method": {"name": own[METHOD]}}))
     except ProxyFLError:  # a method that this program does not know

@@ -26,7 +26,8 @@ from proxyfl.runs.loggers import checked, find_all
 from proxyfl.runs.protocols import SHARED, named, protocol_layer
 from proxyfl.runs.recording import Recording
 from proxyfl.runs.run import Run
-from proxyfl.runs.settings import default_name, from_short, resolve
+from proxyfl.runs.settings import default_name, resolve
+from proxyfl.runs.short_names import from_short
 from proxyfl.runs.simulation import prepare, remarks, require_same_data
 from proxyfl.runs.start import load_start, read_start, settle_start
 

@@ -17,11 +17,11 @@ from proxyfl.aggregation.base import Aggregator
 from proxyfl.aggregation.build import build_aggregator, require_sound
 from proxyfl.core.config import Config, MethodSettings, TrainSettings, read_config
 from proxyfl.core.dealing import SERVER
-from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
+from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.core.machine import has_bf16
 from proxyfl.core.network import FROZEN, ModelSettings
 from proxyfl.core.settings import OBJECT, describe, known_fidelity
-from proxyfl.core.trees import Tree, dotted, merge, nested, table_in
+from proxyfl.core.trees import Tree, dotted, merge, table_in
 from proxyfl.data import sources
 from proxyfl.data.partition import require_scheme
 from proxyfl.encoders.named import require_kind
@@ -29,25 +29,7 @@ from proxyfl.federation.records import check as check_records
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.runs.config_file import load_preset, text_at, to_toml
-
-COMMON = {
-    "data": "data.name",
-    "label_ratio": "labels.ratio",
-    "scenario": "labels.where",
-    "alpha": "partition.alpha",
-    "clients": "partition.clients",
-    "per_round": "federation.per_round",
-    "rounds": "federation.rounds",
-    "width": "model.width",
-    "weights": "model.weights",
-    "image_size": "data.image_size",
-    "subset": "data.subset",
-    "seed": "seed",
-    "device": "compute.device",
-    "dtype": "compute.dtype",
-    "fidelity": "fidelity",
-}
-"""Settings that have a short name, on the command line and in Python."""
+from proxyfl.runs.short_names import COMMON
 
 
 def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
@@ -205,18 +187,6 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
             "keep.clients = 'all' records what each client sent, which differential "
             "privacy is meant to hide; leave it unchanged"
         )
-
-
-def from_short(values: Mapping[str, Any]) -> Tree:
-    """Keyword settings: short names, or full ones with dots or double underscores (``method__tau``)."""
-    flat: Tree = {}
-    for key, value in values.items():
-        if value is not None:
-            full = COMMON.get(key, key.replace("__", "."))
-            if "." not in full and full not in ("seed", "fidelity", "preset"):
-                raise ConfigError(f"unknown setting '{key}'; {nearest(key, COMMON)}")
-            flat[full] = value
-    return nested(flat)
 
 
 def meanings(method: str) -> dict[str, tuple[Any, str, str]]:

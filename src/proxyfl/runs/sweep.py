@@ -17,7 +17,8 @@ from proxyfl.runs.batch import Job
 from proxyfl.runs.config_file import load_toml
 from proxyfl.runs.experiment import load_config
 from proxyfl.runs.protocols import SHARED
-from proxyfl.runs.settings import COMMON, default_name
+from proxyfl.runs.settings import default_name
+from proxyfl.runs.short_names import COMMON
 
 KEYS = ("data", "methods", "seeds", "vary", "set")
 
