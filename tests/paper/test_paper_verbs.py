@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shlex
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result as Answer
 from paper_runs import micro_cases, train
+from rich.console import Console
+from rich.progress import Progress, TaskID
 
 from proxyfl import Experiment, Run
 from proxyfl.core.errors import RunError
@@ -50,6 +53,30 @@ def test_ls_of_a_scale_without_runs_estimates_and_names_missing_data(call: Call,
     assert "estimated" in line
     for name in ("cifar10", "cifar100", "svhn", "cinic10"):
         assert f"proxyfl data fetch {name} --data-root {tmp_path}" in answer.stderr
+
+
+def test_ls_shows_a_bar_while_it_counts_and_leaves_none(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, float]] = []
+    update = Progress.update
+
+    def noted(self: Progress, bar: TaskID, *, description: str, completed: float) -> None:
+        seen.append((description, completed))
+        update(self, bar, description=description, completed=completed)
+
+    monkeypatch.setattr(Progress, "update", noted)
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr("proxyfl.cli.paper.err", lambda: terminal)
+    answer = call("paper", "ls", "--scale", "micro", "--runs", tmp_path, "--seeds", "2,")
+    assert answer.exit_code == 0, answer.stderr
+    with_data = [name for name, each in ITEMS.items() if each.has_data]
+    assert [name for name, _ in seen] == [*with_data, "cost"]
+    shares = [share for _, share in seen]
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert shares == sorted(shares)
+    assert "counting runs" in terminal.file.getvalue()
+    assert "counting runs" not in answer.output
 
 
 def test_run_skips_what_is_done(call: Call, quick: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods import registry
 from proxyfl.paper import plan, results
@@ -17,8 +18,9 @@ from proxyfl.paper.items import Column, Row
 from proxyfl.paper.plan import Case
 from proxyfl.paper.results import Result, gather, recorded, to_csv
 from proxyfl.paper.scales import NAMES, TUNING_SEEDS, scale
+from proxyfl.runs import settings
 from proxyfl.runs.batch import BY_WORKERS, Job
-from proxyfl.runs.settings import identity, resolve
+from proxyfl.runs.settings import identities, identity, resolve
 from proxyfl.runs.sweep import read_seeds
 from written_runs import write_run
 
@@ -330,3 +332,22 @@ def test_exported_runs_bring_the_weights_they_started_from_and_no_others(
         exported = {case.key: [made("ProxyFL", "svhn@0.1", 1, [0.5], start_hash=start)]}
         assert results.keep_starts(exported, [case], [1], tmp_path, tmp_path / "out") == kept
     assert kept[0].read_bytes() == b"weights"
+
+
+def test_identities_are_computed_once_for_all_items_that_share_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Config] = []
+    compute = settings._identities
+    monkeypatch.setattr(settings, "_identities", lambda config: counted.append(config) or compute(config))
+    plan._seeded.cache_clear()
+    cases = [one("table1", "mini", row, "svhn@0.1") for row in ("FedAvg", "ProxyFL")]
+    known = plan.Known()
+    twice = [plan.jobs(cases, [1], FOLDER, None, known) for _ in range(2)]
+    assert [job.path for job in twice[0]] == [job.path for job in twice[1]]
+    assert len(counted) == 3, "two runs and the start that they share"
+
+
+def test_the_identity_in_each_precision_is_that_of_the_config_in_it() -> None:
+    config = resolve("digits", {"compute": {"dtype": "bf16"}})
+    assert list(identities(config)) == ["bf16", "fp32"]
+    for dtype, name in identities(config).items():
+        assert name == identity(replace(config, compute=replace(config.compute, dtype=dtype)))

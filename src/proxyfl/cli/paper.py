@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,23 +93,28 @@ def ls(
     device: Device = "cpu",
 ) -> None:
     """Every table and figure: how many runs it needs, how many are done, and how long the rest would take."""
-    from proxyfl.core.machine import usable_cores
-    from proxyfl.paper import catalogue, plan
-    from proxyfl.paper.cost import Experience
-    from proxyfl.paper.results import recorded
+    with _progress() as step:
+        from proxyfl.core.machine import usable_cores
+        from proxyfl.paper import catalogue, plan
+        from proxyfl.paper.cost import Experience
+        from proxyfl.paper.results import recorded
 
-    size, folder, numbers = _place(scale, runs, seeds)
-    wanted = {
-        name: plan.cases(each, size, device=device) for name, each in catalogue.ITEMS.items() if each.has_data
-    }
-    known = recorded(results)
-    jobs = {name: plan.jobs(each, numbers, folder, data_root, known) for name, each in wanted.items()}
-    experience = Experience.of((job for each in jobs.values() for job in each), known)
+        size, folder, numbers = _place(scale, runs, seeds)
+        items = {name: each for name, each in catalogue.ITEMS.items() if each.has_data}
+        known, wanted, jobs = recorded(results), {}, {}
+        for number, (name, each) in enumerate(items.items()):
+            step(name, number / len(items))
+            wanted[name] = plan.cases(each, size, device=device)
+            jobs[name] = plan.jobs(wanted[name], numbers, folder, data_root, known)
+        step("cost", 1.0)
+        experience = Experience.of((job for each in jobs.values() for job in each), known)
+        rows = {name: _item_row(each, experience) for name, each in jobs.items()}
+        every = {job.path: job for each in jobs.values() for job in each}
+        count, done, rest, source = _item_row(list(every.values()), experience)
     right = ("runs", "done", "rest")
     table = plain_table("item", "what", *right, "source", right=right, keep=("item", *right, "source"))
     for name, each in catalogue.ITEMS.items():
-        row = _item_row(jobs[name], experience) if name in jobs else ["", "", "", each.shows]
-        table.add_row(name, each.title, *row)
+        table.add_row(name, each.title, *rows.get(name, ["", "", "", each.shows]))
     console = out()
     console.print(
         f"scale {size.name}: {size.title}; seeds {', '.join(map(str, numbers))}; runs in {folder}",
@@ -116,11 +122,21 @@ def ls(
         soft_wrap=True,
     )
     console.print(table)
-    every = {job.path: job for each in jobs.values() for job in each}
-    count, done, rest, source = _item_row(list(every.values()), experience)
     left = f"; the rest {rest} of one core ({source}), {usable_cores()} runs at once" if rest else ""
     console.print(f"all: {count} runs, shared between items, {done} done{left}", markup=False, soft_wrap=True)
     _note_absent([case for each in wanted.values() for case in each], data_root)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar that is gone when all runs are counted; none unless stderr is a terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = err()
+    columns = (TextColumn("counting runs"), BarColumn(30), TextColumn("[dim]{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("", total=1.0)
+        yield lambda words, share: bars.update(bar, description=words, completed=share)
 
 
 def _item_row(jobs: Sequence[Job], experience: Experience) -> list[str]:

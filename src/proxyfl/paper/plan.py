@@ -23,7 +23,7 @@ from proxyfl.paper.questions import COMMON_START
 from proxyfl.paper.scales import DATA, TITLES, Protocol, Scale
 from proxyfl.runs.batch import Job
 from proxyfl.runs.experiment import load_config
-from proxyfl.runs.settings import default_name, identity
+from proxyfl.runs.settings import default_name, identities
 
 if TYPE_CHECKING:
     from proxyfl.paper.results import Result
@@ -46,11 +46,7 @@ class Known(dict[str, "Result"]):
 
     def find(self, config: Config) -> Result | None:
         """The run of these settings, in whatever precision: machines differ in which one they compute in."""
-        settings = (
-            dataclasses.replace(config, compute=dataclasses.replace(config.compute, dtype=dtype))
-            for dtype in dict.fromkeys((config.compute.dtype, "fp32", "bf16"))
-        )
-        return next((self[name] for name in map(identity, settings) if name in self), None)
+        return next((self[name] for name in identities(config).values() if name in self), None)
 
 
 UNKNOWN = "0" * 64
@@ -104,9 +100,13 @@ class Case:
 
     @cached_property
     def config(self) -> Config:
-        protocol = self.protocol
-        settings = merge(protocol.settings, nested(self.settings))
-        return _config(protocol.preset, self.row.method, json.dumps(settings))
+        return _config(*self._recipe)
+
+    @cached_property
+    def _recipe(self) -> tuple[str, str, str]:
+        """Preset, method and settings as JSON."""
+        settings = merge(self.protocol.settings, nested(self.settings))
+        return self.protocol.preset, self.row.method, json.dumps(settings)
 
     def job(self, seed: int, folder: Path, root: Path | None = None, known: Known | None = None) -> Job:
         """The run of a seed. ``known`` are results of runs that may not be in the folder.
@@ -114,15 +114,11 @@ class Case:
         Where the run it starts from is neither there nor known, the job has a name that no run has: its start
         has to be made first.
         """
-        config = dataclasses.replace(self.config, seed=seed + WARM_SEEDS * self.warming)
-        if self.protocol.own_split:
-            config = dataclasses.replace(
-                config,
-                labels=dataclasses.replace(config.labels, seed=seed),
-                partition=dataclasses.replace(config.partition, seed=seed),
-            )
+        weights: tuple[str, str] | None = None
         if self.start:
-            config = _from(config, self.start.job(seed, folder, root, known), known or Known())
+            weights = _weights(self.start.job(seed, folder, root, known), known or Known())
+        number = seed + WARM_SEEDS * self.warming
+        config = _seeded(self._recipe, number, seed if self.protocol.own_split else None, weights)
         own = [f"{key.rpartition('.')[2]} {value}" for key, value in self.row.settings.items()]
         labels = [f"labels {self.ratio:g}"] if self.ratio != 0.1 else []
         method = "common start" if self.warming else self.config.method.name
@@ -132,16 +128,14 @@ class Case:
         return Job(name, config, folder / default_name(config), root, recorded)
 
 
-def _from(config: Config, start: Job, known: Known) -> Config:
-    """The config with the last weights of a run to start from."""
+def _weights(start: Job, known: Known) -> tuple[str, str]:
+    """The last weights of a run to start from: where they are, and their hash."""
     digest = UNKNOWN
     if found := known.find(start.config):
         digest = found.final_hash
     elif start.finished:
         digest = weights_hash(start.path) or UNKNOWN
-    place = (kept_start(start, known) or start.path).resolve()
-    model = dataclasses.replace(config.model, weights=str(place), weights_hash=digest)
-    return dataclasses.replace(config, model=model)
+    return str((kept_start(start, known) or start.path).resolve()), digest
 
 
 def kept_start(start: Job, known: Known) -> Path | None:
@@ -166,6 +160,24 @@ def weights_hash(run: Path) -> str:
 @cache
 def _config(preset: str, method: str, settings: str) -> Config:
     return load_config(preset, json.loads(settings), method)
+
+
+@cache
+def _seeded(
+    recipe: tuple[str, str, str], seed: int, split: int | None, weights: tuple[str, str] | None
+) -> Config:
+    """The config of a run. Items share runs and runs share starts: each has one object, so that its identity,
+    which is kept with it, is computed once.
+    """
+    config = dataclasses.replace(_config(*recipe), seed=seed)
+    if split is not None:
+        labels = dataclasses.replace(config.labels, seed=split)
+        partition = dataclasses.replace(config.partition, seed=split)
+        config = dataclasses.replace(config, labels=labels, partition=partition)
+    if weights is not None:
+        model = dataclasses.replace(config.model, weights=weights[0], weights_hash=weights[1])
+        config = dataclasses.replace(config, model=model)
+    return config
 
 
 def columns(item: Item, size: Scale, only: Choice | None = None) -> list[Column]:

@@ -31,6 +31,9 @@ from proxyfl.methods.base import Method
 from proxyfl.runs.config_file import load_preset, text_at, to_toml
 from proxyfl.runs.short_names import COMMON
 
+PRECISIONS = ("fp32", "bf16")
+"""What machines compute in."""
+
 
 def resolve(preset: str = "", *layers: Mapping[str, Any]) -> Config:
     """Every setting with its value. ``layers`` are nested tables, later ones win; all win over the preset.
@@ -224,21 +227,29 @@ def identity(config: Config) -> str:
     """A hash of everything that decides the result, for naming runs. A config never changes: it is computed
     once and kept with it.
     """
+    return identities(config)[config.compute.dtype]
+
+
+def identities(config: Config) -> dict[str, str]:
+    """By precision, its own first: the identity of the config if it were computed in that one."""
     known: dict[str, Any] = vars(config)
-    if "_identity" not in known:
-        known["_identity"] = _identity(config)
-    found: str = known["_identity"]
+    if "_identities" not in known:
+        known["_identities"] = _identities(config)
+    found: dict[str, str] = known["_identities"]
     return found
 
 
-def _identity(config: Config) -> str:
+def _identities(config: Config) -> dict[str, str]:
     tree = config.to_tree()
     del tree["keep"], tree["preset"], tree["model"]["weights"]  # where weights lie; what they are counts
     if config.model.encoder:
         tree["model"]["name"] = FROZEN
     _drop_later(config, tree)
-    text = json.dumps(tree, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    found = {}
+    for dtype in dict.fromkeys((config.compute.dtype, *PRECISIONS)):
+        tree["compute"]["dtype"] = dtype
+        found[dtype] = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+    return found
 
 
 def _drop_later(settings: Any, tree: Tree) -> None:
