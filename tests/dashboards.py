@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from proxyfl.report.dashboard.server import Dashboard
+from proxyfl.report.dashboard.watch import Federation
 
 
 @contextmanager
-def answering(folder: Path, every: float) -> Iterator[Dashboard]:
-    made = Dashboard(folder, every=every)
+def answering(
+    folder: Path, every: float, only: str | None = None, federation: Federation | None = None
+) -> Iterator[Dashboard]:
+    made = Dashboard(folder, every=every, only=only, federation=federation)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -26,6 +28,16 @@ FLAGS = (
 
 def find_chromium() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+NEEDS_CHROMIUM = [
+    pytest.mark.skipif(
+        find_chromium() is None, reason="no chromium is installed (Debian: apt-get install chromium)"
+    ),
+    pytest.mark.skipif(os.name != "posix", reason="the browser is driven over inherited pipes"),
+    pytest.mark.xdist_group("chromium"),
+]
+"""Marks of a test module: its tests share the browser of the session, in one process."""
 
 
 class Gone(AssertionError):
@@ -109,6 +121,10 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def each(self, selector: str, value: str = "textContent") -> list[Any]:
+        """A value of every element that a selector finds."""
+        return list(self.ask(f"[...document.querySelectorAll('{selector}')].map((one) => one.{value})"))
 
     def click(self, selector: str) -> None:
         """Afterwards, so that the answer does not race with the page that the click leads to."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from headless import Browser, find_chromium
+from headless import NEEDS_CHROMIUM, Browser
 
 from dashboards import answering
 from proxyfl import Experiment, Run
@@ -22,25 +20,11 @@ from proxyfl.report.html.page import render, write_report
 from proxyfl.report.html.pieces import Labels
 from written_runs import write_run
 
-CHROMIUM = find_chromium()
-pytestmark = [
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)"
-    ),
-    pytest.mark.skipif(os.name != "posix", reason="the browser is driven over inherited pipes"),
-    pytest.mark.xdist_group("chromium"),
-]
+pytestmark = NEEDS_CHROMIUM
 
 TINY = {"rounds": 2, "clients": 4, "per_round": 2, "subset": 150, "train__epochs": 1}
 ACCURACY = "document.querySelector('#accuracy .chart svg')"
 TIP = "document.getElementById('tip')"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    made = Browser(str(CHROMIUM))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -109,28 +93,24 @@ def test_the_report_draws_everything_and_loads_nothing(browser, report):
     assert not browser.ask("/NaN|undefined|Infinity/.test(document.body.innerHTML.replace(/<script.*/s, ''))")
 
 
-def each(browser: Browser, selector: str, value: str = "textContent") -> list[Any]:
-    return list(browser.ask(f"[...document.querySelectorAll('{selector}')].map((one) => one.{value})"))
-
-
 def test_runs_on_several_data_sets_side_by_side(browser, mixed):
     open_drawn(browser, mixed)
     assert browser.errors == []
-    assert each(browser, "#accuracy .axes text[text-anchor=end]") == ["0", "2.5", "5", "7.5", "10", "12.5"]
+    assert browser.each("#accuracy .axes text[text-anchor=end]") == ["0", "2.5", "5", "7.5", "10", "12.5"]
     # Round 7 has a value with none beside it, at the top line, and no marker of its turn.
-    tops = each(browser, "#accuracy .grid", "getBoundingClientRect().top")
-    markers = each(browser, "#accuracy .chart .marker", "getCTM().f")
+    tops = browser.each("#accuracy .grid", "getBoundingClientRect().top")
+    markers = browser.each("#accuracy .chart .marker", "getCTM().f")
     inside = browser.ask(f"{ACCURACY}.getBoundingClientRect().top")
     assert [abs(spot - (min(tops) - inside)) < 1 for spot in markers].count(True) == 1
     # Bars stand over the classes of their own data set, and those of one colour are told apart.
     first, second = "#classes > figure:nth-of-type(1)", "#classes > figure:nth-of-type(2)"
     titles = [f"{name}: test accuracy by class, last round" for name in ("digits", "toys")]
-    assert each(browser, "#classes > figure > figcaption") == titles
-    assert each(browser, f"{first} .axes text[text-anchor=middle]") == [*"0123456789", "class"]
-    assert each(browser, f"{second} .axes text[text-anchor=middle]")[0] == "kind-00"
-    assert each(browser, f"{second} .legend li") == ["group 2"]
-    assert each(browser, f"{first} .legend i", "className") == ["", "tint"]
-    assert set(each(browser, f"{first} .bar", "classList.value")) == {"bar", "bar tint"}
+    assert browser.each("#classes > figure > figcaption") == titles
+    assert browser.each(f"{first} .axes text[text-anchor=middle]") == [*"0123456789", "class"]
+    assert browser.each(f"{second} .axes text[text-anchor=middle]")[0] == "kind-00"
+    assert browser.each(f"{second} .legend li") == ["group 2"]
+    assert browser.each(f"{first} .legend i", "className") == ["", "tint"]
+    assert set(browser.each(f"{first} .bar", "classList.value")) == {"bar", "bar tint"}
 
 
 def test_the_table_of_seeds_waits_for_runs_that_are_not_finished(browser, tmp_path):
@@ -169,23 +149,23 @@ def test_the_cost_of_privacy_of_clients_and_of_single_images_is_told(browser, tm
         browser.open(page.as_uri())
         browser.until("document.querySelector('#accuracy .chart svg')")
         assert browser.errors == []
-        tables = each(browser, "#overview table", "textContent")
+        tables = browser.each("#overview table", "textContent")
         assert len(tables) == 1 + bool(costs)
         assert all(word in tables[-1] for word in expected)
 
 
 def test_a_hundred_classes_are_drawn_so_that_they_can_be_seen(browser, mixed):
     open_drawn(browser, mixed)
-    notes = each(browser, "#confusion .note")
+    notes = browser.each("#confusion .note")
     assert notes[0].endswith(" Numbers: test images.")
     assert notes[2] == "Colour: share of the true class, strongest at 3.0 %."
-    edges = each(browser, "#confusion text", "getBoundingClientRect().right")
-    ends = each(browser, "#confusion text", "ownerSVGElement.getBoundingClientRect().right")
+    edges = browser.each("#confusion text", "getBoundingClientRect().right")
+    ends = browser.each("#confusion text", "ownerSVGElement.getBoundingClientRect().right")
     assert all(edge <= end for edge, end in zip(edges, ends, strict=True))
     clients = "#partition > .columns:nth-of-type(2) figure:first-child"
-    assert each(browser, f"{clients} svg", "clientHeight")[0] < 1300
-    assert each(browser, f"{clients} text[text-anchor=middle]") == [*"0123", *"0123", "client"]
-    assert each(browser, "#proxies figure .note")[0].endswith(" 7 colours serve all 10 classes.")
+    assert browser.each(f"{clients} svg", "clientHeight")[0] < 1300
+    assert browser.each(f"{clients} text[text-anchor=middle]") == [*"0123", *"0123", "client"]
+    assert browser.each("#proxies figure .note")[0].endswith(" 7 colours serve all 10 classes.")
 
 
 def test_values_appear_under_the_pointer_and_with_keys(browser, report):
@@ -276,8 +256,8 @@ def test_the_list_leads_to_a_run(browser, server):
     browser.until("document.querySelectorAll('tbody tr').length === 3")
     assert "2 / 2" in browser.ask("document.querySelector('tbody tr').innerText")
     heads = ["run", "accuracy", "state", "rounds", "time left", "method", "data", "seed", "report"]
-    assert each(browser, "thead th") == heads
-    assert [bool(wide) for wide in each(browser, "thead th", "offsetWidth")] == [True] * 5 + [False] * 4
+    assert browser.each("thead th") == heads
+    assert [bool(wide) for wide in browser.each("thead th", "offsetWidth")] == [True] * 5 + [False] * 4
     assert browser.ask("document.querySelector('.scroll').scrollWidth") <= 390 - 28
     assert browser.ask("document.querySelector('#list .note').textContent").startswith(
         "3 runs in the folder runs, "
@@ -315,33 +295,33 @@ def test_runs_are_filtered_sorted_and_compared(browser, server):
     browser.look()
     browser.open(server.link())
     browser.until("document.querySelectorAll('tbody tr').length === 3")
-    assert each(browser, names) == ["fedavg-1", "fedavg-2", "proxyfl-1"]
+    assert browser.each(names) == ["fedavg-1", "fedavg-2", "proxyfl-1"]
     browser.ask("document.querySelectorAll('thead button')[1].click()")  # accuracy, the highest first
-    shown = [float(text.split()[0]) for text in each(browser, "tbody td:nth-of-type(1)")]
+    shown = [float(text.split()[0]) for text in browser.each("tbody td:nth-of-type(1)")]
     assert shown == sorted(shown, reverse=True)
-    assert each(browser, "[aria-sort]", "ariaSort") == ["descending"]
+    assert browser.each("[aria-sort]", "ariaSort") == ["descending"]
     browser.ask("document.querySelectorAll('thead button')[0].click()")
     browser.ask("document.querySelectorAll('thead button')[0].click()")
-    assert each(browser, names) == ["proxyfl-1", "fedavg-2", "fedavg-1"]
+    assert browser.each(names) == ["proxyfl-1", "fedavg-2", "fedavg-1"]
     browser.ask("document.querySelector('#filter').focus()")
     browser.call("Input.insertText", text="FedAvg finished")
-    assert each(browser, names) == ["fedavg-2", "fedavg-1"]
+    assert browser.each(names) == ["fedavg-2", "fedavg-1"]
     assert browser.ask("document.querySelector('#list .note').textContent").startswith("2 of 3 runs in ")
     browser.ask("document.querySelectorAll('tbody input')[0].click()")
-    assert each(browser, "#choice p") == ["1 run is ticked; tick another to compare them."]
+    assert browser.each("#choice p") == ["1 run is ticked; tick another to compare them."]
     browser.ask("document.querySelector('#filter').select()")
     browser.call("Input.insertText", text="proxyfl")
     browser.ask("document.querySelector('tbody input').click()")
-    assert each(browser, "#choice a, #choice button") == ["Compare 2 runs", "Clear"]
+    assert browser.each("#choice a, #choice button") == ["Compare 2 runs", "Clear"]
     browser.click("#compare")
     browser.until(f"document.documentElement.dataset.page === 'run' && {ACCURACY}")
     assert browser.ask("document.querySelector('h1').textContent") == "2 runs"
-    assert each(browser, "#overview tbody th") == ["fedavg-2", "proxyfl-1"]
+    assert browser.each("#overview tbody th") == ["fedavg-2", "proxyfl-1"]
     browser.ask("void setTimeout(() => history.back())")
     browser.until("document.querySelectorAll('tbody input:checked').length === 1")
     assert browser.ask("document.querySelector('#filter').value") == "proxyfl"
     browser.ask("[...document.querySelectorAll('#choice button')].at(-1).click()")
-    assert each(browser, "#choice p") == ["Tick runs to compare them."]
+    assert browser.each("#choice p") == ["Tick runs to compare them."]
     assert browser.errors == []
 
 

@@ -3,7 +3,7 @@ const LEVELS = 12;
 const FAINTEST = 0.04, DEEPEST = 0.7; // with numbers on it: dark enough to see, light enough to read in both colour schemes
 
 // values[row][column], or null. Cells of one level are one path, so that large matrices stay light.
-function heatMap(title, { rows, columns, values, low, high, text, x = "", y = "", tell, numbered = false, square = false, note = () => "", tone = "blue" }) {
+function heatMap(title, { rows, columns, values, low, high, text, x = "", y = "", tell, numbered = false, zeros = false, square = false, note = () => "", tone = "blue" }) {
   const gutter = Math.min(100, 16 + 7 * Math.max(...rows.map((name) => Math.min(name.length, 11)))), left = gutter + 12;
   const room = (width) => (width - left - 6) / columns.length, hasNumbers = (width) => numbered && room(width) >= 24;
   return figure(title, (width) => {
@@ -29,7 +29,7 @@ function heatMap(title, { rows, columns, values, low, high, text, x = "", y = ""
     });
     labels.append(svg("text", { x: left + wide / 2, y: height - 4, "text-anchor": "middle", class: "label" }, x), svg("text", { x: 4, y: 14, class: "label" }, y));
     if (hasNumbers(width)) {
-      values.forEach((row, r) => row.forEach((value, c) => value && labels.append(svg("text", { x: left + (c + 0.5) * cellWide, y: top + (r + 0.5) * cellHigh + 4, "text-anchor": "middle", class: "cell" }, text(value, r, c)))));
+      values.forEach((row, r) => row.forEach((value, c) => (value || (zeros && value === 0)) && labels.append(svg("text", { x: left + (c + 0.5) * cellWide, y: top + (r + 0.5) * cellHigh + 4, "text-anchor": "middle", class: "cell" }, text(value, r, c)))));
     }
     const frame = svg("rect", { class: "frame", width: cellWide, height: cellHigh, visibility: "hidden" });
     picture.append(labels, frame);

@@ -97,12 +97,18 @@ function privacy(data) {
 function federation({ federation: found }) {
   if (!found) return null;
   if (found.problem) return [nothing(found.problem)];
-  const { run, sites, certificates } = found, clock = (time) => (time ? new Date(1000 * time).toLocaleTimeString("en-GB") : "–");
+  const { run, sites, certificates } = found, together = (text) => el("span", { class: "amount" }, text);
+  // Of another day the day, too: a site that was heard yesterday must not look as if it were there. Swedes write dates as ISO does.
+  const clock = (time) => {
+    if (!time) return "–";
+    const [day, hour] = new Date(1000 * time).toLocaleString("sv-SE").split(" "), [today] = new Date().toLocaleString("sv-SE").split(" ");
+    return day === today ? hour : el("span", {}, together(day), " ", together(hour));
+  };
   const heads = ["site", "state", "last heard", "now", "answered", "late", "offline", "refused", "last update", "seconds", "sent", "accuracy"];
   const rows = sites.map(({ name, state, seen, doing, rounds, last_answer: last, gate, accuracy: share }) => [
     name, el("span", { class: `state ${state === "connected" ? "finished" : "stopped"}` }, state), clock(seen), doing || "–",
     ...["answered", "late", "offline", "refused"].map((key) => String(rounds[key])),
-    last ? `round ${last.round}: ${bytes(last.bytes)}` : "–", last ? short(last.seconds) : "–", gate ? bytes(gate.received) : "–", percent(share),
+    last ? el("span", {}, `round ${last.round}: `, together(bytes(last.bytes))) : "–", last ? short(last.seconds) : "–", gate ? bytes(gate.received) : "–", percent(share),
   ]);
   const soon = Object.entries(certificates).filter(([, days]) => days < 30);
   const playing = run.begun > run.round ? `Round ${run.begun} of ${run.rounds} is in progress. ` : "";
@@ -253,7 +259,7 @@ function bySite(data) {
     const more = total > sites.length ? ` The first ${sites.length} of ${whole(total)} sites.` : "";
     const cells = (values) => values.map((row, r) => [models[r][0], String(models[r][1]), ...row.map((value) => percent(value))]);
     const drawn = Object.entries(measures).map(([measure, values]) => heatMap(`${several}${measure}, model by site`, {
-      rows, columns: sites, values, low: 0, high: 1, numbered: true, text: (value) => percent(value, 0), x: "site whose images are measured", y: "model",
+      rows, columns: sites, values, low: 0, high: 1, numbered: true, zeros: true, text: (value) => percent(value, 0), x: "site whose images are measured", y: "model",
       tell: (r, c, value) => [`${models[r][0]}, round ${models[r][1]}`, `at ${sites[c]}: ${percent(value, 2)} on ${whole(images[c])} ${run.called}`], note: () => `Faint: 0 %. Strong: 100 %.${more}`,
     }));
     const caption = `${several}accuracy; in brackets the ${run.called} that each site holds out.${more}`;
