@@ -81,6 +81,7 @@ def restore(source: Path, folder: str | Path, step: Step = lambda more: None) ->
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         about = _unpack(source, aside, step)
+        AuditLog(aside).add("restored", file=source.name, made=str(about.get("time"))[:40])
         aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -93,7 +94,6 @@ def restore(source: Path, folder: str | Path, step: Step = lambda more: None) ->
         for what, place in (("test", deployment.test_path), ("server_data", deployment.server_data_path)):
             if place is not None and not place.exists():
                 notes.append(f"{what} of {deployment.file} names {place}, which is not on this machine")
-    AuditLog(path).add("restored", file=source.name, made=str(about.get("time"))[:40])
     return str(about["kind"]), notes
 
 

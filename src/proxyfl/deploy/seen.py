@@ -25,8 +25,8 @@ def settle_key(deployment: Deployment, name: str, current: bool, authority: str)
         write_bytes(place, json.dumps({"authority": authority, "time": time.time()}).encode())
     former = previous_key(deployment.site(name))
     if current and former.is_file():
-        former.unlink(missing_ok=True)
         AuditLog(deployment.path).add("former key locked out", site=name)
+        former.unlink(missing_ok=True)
 
 
 def seen_authority(deployment: Deployment, name: str) -> str:
