@@ -14,6 +14,7 @@ import pytest
 
 from calling import invoke
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import append_bytes
 from proxyfl.deploy import (
     backup,
     connector,
@@ -229,6 +230,10 @@ def test_a_server_comes_back_on_another_machine(filled: Path, tmp_path: Path) ->
     made = Deployment.read(place)
     assert (made.run / "models" / "last.safetensors").read_bytes() == b"run/models/last.safetensors"
     assert not made.state.exists()
+    here = place / "site-01" / "state"  # of a site that ran on the same machine: as in its own back-up
+    assert [str(one.relative_to(here)) for one in here.rglob("*") if one.is_file()] == [
+        f"site-01/{'0' * 16}/client.safetensors"
+    ]
     assert str(filled) not in (place / "README.md").read_text()
     assert str(place) in (place / "server" / "proxyfl-server.service").read_text()
     for key in (made.ca_key, made.server_key, made.site("site-01").private_key):
@@ -253,6 +258,15 @@ def test_a_backup_of_what_runs_and_over_what_exists_is_refused(filled: Path, tmp
     with Post(filled / "state", "x").taken(), pytest.raises(RunError, match="is running"):
         backup.back_up(filled, file)
     assert not file.exists()
+    for state in ("site-02/state", "removed/lyon/state"):
+        folder = filled / state
+        folder.mkdir(parents=True)
+        (folder.parent / "site.toml").touch()
+        name = folder.parent.name
+        with Post(folder, name).taken(), pytest.raises(RunError, match=f"{name} is running in .*; stop it"):
+            backup.back_up(filled, file)
+        assert not file.exists()
+    assert lines(filled)[-1] != "backed up"
     backup.back_up(filled, file)
     with pytest.raises(RunError, match="is not overwritten"):
         backup.back_up(filled, file)
@@ -260,6 +274,31 @@ def test_a_backup_of_what_runs_and_over_what_exists_is_refused(filled: Path, tmp
         backup.restore(file, filled)
     with pytest.raises(ConfigError, match="neither a deployment nor a site"):
         backup.back_up(tmp_path, tmp_path / "x.tar")
+
+
+def test_a_file_that_changes_while_it_is_backed_up_is_restored_as_it_was_archived(
+    filled: Path, tmp_path: Path
+) -> None:
+    own, same = filled / "run" / "notes", filled / "run" / "same"
+    own.write_bytes(b"before")
+    os.link(own, same)  # each of two names of one file is a file of its own in the archive
+    backup.back_up(filled, tmp_path / "server.tar", lambda more: append_bytes(own, b"."))
+    backup.restore(tmp_path / "server.tar", tmp_path / "elsewhere")
+    for name in ("notes", "same"):
+        assert (tmp_path / "elsewhere" / "run" / name).read_bytes().startswith(b"before...")
+
+
+def test_a_file_that_is_lost_while_it_is_backed_up_is_named_and_nothing_is_left(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = filled / "run" / "models" / "last.safetensors"
+    monkeypatch.setattr(backup._Hashed, "read", lambda file, count=-1: b"")
+    with pytest.raises(RunError, match="was shortened while"):
+        backup.back_up(filled, tmp_path / "server.tar")
+    monkeypatch.undo()
+    with pytest.raises(RunError, match=f"{own} disappeared"):
+        backup.back_up(filled, tmp_path / "server.tar", lambda more: own.unlink(missing_ok=True))
+    assert not list(tmp_path.glob("*server.tar*"))
 
 
 def test_a_damaged_or_hostile_backup_leaves_nothing(filled: Path, tmp_path: Path) -> None:
