@@ -63,7 +63,10 @@ def test_a_rotated_site_key_is_admitted_beside_the_former_one_until_it_is_used(o
 def test_a_former_key_ends_with_its_days_and_a_stolen_one_at_once(own_trial: Path) -> None:
     made = Deployment.read(own_trial)
     before = set(roster.site_keys(made))
-    rotation.rotate_site(own_trial, "site-02", days=-1)
+    rotation.rotate_site(own_trial, "site-02", days=1)
+    assert len(before & set(roster.site_keys(made))) == 3
+    former = roster.previous_key(made.site("site-02"))
+    former.write_text(" ".join([*former.read_text().split()[:2], "until=2026-01-01T00:00:00+00:00"]))
     assert len(before & set(roster.site_keys(made))) == 2
     rotation.rotate_site(own_trial, "site-03")
     assert len(roster.site_keys(made)) == 4
@@ -198,6 +201,64 @@ def test_a_crash_while_an_authority_is_made_is_made_good(
     pki.check_key(made.ca_key, made.ca_certificate)
     rotation.begin_authority(own_trial)  # and once more changes nothing of it
     assert len(pki.read_authorities(made.ca_certificate)) == 2
+
+
+@pytest.mark.parametrize(
+    "step", ["create_site_keys", "write_private", "write_bytes", "issue_site", "nothing"]
+)
+def test_a_crash_while_a_site_key_is_rotated_locks_nobody_out(
+    step: str, own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Deployment.read(own_trial)
+    site, before = made.site("site-02"), roster.site_keys(made)
+    (old,) = (key for key, client in before.items() if client == 1)
+    note = own_trial / "state" / roster.NOTES / "site-02"
+    note.parent.mkdir(parents=True)
+    note.write_text(json.dumps({"key": old.hex(), "node": "5"}))
+    if step != "nothing":
+        cut = OSError("power cut")
+        monkeypatch.setattr(pki, step, lambda *words, **more: (_ for _ in ()).throw(cut))
+        with pytest.raises(OSError, match="power cut"):
+            rotation.rotate_site(own_trial, "site-02")
+        monkeypatch.undo()
+        assert set(roster.site_keys(made)) >= set(before)
+        current = old in roster.site_keys(made, former=False)
+        seen.settle_key(made, "site-02", current=current, authority="a")  # it comes in with the key it has
+        assert roster.previous_key(site).is_file()
+    rotation.rotate_site(own_trial, "site-02")
+    keys = roster.site_keys(made)
+    assert len(keys) == 4
+    assert set(keys) > set(before)
+    pki.check_site(site.certificate, site.public_key, made.ca_certificate)
+    pki.check_site_keys(site.private_key, site.public_key)
+    # The SuperLink still knows the former key by its own node.
+    assert roster.noted(made, "site-02.previous") == {"key": old.hex(), "node": "5"}
+    assert roster.noted(made, "site-02") == {}
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "1e12", "366", "0", "-1"])
+def test_days_that_no_key_can_be_accepted_for_are_refused(days: str, own_trial: Path) -> None:
+    before = roster.site_keys(Deployment.read(own_trial))
+    done = invoke("deploy", "rotate", own_trial, "--site", "site-02", f"--days={days}")
+    assert done.exit_code == 2
+    assert "at most 365 days" in " ".join(done.stderr.split())
+    assert roster.site_keys(Deployment.read(own_trial)) == before
+
+
+def test_options_that_would_have_no_effect_are_refused(
+    own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = invoke("deploy", "rotate", own_trial, "--ca", "--days", "3")
+    assert done.exit_code == 2
+    assert "--days goes with --site" in done.stderr
+    assert not rotation.is_under_way(Deployment.read(own_trial))
+    words = ("deploy", "init", "fresh", "--classes", "a,b")
+    done = invoke(*words, "--data-root", "data")
+    assert done.exit_code == 2
+    assert "add --sample" in done.stderr
+    assert not Path("fresh").exists()
+    monkeypatch.setenv("PROXYFL_DATA", "data")
+    assert invoke(*words).exit_code == 0
 
 
 def test_what_to_replace_must_be_said(own_trial: Path) -> None:

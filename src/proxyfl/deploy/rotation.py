@@ -25,27 +25,46 @@ from proxyfl.deploy.roster import NOTES, previous_key, previous_note
 from proxyfl.deploy.seen import seen_authority
 from proxyfl.deploy.settings import Deployment, Site
 
-DAYS = 14
-"""For which a former key of a site is admitted, where the new one is not used earlier."""
+DAYS, MOST_DAYS = 14, 365
+"""For which a former key of a site is admitted, where the new one is not used earlier; and at most."""
 RETIRED = "retired.crt"
 """Authorities that were replaced, beside the one that counts: models of their time are verified with it."""
 
 
 def rotate_site(folder: str | Path, name: str, days: float = DAYS) -> Site:
-    """Another key for a site; the former one is admitted until the new one is used, at most for ``days``."""
+    """Another key for a site; the former one is admitted until the new one is used, at most for ``days``.
+
+    The former key is written before the new one, so that after a crash in between the site is let in with the
+    key that it has; repeated, the command then keeps that key as the former one.
+    """
+    if not 0 < days <= MOST_DAYS:  # not a number is refused, too
+        raise ConfigError(
+            f"--days {days:g}: the former key is accepted for more than 0 and at most {MOST_DAYS} days; to "
+            f"lock it out at once: proxyfl deploy init {folder} --new-key {name}"
+        )
     deployment = _secure(folder)
     site = _present_site(deployment, name)
-    former, until = site.public_key.read_bytes().split()[:2], datetime.now(UTC) + timedelta(days=days)
+    until = datetime.now(UTC) + timedelta(days=days)
+    again = _is_half_replaced(site)
+    former = (previous_key(site) if again else site.public_key).read_bytes().split()[:2]
     line = b" ".join([*former, f"until={until.isoformat(timespec='seconds')}".encode()])
     _require_authority(deployment)
     log = AuditLog(deployment.path)
     log.add("new key", site=name)
     log.add("key rotated", site=name, until=until.isoformat(timespec="seconds"))
-    _replace_key(deployment, site)
     write_bytes(previous_key(site), line + b"\n")
-    with contextlib.suppress(OSError):  # the SuperLink goes on knowing it, under another name
-        (deployment.state / NOTES / name).replace(previous_note(deployment, name))
+    if not again:
+        with contextlib.suppress(OSError):  # the SuperLink goes on knowing it, under another name
+            (deployment.state / NOTES / name).replace(previous_note(deployment, name))
+    _replace_key(deployment, site)
     return site
+
+
+def _is_half_replaced(site: Site) -> bool:
+    """Whether a crash came before the certificate of a new key was written: no site has that key."""
+    if not previous_key(site).is_file() or not site.certificate.is_file():
+        return False
+    return pki.read_certificate(site.certificate).public_key() != pki.read_public(site.public_key)
 
 
 def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
@@ -92,13 +111,13 @@ def new_key(folder: str | Path, name: str) -> Site:
     site = _present_site(deployment, name)
     _require_authority(deployment)
     AuditLog(deployment.path).add("new key", site=name)
+    previous_key(site).unlink(missing_ok=True)
     _replace_key(deployment, site)
     return site
 
 
 def _replace_key(deployment: Deployment, site: Site) -> None:
     pki.create_site_keys(site.private_key, site.public_key, site.name, renew=True)
-    previous_key(site).unlink(missing_ok=True)
     certify(deployment, site)
 
 
