@@ -26,6 +26,7 @@ from proxyfl.deploy import (
     roster,
     rotation,
     seen,
+    signing,
     stopping,
 )
 from proxyfl.deploy.audit import AuditLog
@@ -259,6 +260,33 @@ def test_options_that_would_have_no_effect_are_refused(
     assert not Path("fresh").exists()
     monkeypatch.setenv("PROXYFL_DATA", "data")
     assert invoke(*words).exit_code == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_signature_of_a_replaced_operator_key_is_refused(lost: bool, own_trial: Path) -> None:
+    made = Deployment.read(own_trial)
+    site = made.site("site-01")
+    before, stolen = signing.fingerprint(site.trusted), made.operator_key.read_bytes()
+    former = made.app_signature.read_bytes()
+    if lost:
+        made.operator_key.unlink()
+        refused = invoke("deploy", "init", own_trial, "--renew")
+        assert refused.exit_code == 2
+        assert str(made.trusted) in refused.stderr.replace("\n", "")
+    made.trusted.unlink()
+    assert invoke("deploy", "init", own_trial, "--renew").exit_code == 0
+    signing.signature_of(made)
+    assert signing.fingerprint(made.trusted) == signing.fingerprint(site.trusted) != before
+    new, current = made.app_signature.read_bytes(), made.operator_key.read_bytes()
+    assert current != stolen
+    made.app_signature.write_bytes(former)
+    with pytest.raises(ConfigError, match="no signature by the operator's key"):
+        signing.signature_of(made)
+    made.operator_key.write_bytes(stolen)  # who has it signs in the name of the new one
+    signing.sign_app(made)
+    assert json.loads(made.app_signature.read_bytes())["key"] == json.loads(new)["key"]
+    with pytest.raises(ConfigError, match="no signature by the operator's key"):
+        signing.signature_of(made)
 
 
 def test_what_to_replace_must_be_said(own_trial: Path) -> None:
