@@ -14,6 +14,7 @@ import pytest
 
 from calling import invoke
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import append_bytes
 from proxyfl.deploy import (
     backup,
     connector,
@@ -25,6 +26,7 @@ from proxyfl.deploy import (
     roster,
     rotation,
     seen,
+    signing,
     stopping,
 )
 from proxyfl.deploy.audit import AuditLog
@@ -62,7 +64,10 @@ def test_a_rotated_site_key_is_admitted_beside_the_former_one_until_it_is_used(o
 def test_a_former_key_ends_with_its_days_and_a_stolen_one_at_once(own_trial: Path) -> None:
     made = Deployment.read(own_trial)
     before = set(roster.site_keys(made))
-    rotation.rotate_site(own_trial, "site-02", days=-1)
+    rotation.rotate_site(own_trial, "site-02", days=1)
+    assert len(before & set(roster.site_keys(made))) == 3
+    former = roster.previous_key(made.site("site-02"))
+    former.write_text(" ".join([*former.read_text().split()[:2], "until=2026-01-01T00:00:00+00:00"]))
     assert len(before & set(roster.site_keys(made))) == 2
     rotation.rotate_site(own_trial, "site-03")
     assert len(roster.site_keys(made)) == 4
@@ -199,6 +204,91 @@ def test_a_crash_while_an_authority_is_made_is_made_good(
     assert len(pki.read_authorities(made.ca_certificate)) == 2
 
 
+@pytest.mark.parametrize(
+    "step", ["create_site_keys", "write_private", "write_bytes", "issue_site", "nothing"]
+)
+def test_a_crash_while_a_site_key_is_rotated_locks_nobody_out(
+    step: str, own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Deployment.read(own_trial)
+    site, before = made.site("site-02"), roster.site_keys(made)
+    (old,) = (key for key, client in before.items() if client == 1)
+    note = own_trial / "state" / roster.NOTES / "site-02"
+    note.parent.mkdir(parents=True)
+    note.write_text(json.dumps({"key": old.hex(), "node": "5"}))
+    if step != "nothing":
+        cut = OSError("power cut")
+        monkeypatch.setattr(pki, step, lambda *words, **more: (_ for _ in ()).throw(cut))
+        with pytest.raises(OSError, match="power cut"):
+            rotation.rotate_site(own_trial, "site-02")
+        monkeypatch.undo()
+        assert set(roster.site_keys(made)) >= set(before)
+        current = old in roster.site_keys(made, former=False)
+        seen.settle_key(made, "site-02", current=current, authority="a")  # it comes in with the key it has
+        assert roster.previous_key(site).is_file()
+    rotation.rotate_site(own_trial, "site-02")
+    keys = roster.site_keys(made)
+    assert len(keys) == 4
+    assert set(keys) > set(before)
+    pki.check_site(site.certificate, site.public_key, made.ca_certificate)
+    pki.check_site_keys(site.private_key, site.public_key)
+    # The SuperLink still knows the former key by its own node.
+    assert roster.noted(made, "site-02.previous") == {"key": old.hex(), "node": "5"}
+    assert roster.noted(made, "site-02") == {}
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "1e12", "366", "0", "-1"])
+def test_days_that_no_key_can_be_accepted_for_are_refused(days: str, own_trial: Path) -> None:
+    before = roster.site_keys(Deployment.read(own_trial))
+    done = invoke("deploy", "rotate", own_trial, "--site", "site-02", f"--days={days}")
+    assert done.exit_code == 2
+    assert "at most 365 days" in " ".join(done.stderr.split())
+    assert roster.site_keys(Deployment.read(own_trial)) == before
+
+
+def test_options_that_would_have_no_effect_are_refused(
+    own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = invoke("deploy", "rotate", own_trial, "--ca", "--days", "3")
+    assert done.exit_code == 2
+    assert "--days goes with --site" in done.stderr
+    assert not rotation.is_under_way(Deployment.read(own_trial))
+    words = ("deploy", "init", "fresh", "--classes", "a,b")
+    done = invoke(*words, "--data-root", "data")
+    assert done.exit_code == 2
+    assert "add --sample" in done.stderr
+    assert not Path("fresh").exists()
+    monkeypatch.setenv("PROXYFL_DATA", "data")
+    assert invoke(*words).exit_code == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_signature_of_a_replaced_operator_key_is_refused(lost: bool, own_trial: Path) -> None:
+    made = Deployment.read(own_trial)
+    site = made.site("site-01")
+    before, stolen = signing.fingerprint(site.trusted), made.operator_key.read_bytes()
+    former = made.app_signature.read_bytes()
+    if lost:
+        made.operator_key.unlink()
+        refused = invoke("deploy", "init", own_trial, "--renew")
+        assert refused.exit_code == 2
+        assert str(made.trusted) in refused.stderr.replace("\n", "")
+    made.trusted.unlink()
+    assert invoke("deploy", "init", own_trial, "--renew").exit_code == 0
+    signing.signature_of(made)
+    assert signing.fingerprint(made.trusted) == signing.fingerprint(site.trusted) != before
+    new, current = made.app_signature.read_bytes(), made.operator_key.read_bytes()
+    assert current != stolen
+    made.app_signature.write_bytes(former)
+    with pytest.raises(ConfigError, match="no signature by the operator's key"):
+        signing.signature_of(made)
+    made.operator_key.write_bytes(stolen)  # who has it signs in the name of the new one
+    signing.sign_app(made)
+    assert json.loads(made.app_signature.read_bytes())["key"] == json.loads(new)["key"]
+    with pytest.raises(ConfigError, match="no signature by the operator's key"):
+        signing.signature_of(made)
+
+
 def test_what_to_replace_must_be_said(own_trial: Path) -> None:
     for words in ((), ("--site", "site-01", "--ca"), ("--finish",), ("--ca", "--force")):
         assert "specify what to replace" in invoke("deploy", "rotate", own_trial, *words).stderr
@@ -229,6 +319,10 @@ def test_a_server_comes_back_on_another_machine(filled: Path, tmp_path: Path) ->
     made = Deployment.read(place)
     assert (made.run / "models" / "last.safetensors").read_bytes() == b"run/models/last.safetensors"
     assert not made.state.exists()
+    here = place / "site-01" / "state"  # of a site that ran on the same machine: as in its own back-up
+    assert [str(one.relative_to(here)) for one in here.rglob("*") if one.is_file()] == [
+        f"site-01/{'0' * 16}/client.safetensors"
+    ]
     assert str(filled) not in (place / "README.md").read_text()
     assert str(place) in (place / "server" / "proxyfl-server.service").read_text()
     for key in (made.ca_key, made.server_key, made.site("site-01").private_key):
@@ -253,6 +347,15 @@ def test_a_backup_of_what_runs_and_over_what_exists_is_refused(filled: Path, tmp
     with Post(filled / "state", "x").taken(), pytest.raises(RunError, match="is running"):
         backup.back_up(filled, file)
     assert not file.exists()
+    for state in ("site-02/state", "removed/lyon/state"):
+        folder = filled / state
+        folder.mkdir(parents=True)
+        (folder.parent / "site.toml").touch()
+        name = folder.parent.name
+        with Post(folder, name).taken(), pytest.raises(RunError, match=f"{name} is running in .*; stop it"):
+            backup.back_up(filled, file)
+        assert not file.exists()
+    assert lines(filled)[-1] != "backed up"
     backup.back_up(filled, file)
     with pytest.raises(RunError, match="is not overwritten"):
         backup.back_up(filled, file)
@@ -260,6 +363,31 @@ def test_a_backup_of_what_runs_and_over_what_exists_is_refused(filled: Path, tmp
         backup.restore(file, filled)
     with pytest.raises(ConfigError, match="neither a deployment nor a site"):
         backup.back_up(tmp_path, tmp_path / "x.tar")
+
+
+def test_a_file_that_changes_while_it_is_backed_up_is_restored_as_it_was_archived(
+    filled: Path, tmp_path: Path
+) -> None:
+    own, same = filled / "run" / "notes", filled / "run" / "same"
+    own.write_bytes(b"before")
+    os.link(own, same)  # each of two names of one file is a file of its own in the archive
+    backup.back_up(filled, tmp_path / "server.tar", lambda more: append_bytes(own, b"."))
+    backup.restore(tmp_path / "server.tar", tmp_path / "elsewhere")
+    for name in ("notes", "same"):
+        assert (tmp_path / "elsewhere" / "run" / name).read_bytes().startswith(b"before...")
+
+
+def test_a_file_that_is_lost_while_it_is_backed_up_is_named_and_nothing_is_left(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = filled / "run" / "models" / "last.safetensors"
+    monkeypatch.setattr(backup._Hashed, "read", lambda file, count=-1: b"")
+    with pytest.raises(RunError, match="was shortened while"):
+        backup.back_up(filled, tmp_path / "server.tar")
+    monkeypatch.undo()
+    with pytest.raises(RunError, match=f"{own} disappeared"):
+        backup.back_up(filled, tmp_path / "server.tar", lambda more: own.unlink(missing_ok=True))
+    assert not list(tmp_path.glob("*server.tar*"))
 
 
 def test_a_damaged_or_hostile_backup_leaves_nothing(filled: Path, tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def run(
             "command again"
         )
     operate.require_server(deployment, _tell)
+    AuditLog(deployment.path).add("run asked for", rounds=deployment.config.federation.rounds)
     deployment, changes = settle(deployment)
     for change in changes:
         _tell(change)
@@ -159,7 +160,6 @@ def run(
         privacy = deployment.config.privacy
         forget_counts(deployment.run, private=bool(privacy.clip or privacy.record_clip))
     clear_stop(deployment)
-    AuditLog(deployment.path).add("run asked for", rounds=deployment.config.federation.rounds)
     number = operate.submit(deployment)
     if detach:
         _tell(f"run {number} started; look at it with: {command('deploy', 'status', folder)}")

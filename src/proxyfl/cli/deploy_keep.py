@@ -29,7 +29,13 @@ PRUNE_EXAMPLES = examples("proxyfl deploy prune site-03", "proxyfl deploy prune 
 def rotate(
     folder: Folder,
     site: Annotated[str, typer.Option(metavar="NAME", help="Give this site a new key.")] = "",
-    days: Annotated[float, typer.Option(help="How long the previous key is still accepted.", min=0)] = 14,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            help="With --site: how many days the previous key is still accepted, at most 365.",
+            show_default="14",
+        ),
+    ] = None,
     ca: Annotated[
         bool,
         typer.Option(
@@ -51,6 +57,11 @@ def rotate(
 
     if bool(site) == ca or (finish and not ca) or (force and not finish):
         raise ConfigError("specify what to replace: --site NAME, or --ca; --finish and --force go with --ca")
+    if ca and days is not None:
+        raise ConfigError(
+            "--days goes with --site NAME; leave it out: the previous CA is trusted until --ca --finish"
+        )
+    days = rotation.DAYS if days is None else days
     if ca:
         said = rotation.finish_authority(folder, force=force) if finish else rotation.begin_authority(folder)
         for line in said:

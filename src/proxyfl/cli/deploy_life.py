@@ -58,8 +58,8 @@ def stop(
         said = "the run finished before it was stopped" if finished else "stopped"
     else:
         number = operate.under_way(deployment)
-        ask_to_stop(deployment)
         AuditLog(deployment.path).add("stop asked for", now=False)
+        ask_to_stop(deployment)
         typer.echo("the run stops after the current round; waiting (--now stops at once)", err=True)
         *_, last = operate.follow(deployment, number, past=False)
         said, finished = str(last.get("text") or last["event"]), last["event"] == "finished"

@@ -145,6 +145,11 @@ def init(
         _refuse_others(context, renew)
         _change(folder, new_key, host if renew else None)
         return
+    source = context.get_parameter_source("data_root")
+    if not sample and source and source.name == "COMMANDLINE":  # PROXYFL_DATA is for all commands
+        raise ConfigError(
+            "--data-root is the folder with the data set of --sample; add --sample, or leave --data-root out"
+        )
     start = str(Path(weights).expanduser().resolve()) if weights else None
     short = {"rounds": rounds, "fidelity": fidelity, "scenario": scenario, "weights": start}
     asked = overrides(method, short, set_ or ())

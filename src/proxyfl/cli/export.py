@@ -85,9 +85,8 @@ def _signed(run: Run, path: Path, card: ModelCard) -> list[tuple[str, Path]]:
     if deployment is None:
         err().print("note: not signed, because the key of the federation's server is not on this machine")
         return []
-    signature = model_signing.sign(path, deployment, round=card.round)
     audit.AuditLog(deployment.path).add("signed", model=path.name, sha256=sha256(path), round=card.round)
-    return [("signature", signature)]
+    return [("signature", model_signing.sign(path, deployment, round=card.round))]
 
 
 def _test_images(run: Run, card: ModelCard, data_root: Path | None) -> Split | None:

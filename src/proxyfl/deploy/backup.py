@@ -5,6 +5,7 @@ Left out are Flower's database, logs, caches and locks. Keys are in it: the file
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.files import SHORT, has_hash, sha256, sync_folder
+from proxyfl.core.files import SHORT, has_hash, sync_folder
 from proxyfl.deploy import scaffold
 from proxyfl.deploy.audit import FOLDER, AuditLog
+from proxyfl.deploy.names import REMOVED
 from proxyfl.deploy.post import Post
 from proxyfl.deploy.settings import FEDERATION_FILE, SITE_FILE, Deployment, Site
 from proxyfl.runs.directory import RunDirectory
@@ -42,29 +44,40 @@ def size_of(folder: str | Path) -> int:
 def back_up(folder: str | Path, target: Path, step: Step = lambda more: None) -> int:
     """Write a server or a site that does not run into a file; how many files are in it."""
     place = _opened(folder)
-    kind, name, state = _what(place)
+    kind, name, states = _what(place)
     if target.exists():
         raise RunError(f"{target} exists and is not overwritten; choose another name")
-    if Post(state, name).is_taken() or RunDirectory(state).is_locked():
-        raise RunError(f"{name} is running, and what it keeps changes meanwhile; stop it, then repeat this")
+    for state, who in states.items():
+        if Post(state, who).is_taken() or RunDirectory(state).is_locked():
+            raise RunError(
+                f"{who} is running in {state.parent}, and what it keeps changes meanwhile; stop it, then "
+                "repeat this"
+            )
     AuditLog(place).add("backed up", file=target.name)
     files = sorted(_files(place))
-    names = {file: str(file.relative_to(place)) for file in files}
+    hashes = {str(file.relative_to(place)): "0" * 64 for file in files}
     about = {
         "format": FORMAT,
         "kind": kind,
         "name": name,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "files": {names[file]: sha256(file) for file in files},
+        "files": hashes,
     }
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
     try:
-        with open(aside, "xb", opener=_private) as raw, tarfile.open(fileobj=raw, mode="w") as archive:
-            _add_bytes(archive, CONTENTS, json.dumps(about, indent=1).encode())
-            for file in files:
-                archive.add(file, names[file], recursive=False, filter=_anonymous)
-                step(file.stat().st_size)
+        with open(aside, "xb", opener=_private) as raw:
+            with tarfile.open(fileobj=raw, mode="w", dereference=True) as archive:
+                start = _add_bytes(archive, CONTENTS, json.dumps(about, indent=1).encode())
+                for file, entry in zip(files, hashes, strict=True):
+                    hashes[entry] = _add_file(archive, file, entry, step)
+            raw.seek(start)  # the contents come first, and the hashes are known last: of the same length
+            raw.write(json.dumps(about, indent=1).encode())
+            raw.flush()
+            os.fsync(raw.fileno())
         aside.replace(target)
+    except FileNotFoundError as error:
+        aside.unlink(missing_ok=True)
+        raise RunError(f"{error.filename} disappeared while it was backed up; repeat this") from None
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
@@ -81,6 +94,7 @@ def restore(source: Path, folder: str | Path, step: Step = lambda more: None) ->
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         about = _unpack(source, aside, step)
+        AuditLog(aside).add("restored", file=source.name, made=str(about.get("time"))[:40])
         aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -93,7 +107,6 @@ def restore(source: Path, folder: str | Path, step: Step = lambda more: None) ->
         for what, place in (("test", deployment.test_path), ("server_data", deployment.server_data_path)):
             if place is not None and not place.exists():
                 notes.append(f"{what} of {deployment.file} names {place}, which is not on this machine")
-    AuditLog(path).add("restored", file=source.name, made=str(about.get("time"))[:40])
     return str(about["kind"]), notes
 
 
@@ -152,10 +165,39 @@ def _opened_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]
     return found
 
 
-def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+class _Hashed:
+    """A file whose bytes are hashed as they are read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+
+    def read(self, count: int = -1) -> bytes:
+        piece = self.file.read(count)
+        self.digest.update(piece)
+        return piece
+
+
+def _add_file(archive: tarfile.TarFile, file: Path, name: str, step: Step) -> str:
+    """Archive a file; the SHA-256 of the bytes that are in the archive, whatever it holds a moment later."""
+    with file.open("rb") as opened:
+        entry, source = _anonymous(archive.gettarinfo(arcname=name, fileobj=opened)), _Hashed(opened)
+        try:
+            archive.addfile(entry, source)
+        except OSError as error:
+            if "unexpected end of data" not in str(error):
+                raise
+            raise RunError(f"{file} was shortened while it was backed up; repeat this") from None
+    step(entry.size)
+    return source.digest.hexdigest()
+
+
+def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> int:
+    """Archive bytes; where in the file they begin."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(content), 0o600
     archive.addfile(entry, io.BytesIO(content))
+    blocks = -(-len(content) // tarfile.BLOCKSIZE)
+    return archive.offset - blocks * tarfile.BLOCKSIZE
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -172,24 +214,30 @@ def _opened(folder: str | Path) -> Path:
     return Path(folder).expanduser().resolve()
 
 
-def _what(place: Path) -> tuple[str, str, Path]:
-    """(kind, how it is called while it runs, its state)."""
+def _what(place: Path) -> tuple[str, str, dict[Path, str]]:
+    """(kind, how it is called, who runs with which state below the folder).
+
+    Sites may run in the server's folder on one machine, one that was removed in the folder it was moved to.
+    """
     if (place / FEDERATION_FILE).is_file():
         deployment = Deployment.read(place)
-        return "server", f"the server of {place}", deployment.state
+        name = f"the server of {place}"
+        sites = [deployment.site_folder(one) for one in deployment.present]
+        sites += [file.parent for file in (place / REMOVED).glob(f"*/{SITE_FILE}")]
+        return "server", name, {deployment.state: name, **{one / "state": one.name for one in sites}}
     if (place / SITE_FILE).is_file():
         site = Site.read(place)
-        return "site", site.name, site.state
+        return "site", site.name, {site.state: site.name}
     raise ConfigError(f"{place} is neither a deployment nor a site; give the folder with {FEDERATION_FILE}")
 
 
 def _files(place: Path) -> Iterator[Path]:
     """What cannot be made anew. Of a site's state that is what it keeps for runs, of a server's nothing."""
-    _, name, state = _what(place)
+    _, _, states = _what(place)
     for folder, folders, files in os.walk(place):
         here = Path(folder)
-        if here == state:
-            folders[:], files = [one for one in folders if one == name], []
+        if here in states:
+            folders[:], files = [one for one in folders if one == states[here]], []
         folders[:] = [one for one in folders if not one.startswith(".")]
         for file in map(here.joinpath, files):
             passing = file.name.startswith(".") or (here.name == FOLDER and file.suffix == ".lock")

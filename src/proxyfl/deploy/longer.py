@@ -9,8 +9,9 @@ from proxyfl.deploy import approval, scaffold
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.settings import Deployment
 from proxyfl.runs import checkpoint
+from proxyfl.runs.config_file import recorded
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.extend import extend
+from proxyfl.runs.extend import extend, lengthened
 
 
 def lengthen(deployment: Deployment, rounds: int) -> Deployment:
@@ -19,15 +20,25 @@ def lengthen(deployment: Deployment, rounds: int) -> Deployment:
     Sites have to approve it, since more rounds tell more.
     """
     before = deployment.config.federation.rounds
+    tree = merge(deployment.experiment, {"federation": {"rounds": rounds}})
+    longer = dataclasses.replace(deployment, experiment=tree)
+    longer.check()
+
+    def log() -> None:
+        AuditLog(longer.path).add("lengthened", before=before, rounds=rounds)
+
     if deployment.run.is_dir():
         run = RunDirectory(deployment.run)
         with run.locked():
-            extend(run, checkpoint.load_newest(run)[0], rounds)
+            saved, config = checkpoint.load_newest(run)[0], recorded(run.config)
+            further = lengthened(config, rounds, str(run.path))  # raises before anything is logged
+            if rounds != before or further != config:
+                log()
+            extend(run, saved, rounds)
+    elif rounds != before:
+        log()
     if rounds == before:
         return deployment
-    tree = merge(deployment.experiment, {"federation": {"rounds": rounds}})
-    longer = dataclasses.replace(deployment, experiment=tree)
     scaffold.write_again(longer)
     approval.write_offers(longer)
-    AuditLog(longer.path).add("lengthened", before=before, rounds=rounds)
     return Deployment.read(longer.path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.trees import merge
-from proxyfl.deploy import operate, scaffold, shrink, signing
+from proxyfl.deploy import operate, pki, scaffold, shrink, signing
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.names import check_sites, known_site
 from proxyfl.deploy.settings import Deployment
@@ -35,6 +35,7 @@ def add_site(folder: str | Path, name: str) -> list[str]:
         raise RunError(f"{deployment.path / name} exists and is not overwritten; move it away first")
     if not deployment.insecure:
         signing.signature_of(deployment)  # what the site is offered, before anything is written
+        pki.check_key(deployment.ca_key, deployment.ca_certificate)
     federation, sites = deployment.config.federation, (*deployment.sites, name)
     before = federation.per_round, deployment.quorum
     per_round, quorum = before if joins else _grown_rounds(deployment)
@@ -44,9 +45,10 @@ def add_site(folder: str | Path, name: str) -> list[str]:
     }
     tree = merge(deployment.experiment, ours)
     grown = dataclasses.replace(deployment, sites=sites, quorum=quorum, experiment=tree)
+    grown.check()
+    AuditLog(grown.path).add("site added", site=name)
     scaffold.write_site(grown, name)
     scaffold.write_again(grown)
-    AuditLog(grown.path).add("site added", site=name)
     _register(grown)
     was = "as before" if before == (per_round, quorum) else f"before: {before[1]} of {before[0]}"
     said = [
@@ -75,9 +77,9 @@ def remove_site(folder: str | Path, name: str) -> list[str]:
     place = deployment.removed_folder(name)
     if place.exists():
         raise RunError(f"{place} is there from an earlier site of that name; move it away first")
+    AuditLog(deployment.path).add("site removed", site=name)
     place.parent.mkdir(mode=scaffold.PRIVATE, exist_ok=True)
     site.path.rename(place)
-    AuditLog(deployment.path).add("site removed", site=name)
     said = [f"{name} is removed: its key is no longer admitted; its folder is now {place}"]
     if shrink.has_list(deployment):
         said += _in_a_run(deployment, name, len(staying))

@@ -49,6 +49,13 @@ ALWAYS = ("localhost", "127.0.0.1", "::1")
 
 def create_authority(certificate: Path, key: Path, name: str) -> None:
     """A new self-signed authority."""
+    made, private = new_authority(name)
+    write_private(key, private)
+    _write_new(certificate, made)
+
+
+def new_authority(name: str) -> tuple[bytes, bytes]:
+    """(certificate, key) of a new self-signed authority in PEM form, not written yet."""
     private = ec.generate_private_key(ec.SECP384R1())
     subject = _name(f"{name} federation CA")
     usage = _key_usage(key_cert_sign=True, crl_sign=True)
@@ -57,8 +64,7 @@ def create_authority(certificate: Path, key: Path, name: str) -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
-    write_private(key, _pem(private))
-    _write_new(certificate, builder.sign(private, hashes.SHA384()).public_bytes(Encoding.PEM))
+    return builder.sign(private, hashes.SHA384()).public_bytes(Encoding.PEM), _pem(private)
 
 
 def issue_server(

@@ -25,26 +25,46 @@ from proxyfl.deploy.roster import NOTES, previous_key, previous_note
 from proxyfl.deploy.seen import seen_authority
 from proxyfl.deploy.settings import Deployment, Site
 
-DAYS = 14
-"""For which a former key of a site is admitted, where the new one is not used earlier."""
+DAYS, MOST_DAYS = 14, 365
+"""For which a former key of a site is admitted, where the new one is not used earlier; and at most."""
 RETIRED = "retired.crt"
 """Authorities that were replaced, beside the one that counts: models of their time are verified with it."""
 
 
 def rotate_site(folder: str | Path, name: str, days: float = DAYS) -> Site:
-    """Another key for a site; the former one is admitted until the new one is used, at most for ``days``."""
+    """Another key for a site; the former one is admitted until the new one is used, at most for ``days``.
+
+    The former key is written before the new one, so that after a crash in between the site is let in with the
+    key that it has; repeated, the command then keeps that key as the former one.
+    """
+    if not 0 < days <= MOST_DAYS:  # not a number is refused, too
+        raise ConfigError(
+            f"--days {days:g}: the former key is accepted for more than 0 and at most {MOST_DAYS} days; to "
+            f"lock it out at once: proxyfl deploy init {folder} --new-key {name}"
+        )
     deployment = _secure(folder)
-    site = deployment.site(known_site(name, deployment.sites))
-    if deployment.is_removed(name):
-        raise ConfigError(f"{name} was removed; add a site instead: proxyfl deploy add-site DIR NAME")
-    former, until = site.public_key.read_bytes().split()[:2], datetime.now(UTC) + timedelta(days=days)
+    site = _present_site(deployment, name)
+    until = datetime.now(UTC) + timedelta(days=days)
+    again = _is_half_replaced(site)
+    former = (previous_key(site) if again else site.public_key).read_bytes().split()[:2]
     line = b" ".join([*former, f"until={until.isoformat(timespec='seconds')}".encode()])
-    new_key(folder, name)
+    _require_authority(deployment)
+    log = AuditLog(deployment.path)
+    log.add("new key", site=name)
+    log.add("key rotated", site=name, until=until.isoformat(timespec="seconds"))
     write_bytes(previous_key(site), line + b"\n")
-    with contextlib.suppress(OSError):  # the SuperLink goes on knowing it, under another name
-        (deployment.state / NOTES / name).replace(previous_note(deployment, name))
-    AuditLog(deployment.path).add("key rotated", site=name, until=until.isoformat(timespec="seconds"))
+    if not again:
+        with contextlib.suppress(OSError):  # the SuperLink goes on knowing it, under another name
+            (deployment.state / NOTES / name).replace(previous_note(deployment, name))
+    _replace_key(deployment, site)
     return site
+
+
+def _is_half_replaced(site: Site) -> bool:
+    """Whether a crash came before the certificate of a new key was written: no site has that key."""
+    if not previous_key(site).is_file() or not site.certificate.is_file():
+        return False
+    return pki.read_certificate(site.certificate).public_key() != pki.read_public(site.public_key)
 
 
 def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
@@ -67,6 +87,8 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
             f"proxyfl deploy rotate {deployment.path} --ca --finish"
         )
     hosts = with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
+    _require_authority(deployment)
+    AuditLog(deployment.path).add("certificate renewed", hosts=list(hosts))
     pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
     if not deployment.trusted.is_file():
         deployment.operator_key.unlink(missing_ok=True)
@@ -78,7 +100,6 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
     write_app(deployment.app)
     signing.sign_app(deployment)
     approval.write_offers(deployment)
-    AuditLog(deployment.path).add("certificate renewed", hosts=list(hosts))
     return pki.days_left(deployment.server_certificate)
 
 
@@ -87,11 +108,23 @@ def new_key(folder: str | Path, name: str) -> Site:
     deployment = Deployment.read(folder)
     if deployment.insecure:
         raise ConfigError(f"{deployment.file} says insecure = true: sites have no keys")
-    site = deployment.site(name)
-    pki.create_site_keys(site.private_key, site.public_key, name, renew=True)
-    previous_key(site).unlink(missing_ok=True)
-    certify(deployment, site)
+    site = _present_site(deployment, name)
+    _require_authority(deployment)
     AuditLog(deployment.path).add("new key", site=name)
+    previous_key(site).unlink(missing_ok=True)
+    _replace_key(deployment, site)
+    return site
+
+
+def _replace_key(deployment: Deployment, site: Site) -> None:
+    pki.create_site_keys(site.private_key, site.public_key, site.name, renew=True)
+    certify(deployment, site)
+
+
+def _present_site(deployment: Deployment, name: str) -> Site:
+    site = deployment.site(known_site(name, deployment.sites))
+    if deployment.is_removed(name):
+        raise ConfigError(f"{name} was removed; add a site instead: proxyfl deploy add-site DIR NAME")
     return site
 
 
@@ -104,12 +137,13 @@ def begin_authority(folder: str | Path) -> list[str]:
     """A new authority beside the former one; what is to be done next, in sentences. Repeated, it goes on."""
     deployment = _secure(folder)
     ended = pki.days_left(deployment.ca_certificate) < 0
-    if not is_under_way(deployment):
+    if is_under_way(deployment):
+        _log_begun(deployment, pki.read_authorities(deployment.ca_certificate)[0])
+    else:
         _introduce(deployment)
     for site in map(deployment.site, deployment.present):
         write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
         certify(deployment, site)
-    AuditLog(deployment.path).add("authority begun", authority=authority_of(deployment.ca_certificate))
     handed = "send each site its new ca.crt and site.crt"
     if ended:
         return [*finish_authority(folder, force=True), f"the former authority had expired: {handed}"]
@@ -124,15 +158,24 @@ def _introduce(deployment: Deployment) -> None:
     certificate, key = deployment.ca_certificate, deployment.ca_key
     fresh, fresh_key = certificate.with_name("new.crt"), key.with_name("new.key")
     if fresh_key.is_file() or not fresh.is_file():
-        pki.check_key(key, certificate)
+        _require_authority(deployment)
+        pem, private = pki.new_authority(deployment.name)
+        _log_begun(deployment, x509.load_pem_x509_certificate(pem))
         for file in (fresh, fresh_key):
             file.unlink(missing_ok=True)
-        pki.create_authority(fresh, fresh_key, deployment.name)
+        pki.write_private(fresh_key, private)
+        write_bytes(fresh, pem)
         fresh_key.replace(key)
+    else:
+        _log_begun(deployment, pki.read_certificate(fresh))
     former = certificate.read_bytes()
     append_bytes(certificate.with_name(RETIRED), former)
     write_bytes(certificate, fresh.read_bytes() + former)
     fresh.unlink()
+
+
+def _log_begun(deployment: Deployment, authority: x509.Certificate) -> None:
+    AuditLog(deployment.path).add("authority begun", authority=_key_name(authority))
 
 
 def finish_authority(folder: str | Path, *, force: bool = False) -> list[str]:
@@ -152,11 +195,12 @@ def finish_authority(folder: str | Path, *, force: bool = False) -> list[str]:
     hosts, authority = pki.hosts_of(deployment.server_certificate), deployment.ca_certificate
     (first, *_) = pki.read_authorities(authority)
     alone = first.public_bytes(Encoding.PEM)
+    _require_authority(deployment)
+    AuditLog(deployment.path).add("authority finished", authority=newest, waiting=waiting)
     for file in (authority, *(deployment.site(name).ca_certificate for name in deployment.present)):
         write_bytes(file, alone)
     pair = deployment.server_certificate, deployment.server_key
     pki.issue_server(*pair, (authority, deployment.ca_key), hosts, renew=True)
-    AuditLog(deployment.path).add("authority finished", authority=newest, waiting=waiting)
     return ["the former authority is no longer trusted; restart the server. Sites need nothing more"]
 
 
@@ -166,11 +210,17 @@ def is_under_way(deployment: Deployment) -> bool:
 
 def authority_of(certificate: Path) -> str:
     """What the newest authority of a file calls its key."""
-    return (
-        pki.read_authorities(certificate)[0]
-        .extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
-        .value.digest.hex()
-    )
+    return _key_name(pki.read_authorities(certificate)[0])
+
+
+def _key_name(authority: x509.Certificate) -> str:
+    found = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    return found.value.digest.hex()
+
+
+def _require_authority(deployment: Deployment) -> None:
+    """Raise before anything is logged or written that could not be certified in the end."""
+    pki.check_key(deployment.ca_key, deployment.ca_certificate)
 
 
 def _finish(deployment: Deployment) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from pathlib import Path
 
 from cryptography import x509
 
@@ -23,10 +24,16 @@ def settle_key(deployment: Deployment, name: str, current: bool, authority: str)
     place = private(deployment.state / SEEN) / name
     if authority != seen_authority(deployment, name):
         write_bytes(place, json.dumps({"authority": authority, "time": time.time()}).encode())
-    former = previous_key(deployment.site(name))
-    if current and former.is_file():
-        former.unlink(missing_ok=True)
+    site = deployment.site(name)
+    former = previous_key(site)
+    if current and former.is_file() and not _is_same(former, site.public_key):
         AuditLog(deployment.path).add("former key locked out", site=name)
+        former.unlink(missing_ok=True)
+
+
+def _is_same(former: Path, public: Path) -> bool:
+    """Whether the former key is still the current one: it is written first when a key is replaced."""
+    return former.read_bytes().split()[:2] == public.read_bytes().split()[:2]
 
 
 def seen_authority(deployment: Deployment, name: str) -> str:

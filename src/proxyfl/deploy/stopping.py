@@ -40,6 +40,7 @@ def clear_stop(deployment: Deployment) -> None:
 def stop_now(deployment: Deployment) -> bool:
     """End the run in the SuperLink; its checkpoint stays. False where it had finished before."""
     run = operate.under_way(deployment)
+    AuditLog(deployment.path).add("stop asked for", now=True)
     try:
         ask_flwr(["stop", run, operate.LINK], operate.flower_home(deployment))
     except FlowerError:
@@ -48,7 +49,6 @@ def stop_now(deployment: Deployment) -> bool:
         return False
     _end_player(deployment, run)
     wait_until(lambda: not operate.is_running(deployment), operate.START)
-    AuditLog(deployment.path).add("stop asked for", now=True)
     log = LiveLog(deployment.state / LIVE_FILE, deployment.sites, run)
     log.tell("stopped", asked=True, reason="stopped, as requested", text="stopped, as requested")
     return True
