@@ -320,3 +320,17 @@ def test_sharing_a_model_needs_approval_and_limits_do_not(site: Site) -> None:
     dataclasses.replace(site, share_model=True).write()
     with pytest.raises(Refused, match=r"site.toml of site-01 was changed"):
         approval.require(Site.read(site.path))
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["approved before", "first approval"])
+def test_an_approval_that_cannot_be_logged_is_not_given(site: Site, before: bool) -> None:
+    file, log = site.path / approval.APPROVAL_FILE, site.path / "audit"
+    whole = file.read_bytes() if before else b""
+    if not before:
+        file.unlink()
+    shutil.rmtree(log)
+    log.write_text("no folder")
+    told = invoke("deploy", "approve", site.path, "--yes")
+    assert told.exit_code != 0
+    assert str(log) in told.stderr
+    assert (file.read_bytes() if file.exists() else b"") == whole

@@ -150,12 +150,13 @@ def approve(site: Site, offer: Offer) -> Approval:
         "metrics": metrics,
     }
     record["signature"] = signers.sign_with_site(site.private_key, _message(record))
-    write_bytes(site.path / APPROVAL_FILE, f"{json.dumps(record, indent=1)}\n".encode())
-    offer.write(site.path / OFFER_FILE)  # what is agreed to again, when the key or the version changes
-    (site.state / ASKED_FILE).unlink(missing_ok=True)
-    AuditLog(site.path).add(
+    content = f"{json.dumps(record, indent=1)}\n".encode()
+    AuditLog(site.path).add(  # first: an approval that is not in the log must not count
         "approved", app=offer.app, signer=record["signer"], method=offer.config.method.name
     )
+    write_bytes(site.path / APPROVAL_FILE, content)
+    offer.write(site.path / OFFER_FILE)  # what is agreed to again, when the key or the version changes
+    (site.state / ASKED_FILE).unlink(missing_ok=True)
     return read(site)
 
 
