@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -14,9 +16,11 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.fab_pb2 import GetFabResponse
 
 from calling import invoke
+from proxyfl.core.errors import ConfigError
+from proxyfl.core.files import sha256
 from proxyfl.core.state import Failure, Update, namespace
 from proxyfl.core.trees import merge, nested
-from proxyfl.deploy import approval, desk, pki, signing
+from proxyfl.deploy import approval, desk, operate, pki, signing, supervise
 from proxyfl.deploy.approval import Refused
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.connector import Connector
@@ -334,3 +338,27 @@ def test_an_approval_that_cannot_be_logged_is_not_given(site: Site, before: bool
     assert told.exit_code != 0
     assert str(log) in told.stderr
     assert (file.read_bytes() if file.exists() else b"") == whole
+
+
+def test_the_log_says_with_which_key_a_site_approved_and_started(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.state.mkdir(exist_ok=True)
+
+    def stop(*words: Any) -> None:
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(operate, "look", lambda *words: None)
+    monkeypatch.setattr(operate, "site", stop)
+    with pytest.raises(ConfigError, match="enough"):
+        supervise.take_part(site, Path("data"), print)
+    approved, started = list(AuditLog(site.path).verify().lines)[-2:]
+    assert (approved["event"], started["event"]) == ("approved", "site started")
+    blob = base64.b64decode(site.public_key.read_text().split()[1])
+    key = "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    pem = site.ca_certificate.read_text().split("-----")[2]
+    authority = hashlib.sha256(base64.b64decode(pem)).hexdigest()
+    for line in (approved, started):
+        assert (line["key"], line["ca"]) == (key, authority)
+    assert approved["rounds"] == approval.read(site).offer.config.federation.rounds
+    assert approved["sha256"] == sha256(site.path / approval.APPROVAL_FILE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,13 @@ def approve(site: Site, offer: Offer) -> Approval:
     record["signature"] = signers.sign_with_site(site.private_key, _message(record))
     content = f"{json.dumps(record, indent=1)}\n".encode()
     AuditLog(site.path).add(  # first: an approval that is not in the log must not count
-        "approved", app=offer.app, signer=record["signer"], method=offer.config.method.name
+        "approved",
+        app=offer.app,
+        signer=record["signer"],
+        method=offer.config.method.name,
+        rounds=offer.config.federation.rounds,
+        sha256=hashlib.sha256(content).hexdigest(),
+        **signers.identity(site),
     )
     write_bytes(site.path / APPROVAL_FILE, content)
     offer.write(site.path / OFFER_FILE)  # what is agreed to again, when the key or the version changes
