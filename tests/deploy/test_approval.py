@@ -236,7 +236,8 @@ def test_an_approval_that_was_edited_or_is_of_another_key_counts_for_nothing(sit
 def test_a_site_that_changed_since_must_approve_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     records, app = message(site), app_of(site)
     other = dataclasses.replace(site, holdout=0.5)
-    assert "site.toml of site-01 was changed" in refused(other, records, app=app)
+    told = refused(other, records, app=app)
+    assert told.endswith("site.toml of site-01 was changed since its owner approved: holdout")
     monkeypatch.setattr(approval.metadata, "version", lambda name: "9.9")
     assert "approved with proxyfl 0.1.0, and it is 9.9 now" in refused(site, records, app=app)
     monkeypatch.undo()
@@ -362,3 +363,61 @@ def test_the_log_says_with_which_key_a_site_approved_and_started(
         assert (line["key"], line["ca"]) == (key, authority)
     assert approved["rounds"] == approval.read(site).offer.config.federation.rounds
     assert approved["sha256"] == sha256(site.path / approval.APPROVAL_FILE)
+
+
+def test_what_was_changed_in_site_toml_is_named_with_both_values(
+    site: Site, trial: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records, app = message(site), app_of(site)
+    dataclasses.replace(site, share_model=True, send_scores=False).write()
+    changes = ("send_scores = False, approved: True", "share_model = True, approved: False")
+    own = Site.read(site.path)
+    told = refused(own, records, app=app)
+    assert "send_scores, share_model" in told
+    assert "True" not in told  # the values are for the site alone
+    assert AuditLog(site.path).verify().lines[-1]["changed"] == ", ".join(changes)
+    assert ", ".join(changes) in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"share_model = True, approved: False"):
+        operate.require_approval(own)
+    data = trial / "sample" / "site-01.npz"
+    for words in (("check", data, "--site", site.path), ("approve", site.path, "--yes")):
+        shown = invoke("deploy", *words)
+        assert shown.exit_code == 0, shown.stderr
+        for change in changes:
+            assert f"- site.toml: {change}" in shown.stdout
+    assert approval.differences(own, approval.read(own).offer) == []
+
+
+def test_the_owner_is_shown_what_this_site_shares(site: Site, trial: Path) -> None:
+    """In deploy approve and check, not only what any site may do."""
+    data = trial / "sample" / "site-01.npz"
+
+    def shown(**settings: Any) -> list[str]:
+        dataclasses.replace(site, **settings).write()
+        asked = invoke("deploy", "approve", site.path).stdout
+        looked = invoke("deploy", "check", data, "--site", site.path).stdout
+        found = [
+            [line for line in text.splitlines() if "(share_model)" in line or "(send_scores)" in line]
+            for text in (asked, looked)
+        ]
+        assert found[0] == found[1]
+        return [line.partition("): ")[2] for line in found[0]]
+
+    assert shown(holdout=0.2, share_model=True, send_scores=False) == ["yes", "no"]
+    assert shown(holdout=0.2, share_model=False, send_scores=False) == ["no", "no"]
+    without = "yes, but without effect: this site holds out no images"
+    assert shown(holdout=0.0, share_model=True) == [without, without]
+
+
+def test_settings_under_which_a_site_shares_nothing_are_named(site: Site) -> None:
+    config = approval.read(site).offer.config
+    own = dataclasses.replace(site, holdout=0.2, share_model=True)
+
+    def terms(**keep: Any) -> list[str]:
+        asked = dataclasses.replace(config, keep=dataclasses.replace(config.keep, **keep))
+        return [line.partition("): ")[2] for line in approval.own_terms(own, asked)]
+
+    assert terms(metrics="all", clients="all") == ["yes", "yes"]
+    shares, scores = terms(metrics="accuracy", clients="none")
+    assert "without effect" in shares
+    assert "do not request" in scores

@@ -49,7 +49,18 @@ Leaves = dict[str, list[Any]]
 
 
 class Refused(ConfigError):
-    """Something that the site's owner did not approve. Its words are for the server, too."""
+    """Something that the site's owner did not approve. Its words are for the server, too; ``here`` are more
+    for the site alone.
+    """
+
+    def __init__(self, words: str, here: str = "") -> None:
+        super().__init__(words)
+        self.here = here
+
+    @property
+    def in_full(self) -> str:
+        """For the site's own people."""
+        return f"{self} ({self.here})" if self.here else str(self)
 
 
 @dataclass(frozen=True)
@@ -194,12 +205,26 @@ def require(site: Site) -> Approval:
         raise Refused(
             f"the owner of {site.name} approved with proxyfl {found.proxyfl}, and it is {version} now"
         )
-    if found.form != form_of(site):
-        raise Refused(f"site.toml of {site.name} was changed since its owner approved")
+    if changes := changed(found, site):
+        names = shortened(list(changes))  # values stay here: means, say, may come from the site's images
+        raise Refused(
+            f"site.toml of {site.name} was changed since its owner approved: {names}",
+            here=shortened(list(changes.values())),
+        )
     with contextlib.suppress(ConfigError):  # whose words would name this machine's files
         if found.signer == signing.fingerprint(site.trusted):
             return found
     raise Refused(f"trusted.yaml of {site.name} does not name the operator's key that was approved")
+
+
+def changed(found: Approval, site: Site) -> dict[str, str]:
+    """What of ``site.toml`` is not as it was approved, by name, each with both values."""
+    before, now = found.form, form_of(site)
+    return {
+        name: f"{name} = {now.get(name)!r}, approved: {before.get(name)!r}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    }
 
 
 def is_missing(reason: str) -> bool:
@@ -242,13 +267,36 @@ def note_asked(site: Site, app: str, header: Mapping[str, Any]) -> None:
 
 
 def differences(site: Site, offer: Offer) -> list[str]:
-    """In which respects an offer goes beyond what is approved now; empty where nothing was approved."""
+    """In which respects an offer goes beyond what is approved now, and what of ``site.toml`` was changed;
+    empty where nothing was approved.
+    """
     try:
-        before = read(site).offer
+        found = read(site)
     except Refused:
         return []
+    before = found.offer
     app = [f"app = {offer.app[: signing.MARK]}, approved: {before.app[: signing.MARK]}"]
-    return [*(app if before.app != offer.app else []), *widened(before.config, offer.config)]
+    own = [f"site.toml: {change}" for change in changed(found, site).values()]
+    return [*(app if before.app != offer.app else []), *own, *widened(before.config, offer.config)]
+
+
+def own_terms(site: Site, config: Config) -> list[str]:
+    """What this site adds by its own ``site.toml``, with the experiment as it is offered."""
+    none = f"this site holds out no {site.called}"
+    shares = "yes" if site.share_model else "no"
+    if site.share_model and not site.holdout:
+        shares = f"yes, but without effect: {none}"
+    elif site.share_model and not _as_deployment(site, config).notes_sites:
+        shares = "yes, but without effect: with these settings nothing about individual sites is recorded"
+    scores = "yes" if site.send_scores else "no"
+    if site.send_scores and not site.holdout:
+        scores = f"yes, but without effect: {none}"
+    elif site.send_scores and not counts_scores(config):
+        scores = "yes, but without effect: these settings do not request them"
+    return [
+        f"shares its best model with all sites (share_model): {shares}",
+        f"sends counts of scores (send_scores): {scores}",
+    ]
 
 
 def cure(site: Site) -> str:

@@ -61,7 +61,7 @@ class Desk:
             if approved is not None:
                 answer = _allowed(approved, kind, answer)
         except (ConfigError, Malformed) as error:
-            self._refuse(header, about, str(error))
+            self._refuse(header, about, error)
             return answer_records(Failure(_number(header, "round"), _number(header, "client"), str(error)))
         size, digest = digest_of(answer)
         answered = header_of(answer)
@@ -75,9 +75,11 @@ class Desk:
         approval.require_asked(found, kind, header)
         return found
 
-    def _refuse(self, header: Header, about: dict[str, Any], reason: str) -> None:
+    def _refuse(self, header: Header, about: dict[str, Any], error: Exception) -> None:
         approval.note_asked(self.site, "", header)
-        self.log.add("refused", **about, reason=reason)
+        here = error.here if isinstance(error, Refused) else ""
+        self.log.add("refused", **about, reason=str(error), **({"changed": here} if here else {}))
+        reason = error.in_full if isinstance(error, Refused) else str(error)
         words = f"proxyfl: {self.site.name}: refused: {reason}; {approval.cure(self.site)}"
         print(words, file=sys.stderr, flush=True)
 
