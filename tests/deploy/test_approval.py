@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.fab_pb2 import GetFabResponse
 
 from calling import invoke
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import sha256
 from proxyfl.core.state import Failure, Update, namespace
 from proxyfl.core.trees import merge, nested
-from proxyfl.deploy import approval, desk, operate, pki, signing, supervise
+from proxyfl.deploy import approval, desk, operate, pki, pruning, repeats, signing, supervise
 from proxyfl.deploy.approval import Refused
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.connector import Connector
@@ -421,3 +422,61 @@ def test_settings_under_which_a_site_shares_nothing_are_named(site: Site) -> Non
     shares, scores = terms(metrics="accuracy", clients="none")
     assert "without effect" in shares
     assert "do not request" in scores
+
+
+def test_a_round_is_answered_so_often_and_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request has a desk of its own, as in Flower, where each has a process of its own."""
+    monkeypatch.setattr(repeats, "ANSWERS", 3)
+    fails = answer_records(Failure(1, 0, "training failed there"))
+    assert [ask(site, message(site))["kind"] for _ in range(3)] == ["update"] * 3
+    told = refused(site, message(site))
+    assert "answered round 1 of this run 3 times" in told
+    assert "approving again" in told
+    assert not ask(site, message(site))["done"]
+    assert approval.is_missing(told)  # the server reports what the owner can do
+    other = {"round": 2}, {"run": "1" * 16}
+    for header in other:
+        assert ask(site, message(site, **header))["kind"] == "update"
+    for _ in range(5):  # nothing left, so nothing is counted
+        assert ask(site, message(site, round=2), answer=fails)["reason"] == "training failed there"
+    assert [ask(site, message(site, round=2))["kind"] for _ in range(3)] == ["update", "update", "failure"]
+    approval.approve(site, approval.read(site).offer)
+    assert ask(site, message(site))["kind"] == "update"
+    assert json.loads(next(site.state.rglob("0" * 16 + "/answers.json")).read_text()) == {
+        "approval": sha256(site.path / approval.APPROVAL_FILE),
+        "answers": {"train 1": 1},
+    }
+
+
+def test_the_bound_on_repeats_holds_as_it_is_and_is_lower_under_differential_privacy(site: Site) -> None:
+    found, header = approval.read(site), {"run": "0" * 16, "round": 1}
+    for clip, most in ((0.0, 100), (1.0, 20)):
+        config = dataclasses.replace(
+            found.offer.config, privacy=dataclasses.replace(found.offer.config.privacy, record_clip=clip)
+        )
+        terms = dataclasses.replace(
+            found, offer=dataclasses.replace(found.offer, config=config), sha256=f"{most}"
+        )
+        for _ in range(most):
+            repeats.Repeats(site, terms, "train", header).add()
+        for act in (repeats.Repeats.require, repeats.Repeats.add):
+            with pytest.raises(Refused, match=f"{most} times"):
+                act(repeats.Repeats(site, terms, "train", header))
+
+
+def test_counts_of_answers_are_pruned_with_their_run_and_never_guessed(site: Site) -> None:
+    assert ask(site, message(site))["kind"] == "update"
+    (kept,) = pruning.kept_runs(site)
+    file = kept.folder / repeats.FILE
+    for damage in ("", "[]", "{}", '{"approval": 1, "answers": {"train 1": "x"}}'):
+        file.write_text(damage)
+        with pytest.raises(RunError, match=r"answers\.json is damaged"):
+            ask(site, message(site))
+    pruning.prune(site, [kept])
+    assert not kept.folder.exists()
+    assert ask(site, message(site))["kind"] == "update"
+
+
+@pytest.mark.parametrize("header", [{"round": -1}, {"run": "../x"}, {"run": None}], ids=str)
+def test_no_name_of_a_round_or_run_is_a_way_around_the_count(site: Site, header: dict[str, Any]) -> None:
+    assert re.search("not round -1|names no run", refused(site, message(site, **header)))

@@ -22,7 +22,7 @@ from typing import Any
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
+from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, sha256, write_bytes
 from proxyfl.core.state import STATISTICS, TRAIN, Update, detached
 from proxyfl.core.text import shortened
 from proxyfl.deploy import pki, signers, signing
@@ -103,6 +103,8 @@ class Approval:
     signer: str
     by: str
     time: str
+    sha256: str
+    """Of the file, as the log has it."""
 
 
 def write_offers(deployment: Deployment, names: Sequence[str] | None = None) -> None:
@@ -191,7 +193,8 @@ def read(site: Site) -> Approval:
             raise ValueError
         offer = Offer.from_tree(record)
         facts = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
-        return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *facts)
+        terms = record["form"], record["leaves"], tuple(record["metrics"])
+        return Approval(offer, *terms, *facts, sha256(file))
     except (ValueError, KeyError, TypeError, ConfigError, RunError):
         raise Refused(
             f"the approval of {site.name} is damaged, or was signed with another key than it has now"
@@ -245,8 +248,8 @@ def require_asked(found: Approval, kind: str, header: Mapping[str, Any]) -> None
         raise Refused(f"the site's owner did not approve '{kind}'")
     if changes := widened(found.offer.config, Offer.from_tree(header).config):
         raise Refused(f"the site's owner did not approve {shortened(changes)}")
-    if kind != ENROL and whole(header, "round") > found.offer.config.federation.rounds:
-        limit = found.offer.config.federation.rounds
+    limit = found.offer.config.federation.rounds
+    if kind != ENROL and not 0 <= whole(header, "round") <= limit:
         raise Refused(f"the site's owner approved {limit} rounds, not round {header['round']}")
 
 
