@@ -238,7 +238,8 @@ def test_a_site_that_changed_since_must_approve_again(site: Site, monkeypatch: p
     records, app = message(site), app_of(site)
     other = dataclasses.replace(site, holdout=0.5)
     told = refused(other, records, app=app)
-    assert told.endswith("site.toml of site-01 was changed since its owner approved: holdout")
+    assert "site.toml of site-01 was changed" in told
+    assert told.endswith(": holdout")
     monkeypatch.setattr(approval.metadata, "version", lambda name: "9.9")
     assert "approved with proxyfl 0.1.0, and it is 9.9 now" in refused(site, records, app=app)
     monkeypatch.undo()

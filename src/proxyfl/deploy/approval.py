@@ -192,9 +192,8 @@ def read(site: Site) -> Approval:
         if not signers.is_of_site(site.public_key, _message(record), record["signature"]):
             raise ValueError
         offer = Offer.from_tree(record)
-        facts = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
-        terms = record["form"], record["leaves"], tuple(record["metrics"])
-        return Approval(offer, *terms, *facts, sha256(file))
+        facts = [*(str(record[name]) for name in ("proxyfl", "signer", "by", "time")), sha256(file)]
+        return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *facts)
     except (ValueError, KeyError, TypeError, ConfigError, RunError):
         raise Refused(
             f"the approval of {site.name} is damaged, or was signed with another key than it has now"
