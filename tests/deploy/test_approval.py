@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,11 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.fab_pb2 import GetFabResponse
 
 from calling import invoke
+from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.files import sha256
 from proxyfl.core.state import Failure, Update, namespace
 from proxyfl.core.trees import merge, nested
-from proxyfl.deploy import approval, desk, pki, signing
+from proxyfl.deploy import approval, desk, operate, pki, pruning, repeats, signing, supervise
 from proxyfl.deploy.approval import Refused
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.connector import Connector
@@ -232,7 +237,9 @@ def test_an_approval_that_was_edited_or_is_of_another_key_counts_for_nothing(sit
 def test_a_site_that_changed_since_must_approve_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     records, app = message(site), app_of(site)
     other = dataclasses.replace(site, holdout=0.5)
-    assert "site.toml of site-01 was changed" in refused(other, records, app=app)
+    told = refused(other, records, app=app)
+    assert "site.toml of site-01 was changed" in told
+    assert told.endswith(": holdout")
     monkeypatch.setattr(approval.metadata, "version", lambda name: "9.9")
     assert "approved with proxyfl 0.1.0, and it is 9.9 now" in refused(site, records, app=app)
     monkeypatch.undo()
@@ -320,3 +327,157 @@ def test_sharing_a_model_needs_approval_and_limits_do_not(site: Site) -> None:
     dataclasses.replace(site, share_model=True).write()
     with pytest.raises(Refused, match=r"site.toml of site-01 was changed"):
         approval.require(Site.read(site.path))
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["approved before", "first approval"])
+def test_an_approval_that_cannot_be_logged_is_not_given(site: Site, before: bool) -> None:
+    file, log = site.path / approval.APPROVAL_FILE, site.path / "audit"
+    whole = file.read_bytes() if before else b""
+    if not before:
+        file.unlink()
+    shutil.rmtree(log)
+    log.write_text("no folder")
+    told = invoke("deploy", "approve", site.path, "--yes")
+    assert told.exit_code != 0
+    assert str(log) in told.stderr
+    assert (file.read_bytes() if file.exists() else b"") == whole
+
+
+def test_the_log_says_with_which_key_a_site_approved_and_started(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.state.mkdir(exist_ok=True)
+
+    def stop(*words: Any) -> None:
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(operate, "look", lambda *words: None)
+    monkeypatch.setattr(operate, "site", stop)
+    with pytest.raises(ConfigError, match="enough"):
+        supervise.take_part(site, Path("data"), print)
+    approved, started = list(AuditLog(site.path).verify().lines)[-2:]
+    assert (approved["event"], started["event"]) == ("approved", "site started")
+    blob = base64.b64decode(site.public_key.read_text().split()[1])
+    key = "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    pem = site.ca_certificate.read_text().split("-----")[2]
+    authority = hashlib.sha256(base64.b64decode(pem)).hexdigest()
+    for line in (approved, started):
+        assert (line["key"], line["ca"]) == (key, authority)
+    assert approved["rounds"] == approval.read(site).offer.config.federation.rounds
+    assert approved["sha256"] == sha256(site.path / approval.APPROVAL_FILE)
+
+
+def test_what_was_changed_in_site_toml_is_named_with_both_values(
+    site: Site, trial: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records, app = message(site), app_of(site)
+    dataclasses.replace(site, share_model=True, send_scores=False).write()
+    changes = ("send_scores = False, approved: True", "share_model = True, approved: False")
+    own = Site.read(site.path)
+    told = refused(own, records, app=app)
+    assert "send_scores, share_model" in told
+    assert "True" not in told  # the values are for the site alone
+    assert AuditLog(site.path).verify().lines[-1]["changed"] == ", ".join(changes)
+    assert ", ".join(changes) in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"share_model = True, approved: False"):
+        operate.require_approval(own)
+    data = trial / "sample" / "site-01.npz"
+    for words in (("check", data, "--site", site.path), ("approve", site.path, "--yes")):
+        shown = invoke("deploy", *words)
+        assert shown.exit_code == 0, shown.stderr
+        for change in changes:
+            assert f"- site.toml: {change}" in shown.stdout
+    assert approval.differences(own, approval.read(own).offer) == []
+
+
+def test_the_owner_is_shown_what_this_site_shares(site: Site, trial: Path) -> None:
+    """In deploy approve and check, not only what any site may do."""
+    data = trial / "sample" / "site-01.npz"
+
+    def shown(**settings: Any) -> list[str]:
+        dataclasses.replace(site, **settings).write()
+        asked = invoke("deploy", "approve", site.path).stdout
+        looked = invoke("deploy", "check", data, "--site", site.path).stdout
+        found = [
+            [line for line in text.splitlines() if "(share_model)" in line or "(send_scores)" in line]
+            for text in (asked, looked)
+        ]
+        assert found[0] == found[1]
+        return [line.partition("): ")[2] for line in found[0]]
+
+    assert shown(holdout=0.2, share_model=True, send_scores=False) == ["yes", "no"]
+    assert shown(holdout=0.2, share_model=False, send_scores=False) == ["no", "no"]
+    without = "yes, but without effect: this site holds out no images"
+    assert shown(holdout=0.0, share_model=True) == [without, without]
+
+
+def test_settings_under_which_a_site_shares_nothing_are_named(site: Site) -> None:
+    config = approval.read(site).offer.config
+    own = dataclasses.replace(site, holdout=0.2, share_model=True)
+
+    def terms(**keep: Any) -> list[str]:
+        asked = dataclasses.replace(config, keep=dataclasses.replace(config.keep, **keep))
+        return [line.partition("): ")[2] for line in approval.own_terms(own, asked)]
+
+    assert terms(metrics="all", clients="all") == ["yes", "yes"]
+    shares, scores = terms(metrics="accuracy", clients="none")
+    assert "without effect" in shares
+    assert "do not request" in scores
+
+
+def test_a_round_is_answered_so_often_and_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request has a desk of its own, as in Flower, where each has a process of its own."""
+    monkeypatch.setattr(repeats, "ANSWERS", 3)
+    fails = answer_records(Failure(1, 0, "training failed there"))
+    assert [ask(site, message(site))["kind"] for _ in range(3)] == ["update"] * 3
+    told = refused(site, message(site))
+    assert "answered round 1 of this run 3 times" in told
+    assert "approving again" in told
+    assert not ask(site, message(site))["done"]
+    assert approval.is_missing(told)  # the server reports what the owner can do
+    other = {"round": 2}, {"run": "1" * 16}
+    for header in other:
+        assert ask(site, message(site, **header))["kind"] == "update"
+    for _ in range(5):  # nothing left, so nothing is counted
+        assert ask(site, message(site, round=2), answer=fails)["reason"] == "training failed there"
+    assert [ask(site, message(site, round=2))["kind"] for _ in range(3)] == ["update", "update", "failure"]
+    approval.approve(site, approval.read(site).offer)
+    assert ask(site, message(site))["kind"] == "update"
+    assert json.loads(next(site.state.rglob("0" * 16 + "/answers.json")).read_text()) == {
+        "approval": sha256(site.path / approval.APPROVAL_FILE),
+        "answers": {"train 1": 1},
+    }
+
+
+def test_the_bound_on_repeats_holds_as_it_is_and_is_lower_under_differential_privacy(site: Site) -> None:
+    found, header = approval.read(site), {"run": "0" * 16, "round": 1}
+    for clip, most in ((0.0, 100), (1.0, 20)):
+        config = dataclasses.replace(
+            found.offer.config, privacy=dataclasses.replace(found.offer.config.privacy, record_clip=clip)
+        )
+        terms = dataclasses.replace(
+            found, offer=dataclasses.replace(found.offer, config=config), sha256=f"{most}"
+        )
+        for _ in range(most):
+            repeats.Repeats(site, terms, "train", header).add()
+        for act in (repeats.Repeats.require, repeats.Repeats.add):
+            with pytest.raises(Refused, match=f"{most} times"):
+                act(repeats.Repeats(site, terms, "train", header))
+
+
+def test_counts_of_answers_are_pruned_with_their_run_and_never_guessed(site: Site) -> None:
+    assert ask(site, message(site))["kind"] == "update"
+    (kept,) = pruning.kept_runs(site)
+    file = kept.folder / repeats.FILE
+    for damage in ("", "[]", "{}", '{"approval": 1, "answers": {"train 1": "x"}}'):
+        file.write_text(damage)
+        with pytest.raises(RunError, match=r"answers\.json is damaged"):
+            ask(site, message(site))
+    pruning.prune(site, [kept])
+    assert not kept.folder.exists()
+    assert ask(site, message(site))["kind"] == "update"
+
+
+@pytest.mark.parametrize("header", [{"round": -1}, {"run": "../x"}, {"run": None}], ids=str)
+def test_no_name_of_a_round_or_run_is_a_way_around_the_count(site: Site, header: dict[str, Any]) -> None:
+    assert re.search("not round -1|names no run", refused(site, message(site, **header)))

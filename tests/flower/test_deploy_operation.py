@@ -94,10 +94,18 @@ def test_a_site_without_its_images_says_what_data_is(made):
 
 def test_without_flower_the_extra_is_named(made, monkeypatch):
     monkeypatch.setattr(proxyfl.cli.deploy_life, "find_spec", lambda name: None)
-    for words in (("server", made.path), ("run", made.path), ("status", made.path), ("stop", made.path)):
+    new, data = made.path / "new", made.path / "data-0.npz"
+    for words in (
+        *((verb, made.path) for verb in ("server", "run", "status", "stop")),
+        ("init", new),
+        ("init", made.path, "--renew"),
+        ("check", data, "--site", made.path / "site-01"),
+        ("check", data, "--server", made.path),
+    ):
         result = invoke("deploy", *words)
-        assert result.exit_code == 2
+        assert result.exit_code == 2, words
         assert "pip install 'proxyfl[flower]'" in result.stderr
+    assert not new.exists()
 
 
 def test_missing_keys_are_named(made, tmp_path):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxyfl.cli.common import examples, out, plain_table
+from proxyfl.cli.deploy_life import require_flower
 from proxyfl.cli.deploy_scaffold import Folder
 from proxyfl.core.errors import ConfigError
 
@@ -110,6 +111,7 @@ def check(
     ] = None,
 ) -> None:
     """Count a site's or the server's images and check them against the class list. Nothing is sent."""
+    require_flower()
     from proxyfl.deploy.server_data import notes, open_server_data
     from proxyfl.deploy.settings import Deployment, Site
     from proxyfl.deploy.site_data import open_data

@@ -139,6 +139,9 @@ def init(
 
     Encryption and authentication are on. Send each site the contents of DIR/SITE and nothing else.
     """
+    from proxyfl.cli.deploy_life import require_flower  # which imports this module
+
+    require_flower()
     from proxyfl.deploy import scaffold
 
     if new_key or renew:

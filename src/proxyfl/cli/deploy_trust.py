@@ -60,7 +60,7 @@ def agree(site: Site, yes: bool) -> None:
 
 
 def show_offer(site: Site, offer: Offer, asked: bool) -> None:
-    """App, signer, what leaves."""
+    """App, signer, what leaves, and what this site adds by its own settings."""
     from proxyfl.deploy import approval, signing
 
     found, console = approval.described(site, offer), out()
@@ -74,6 +74,9 @@ def show_offer(site: Site, offer: Offer, asked: bool) -> None:
     ):
         console.print(f"{name:11}{value}", markup=False, soft_wrap=True)
     show_explanation(found, site)
+    console.print(f"\n{site.name} itself, as its site.toml says", style="bold", markup=False)
+    for line in approval.own_terms(site, offer.config):
+        console.print(f"- {line}", markup=False, soft_wrap=True)
 
 
 def show_standing(site: Site, offer: Offer) -> None:
@@ -82,10 +85,10 @@ def show_standing(site: Site, offer: Offer) -> None:
 
     console, state = out(), standing(site)
     if changes := approval.differences(site, offer):
-        console.print("\nBeyond what is approved now", style="bold")
+        console.print("\nDifferent from what is approved now", style="bold")
         for change in changes:
             console.print(f"- {change}", markup=False, soft_wrap=True)
-        state += ", but not for this"
+        state += ", but not for this" if state.startswith("approved") else ""
     console.print(f"\n{state}", markup=False, soft_wrap=True)
 
 
@@ -96,7 +99,7 @@ def standing(site: Site) -> str:
     try:
         found = approval.require(site)
     except approval.Refused as error:
-        return f"not approved: {error}"
+        return f"not approved: {error.in_full}"
     return f"approved by {found.by} at {found.time}"
 
 

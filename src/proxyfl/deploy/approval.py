@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Any
 from proxyfl.core.config import Config, read_config
 from proxyfl.core.dealing import SERVER
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
+from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, sha256, write_bytes
 from proxyfl.core.state import STATISTICS, TRAIN, Update, detached
 from proxyfl.core.text import shortened
 from proxyfl.deploy import pki, signers, signing
@@ -48,7 +49,18 @@ Leaves = dict[str, list[Any]]
 
 
 class Refused(ConfigError):
-    """Something that the site's owner did not approve. Its words are for the server, too."""
+    """Something that the site's owner did not approve. Its words are for the server, too; ``here`` are more
+    for the site alone.
+    """
+
+    def __init__(self, words: str, here: str = "") -> None:
+        super().__init__(words)
+        self.here = here
+
+    @property
+    def in_full(self) -> str:
+        """For the site's own people."""
+        return f"{self} ({self.here})" if self.here else str(self)
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,8 @@ class Approval:
     signer: str
     by: str
     time: str
+    sha256: str
+    """Of the file, as the log has it."""
 
 
 def write_offers(deployment: Deployment, names: Sequence[str] | None = None) -> None:
@@ -150,12 +164,19 @@ def approve(site: Site, offer: Offer) -> Approval:
         "metrics": metrics,
     }
     record["signature"] = signers.sign_with_site(site.private_key, _message(record))
-    write_bytes(site.path / APPROVAL_FILE, f"{json.dumps(record, indent=1)}\n".encode())
+    content = f"{json.dumps(record, indent=1)}\n".encode()
+    AuditLog(site.path).add(  # first: an approval that is not in the log must not count
+        "approved",
+        app=offer.app,
+        signer=record["signer"],
+        method=offer.config.method.name,
+        rounds=offer.config.federation.rounds,
+        sha256=hashlib.sha256(content).hexdigest(),
+        **signers.identity(site),
+    )
+    write_bytes(site.path / APPROVAL_FILE, content)
     offer.write(site.path / OFFER_FILE)  # what is agreed to again, when the key or the version changes
     (site.state / ASKED_FILE).unlink(missing_ok=True)
-    AuditLog(site.path).add(
-        "approved", app=offer.app, signer=record["signer"], method=offer.config.method.name
-    )
     return read(site)
 
 
@@ -171,7 +192,7 @@ def read(site: Site) -> Approval:
         if not signers.is_of_site(site.public_key, _message(record), record["signature"]):
             raise ValueError
         offer = Offer.from_tree(record)
-        facts = (str(record[name]) for name in ("proxyfl", "signer", "by", "time"))
+        facts = [*(str(record[name]) for name in ("proxyfl", "signer", "by", "time")), sha256(file)]
         return Approval(offer, record["form"], record["leaves"], tuple(record["metrics"]), *facts)
     except (ValueError, KeyError, TypeError, ConfigError, RunError):
         raise Refused(
@@ -186,12 +207,26 @@ def require(site: Site) -> Approval:
         raise Refused(
             f"the owner of {site.name} approved with proxyfl {found.proxyfl}, and it is {version} now"
         )
-    if found.form != form_of(site):
-        raise Refused(f"site.toml of {site.name} was changed since its owner approved")
+    if changes := changed(found, site):
+        names = shortened(list(changes))  # values stay here: means, say, may come from the site's images
+        raise Refused(
+            f"site.toml of {site.name} was changed since its owner approved: {names}",
+            here=shortened(list(changes.values())),
+        )
     with contextlib.suppress(ConfigError):  # whose words would name this machine's files
         if found.signer == signing.fingerprint(site.trusted):
             return found
     raise Refused(f"trusted.yaml of {site.name} does not name the operator's key that was approved")
+
+
+def changed(found: Approval, site: Site) -> dict[str, str]:
+    """What of ``site.toml`` is not as it was approved, by name, each with both values."""
+    before, now = found.form, form_of(site)
+    return {
+        name: f"{name} = {now.get(name)!r}, approved: {before.get(name)!r}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    }
 
 
 def is_missing(reason: str) -> bool:
@@ -212,8 +247,8 @@ def require_asked(found: Approval, kind: str, header: Mapping[str, Any]) -> None
         raise Refused(f"the site's owner did not approve '{kind}'")
     if changes := widened(found.offer.config, Offer.from_tree(header).config):
         raise Refused(f"the site's owner did not approve {shortened(changes)}")
-    if kind != ENROL and whole(header, "round") > found.offer.config.federation.rounds:
-        limit = found.offer.config.federation.rounds
+    limit = found.offer.config.federation.rounds
+    if kind != ENROL and not 0 <= whole(header, "round") <= limit:
         raise Refused(f"the site's owner approved {limit} rounds, not round {header['round']}")
 
 
@@ -234,13 +269,36 @@ def note_asked(site: Site, app: str, header: Mapping[str, Any]) -> None:
 
 
 def differences(site: Site, offer: Offer) -> list[str]:
-    """In which respects an offer goes beyond what is approved now; empty where nothing was approved."""
+    """In which respects an offer goes beyond what is approved now, and what of ``site.toml`` was changed;
+    empty where nothing was approved.
+    """
     try:
-        before = read(site).offer
+        found = read(site)
     except Refused:
         return []
+    before = found.offer
     app = [f"app = {offer.app[: signing.MARK]}, approved: {before.app[: signing.MARK]}"]
-    return [*(app if before.app != offer.app else []), *widened(before.config, offer.config)]
+    own = [f"site.toml: {change}" for change in changed(found, site).values()]
+    return [*(app if before.app != offer.app else []), *own, *widened(before.config, offer.config)]
+
+
+def own_terms(site: Site, config: Config) -> list[str]:
+    """What this site adds by its own ``site.toml``, with the experiment as it is offered."""
+    none = f"this site holds out no {site.called}"
+    shares = "yes" if site.share_model else "no"
+    if site.share_model and not site.holdout:
+        shares = f"yes, but without effect: {none}"
+    elif site.share_model and not _as_deployment(site, config).notes_sites:
+        shares = "yes, but without effect: with these settings nothing about individual sites is recorded"
+    scores = "yes" if site.send_scores else "no"
+    if site.send_scores and not site.holdout:
+        scores = f"yes, but without effect: {none}"
+    elif site.send_scores and not counts_scores(config):
+        scores = "yes, but without effect: these settings do not request them"
+    return [
+        f"shares its best model with all sites (share_model): {shares}",
+        f"sends counts of scores (send_scores): {scores}",
+    ]
 
 
 def cure(site: Site) -> str:

@@ -13,6 +13,7 @@ from proxyfl.core.state import TRAIN, Failure
 from proxyfl.deploy import approval
 from proxyfl.deploy.approval import ENROL, Approval, Refused
 from proxyfl.deploy.audit import AuditLog
+from proxyfl.deploy.repeats import COUNTED, Repeats
 from proxyfl.deploy.settings import Site
 from proxyfl.engines.flower.codec import (
     HEADER,
@@ -57,11 +58,16 @@ class Desk:
         try:
             negotiated(header, "the server", self.site.name)
             approved = None if self.site.insecure else self._require(kind, header)
+            repeats = Repeats(self.site, approved, kind, header) if approved and kind in COUNTED else None
+            if repeats:
+                repeats.require()
             answer = act()
             if approved is not None:
                 answer = _allowed(approved, kind, answer)
+            if repeats and header_of(answer).get("kind") != "failure":
+                repeats.add()
         except (ConfigError, Malformed) as error:
-            self._refuse(header, about, str(error))
+            self._refuse(header, about, error)
             return answer_records(Failure(_number(header, "round"), _number(header, "client"), str(error)))
         size, digest = digest_of(answer)
         answered = header_of(answer)
@@ -75,9 +81,11 @@ class Desk:
         approval.require_asked(found, kind, header)
         return found
 
-    def _refuse(self, header: Header, about: dict[str, Any], reason: str) -> None:
+    def _refuse(self, header: Header, about: dict[str, Any], error: Exception) -> None:
         approval.note_asked(self.site, "", header)
-        self.log.add("refused", **about, reason=reason)
+        here = error.here if isinstance(error, Refused) else ""
+        self.log.add("refused", **about, reason=str(error), **({"changed": here} if here else {}))
+        reason = error.in_full if isinstance(error, Refused) else str(error)
         words = f"proxyfl: {self.site.name}: refused: {reason}; {approval.cure(self.site)}"
         print(words, file=sys.stderr, flush=True)
 

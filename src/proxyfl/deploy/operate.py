@@ -254,7 +254,7 @@ def require_approval(settings: Site) -> None:
         try:
             approval.require(settings)
         except approval.Refused as error:
-            raise ConfigError(f"{error}; {approval.cure(settings)}") from None
+            raise ConfigError(f"{error.in_full}; {approval.cure(settings)}") from None
 
 
 def require_server(deployment: Deployment, say: Say | None = None) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from proxyfl.core.errors import RunError
 from proxyfl.deploy import pki
+from proxyfl.deploy.settings import Site
 
 SCHEME = ec.ECDSA(hashes.SHA384())
 
@@ -30,6 +35,23 @@ def sign_with_server(key_file: Path, message: bytes) -> str:
 def is_of_site(public_file: Path, message: bytes, signature: str) -> bool:
     """Whether a signature is of a site's key."""
     return _verifies(pki.read_public(public_file), message, signature)
+
+
+def fingerprint(key: Any) -> str:
+    """Of a public key, as ``ssh-keygen -l`` writes it."""
+    blob = base64.b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def identity(site: Site) -> dict[str, str]:
+    """Fingerprints of a site's key and of the authorities that it trusts, as its log records them; without
+    keys none. Those of authorities are as ``openssl x509 -fingerprint -sha256`` writes them, without colons.
+    """
+    if site.insecure:
+        return {}
+    trusted = pki.read_authorities(site.ca_certificate)
+    authorities = [one.fingerprint(hashes.SHA256()).hex() for one in trusted]
+    return {"key": fingerprint(pki.read_public(site.public_key)), "ca": ",".join(authorities)}
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.files import write_bytes
+from proxyfl.deploy import signers
 from proxyfl.deploy.pki import write_private
 from proxyfl.deploy.settings import Deployment, Site
 
@@ -86,8 +87,7 @@ def read_trusted(file: Path) -> dict[str, Ed25519PublicKey]:
 def fingerprint(file: Path) -> str:
     """Of the operator's key, as ``ssh-keygen -l`` writes it."""
     ((_, key),) = read_trusted(file).items()
-    blob = base64.b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return signers.fingerprint(key)
 
 
 def signature_of(deployment: Deployment) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import expiry, operate
+from proxyfl.deploy import expiry, operate, signers
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.gate import sign_of_life
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
@@ -237,7 +237,12 @@ def take_part(settings: Site, data: Path, say: Say, address: str = "") -> NoRetu
 def _take_part(settings: Site, data: Path, say: Say, address: str) -> NoReturn:
     operate.look(settings, data, say)
     operate.require_approval(settings)
-    AuditLog(settings.path).add("site started", server=address or settings.server, pid=os.getpid())
+    AuditLog(settings.path).add(
+        "site started",
+        server=address or settings.server,
+        pid=os.getpid(),
+        **signers.identity(settings),
+    )
     restarts = Restarts(settings.name)
     pause, began = PAUSE, 0.0
     while True:
