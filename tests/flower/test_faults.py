@@ -219,6 +219,7 @@ def lose_writes(site, pid):
         log,
         site / "audit" / "audit.head",
         site / "approval.json",
+        *site.glob("state/site-*/*/answers.json"),
         *site.glob("state/site-*/**/*.safetensors"),
     ]
     for file in kept:
