@@ -473,6 +473,11 @@ def test_counts_of_answers_are_pruned_with_their_run_and_never_guessed(site: Sit
         file.write_text(damage)
         with pytest.raises(RunError, match=r"answers\.json is damaged"):
             ask(site, message(site))
+    file.unlink()
+    half = file.with_name(f".{file.name}.{2**30}.aside")
+    half.write_text("{")  # by a process that is gone
+    assert ask(site, message(site))["kind"] == "update"
+    assert not half.exists()
     pruning.prune(site, [kept])
     assert not kept.folder.exists()
     assert ask(site, message(site))["kind"] == "update"

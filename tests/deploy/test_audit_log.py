@@ -106,6 +106,14 @@ def test_a_crash_in_a_write_leaves_a_line_that_the_next_one_mends(log: AuditLog,
     assert found.lines[-2]["bytes"] == len(torn)
 
 
+def test_a_head_that_a_crash_left_half_written_is_swept_away(log: AuditLog) -> None:
+    half = log.head.with_name(f".{log.head.name}.{2**30}.aside")
+    half.write_text("5:")
+    log.add("sent", round=6)
+    assert not half.exists()
+    assert log.verify().head.number == 6
+
+
 def test_a_crash_before_the_head_was_written_loses_nothing(log: AuditLog) -> None:
     head = log.head.read_bytes()
     log.add("sent", round=6)

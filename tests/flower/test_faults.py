@@ -272,4 +272,5 @@ def test_a_site_loses_its_power_in_a_write(tmp_path):
     assert_same_end(made, config, tmp_path)
     for place in (made.path, made.path / "site-01"):
         subprocess.run([*PROXYFL, "deploy", "audit", str(place)], check=True)
-    assert not list((made.path / "site-01" / "state" / "site-01").rglob("*.aside"))
+    for folder in ("state/site-01", "audit"):
+        assert not list((made.path / "site-01" / folder).rglob("*.aside"))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.files import append_bytes, opened, read_bounded, sync_folder, write_bytes
+from proxyfl.core.files import append_bytes, clear_asides, opened, read_bounded, sync_folder, write_bytes
 from proxyfl.core.locks import held
 from proxyfl.core.text import reported
 from proxyfl.deploy.post import private
@@ -106,6 +106,7 @@ class AuditLog:
         try:
             private(self.folder)
             with held(lock, taken, remove=False, patience=PATIENCE):
+                clear_asides(self.folder)
                 last = self._write(self._repaired(), event, details)
                 if self.file.stat().st_size > PART_BYTES:
                     self.file.rename(self.folder / f"audit-{last.number:010d}.jsonl")

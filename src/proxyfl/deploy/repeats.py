@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import RunError
-from proxyfl.core.files import JSON_SWELLS, SHORT, read_bounded, write_bytes
+from proxyfl.core.files import JSON_SWELLS, SHORT, clear_asides, read_bounded, write_bytes
 from proxyfl.core.locks import held
 from proxyfl.core.state import STATISTICS, TRAIN
 from proxyfl.deploy.approval import Approval, Refused
@@ -57,6 +57,7 @@ class Repeats:
         try:
             private(self.folder)
             with held(lock, taken, remove=False, patience=PATIENCE):
+                clear_asides(self.folder)
                 counts = self._read()
                 self._require(counts)  # another process may have answered meanwhile
                 counts[self.name] = counts.get(self.name, 0) + 1
