@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 
 from proxyfl.cli import table as shown
 from proxyfl.cli.common import DataRoot, command, err, examples, out, plain_table, runs_folder
+from proxyfl.cli.progress import share_bar
 from proxyfl.cli.sweep import DryRun, SideBySide, make
 from proxyfl.cli.table import SUFFIXES, Accuracy, Form, Format
 from proxyfl.core.errors import ConfigError, RunError
@@ -93,7 +93,7 @@ def ls(
     device: Device = "cpu",
 ) -> None:
     """Every table and figure: how many runs it needs, how many are done, and how long the rest would take."""
-    with _progress() as step:
+    with share_bar("counting runs") as step:
         from proxyfl.core.machine import usable_cores
         from proxyfl.paper import catalogue, plan
         from proxyfl.paper.cost import Experience
@@ -125,18 +125,6 @@ def ls(
     left = f"; the rest {rest} of one core ({source}), {usable_cores()} runs at once" if rest else ""
     console.print(f"all: {count} runs, shared between items, {done} done{left}", markup=False, soft_wrap=True)
     _note_absent([case for each in wanted.values() for case in each], data_root)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar that is gone when all runs are counted; none unless stderr is a terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = err()
-    columns = (TextColumn("counting runs"), BarColumn(30), TextColumn("[dim]{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("", total=1.0)
-        yield lambda words, share: bars.update(bar, description=words, completed=share)
 
 
 def _item_row(jobs: Sequence[Job], experience: Experience) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +11,13 @@ from proxyfl.cli.common import (
     DataRoot,
     Method,
     Settings,
-    err,
     examples,
     load_settings,
     out,
     plain_table,
     require_device,
 )
+from proxyfl.cli.progress import share_bar
 from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
@@ -87,7 +85,7 @@ def profile(
 
     from proxyfl.profiling.process import profile_in_process
 
-    with _progress() as tell:
+    with share_bar("measuring") as tell:
         found = profile_in_process(config, data_root, steps=steps, client=client, tell=tell)
     _show(found, out())
     if picture is not None:
@@ -95,18 +93,6 @@ def profile(
 
         files = phase_bars(found, picture)
         typer.echo(f"\npicture    {', '.join(map(str, files))}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar that is gone when all is measured; none where there is no terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = err()
-    columns = (TextColumn("measuring"), BarColumn(30), TextColumn("[dim]{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("", total=1.0)
-        yield lambda words, share: bars.update(bar, description=words, completed=share)
 
 
 def _show(found: Profile, console: Console) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,3 +75,17 @@ def _stopped(path: Path) -> str:
     saved: list[Any] = folders(run)
     done = int(saved[0].name.removeprefix("round-")) if saved else 0
     return f"stopped after round {done}; continue with: {command('resume', path)}"
+
+
+@contextmanager
+def share_bar(title: str) -> Iterator[Callable[[str, float], None]]:
+    """A bar for work that tells what it does and which share is done: gone at its end, and none unless stderr
+    is a terminal.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = err()
+    columns = (TextColumn(title), BarColumn(30), TextColumn("[dim]{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("", total=1.0)
+        yield lambda words, share: bars.update(bar, description=words, completed=share)
