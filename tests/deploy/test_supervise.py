@@ -13,7 +13,7 @@ import pytest
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.deploy import operate, supervise
-from proxyfl.deploy.live import LiveLog
+from proxyfl.deploy.live import AGAIN, LiveLog, LiveReader
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.supervise import Illness, Restarts, ServerWatch, has_child
 
@@ -151,6 +151,8 @@ def test_a_superlink_that_ends_is_started_again_and_the_run_goes_on(watched):
     facts += ["ready", "continues from its last checkpoint", "(exit code 7); starting again in 4 s"]
     assert_said(watched, facts)
     assert watched.submitted == [1]
+    told = [line for line in LiveReader(watched.live.file).new() if line["event"] == AGAIN]
+    assert [(line["run"], line["text"]) for line in told] == [("5", watched.said[n]) for n in (2, 4, 5)]
 
 
 def test_a_finished_run_is_not_started_again(watched):

@@ -518,6 +518,25 @@ def test_following_bears_with_a_server_that_is_slow_twice(made, monkeypatch, tmp
     assert probes == []
 
 
+def test_following_waits_while_the_server_says_that_it_starts_the_run_again(made, monkeypatch, tmp_path):
+    here = dataclasses.replace(made, path=tmp_path)
+    log, asked = LiveLog(here.state / "live.jsonl", here.sites, "1"), []
+    monkeypatch.setattr(operate, "QUIET", 0.0)
+    monkeypatch.setattr(operate, "answers", lambda *words: True)
+
+    def over(*words):
+        asked.append(1)
+        if len(asked) in (2, 4):
+            log.tell("again", text="starting again")
+        return "over"
+
+    monkeypatch.setattr(operate, "_over", over)
+    with operate.supervisor(here).taken():
+        lines = list(operate.follow(here, "1", every=0.001))
+    assert [line["event"] for line in lines] == ["again", "again", "stopped"]
+    assert len(asked) == 4 + operate.PROBES
+
+
 def test_a_run_that_flower_does_not_know_is_over_and_a_failed_question_is_put_again(made, monkeypatch):
     answers = [RunError("no answer"), FlowerError("busy"), {"runs": [{"status": "running"}]}]
     over = [FlowerError("Run ID not found."), {"runs": []}, {"runs": [{"status": "unknown"}]}]

@@ -166,7 +166,7 @@ def test_stopped_killed_and_restored_the_server_goes_on_and_sites_connect_again(
 
 
 def test_a_run_is_stopped_after_its_round_followed_and_ended_by_a_signal(tmp_path):
-    config = small(rounds=6)
+    config = small(rounds=10)
     made = deployment(tmp_path / "federation", config)
     with loopback(made) as federation:
         server = federation.server()
@@ -175,7 +175,7 @@ def test_a_run_is_stopped_after_its_round_followed_and_ended_by_a_signal(tmp_pat
         federation.wait_event(lambda line: line["event"] == "round" and line["round"] == 1)
 
         attached = federation.start("attach", "deploy", "attach", made.path)
-        federation.wait_text(attached, " of 6")
+        federation.wait_text(attached, " of 10")
         attached.process.send_signal(signal.SIGINT)
         federation.finish(attached)
         assert "the run continues" in attached.text()
@@ -183,7 +183,7 @@ def test_a_run_is_stopped_after_its_round_followed_and_ended_by_a_signal(tmp_pat
         stop = federation.start("stop", "deploy", "stop", made.path)
         assert "continue with: proxyfl deploy run" in federation.finish(stop)
         done = federation.checkpoint()
-        assert 1 <= done < 6
+        assert 1 <= done < 7
         wait_for(lambda: not RunDirectory(made.state).is_locked(), "the lock")
         federation.wait_text(server, f"round {done}: accuracy")
         assert f"round {done}: accuracy" in (made.state / "server.log").read_text()

@@ -1,7 +1,8 @@
 """What happens in a running federation, line by line, for whoever follows it: ``DIR/state/live.jsonl``.
 
-The server app writes it, ``proxyfl deploy server``, ``run``, ``attach`` and ``status`` read it. It
-goes on from run to run and is begun anew at a size. The run's own files are complete without it.
+The server app writes it, and the server's command where it starts a run again; ``proxyfl deploy server``,
+``run``, ``attach`` and ``status`` read it. It goes on from run to run and is begun anew at a size. The run's
+own files are complete without it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ LIVE_BYTES = 5_000_000
 
 ENDS = ("finished", "stopped")
 """The last event of a run."""
+
+AGAIN = "again"
+"""The event by which the server's command says that it starts something again, and then the run goes on."""
 
 MISSED = (*LATE_ANSWERS, "did not send its update")
 LATE = (*MISSED, "was not asked: the round's deadline")

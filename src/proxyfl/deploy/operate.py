@@ -332,7 +332,7 @@ def follow(
         if any(line["event"] in ENDS for line in lines):
             return
         now = time.monotonic()
-        asked = now if lines else asked
+        asked, over = (now, 0) if lines else (asked, over)
         if now - alive > QUIET / 10:
             alive, reason = now, ""
             there = answers(deployment, 10.0) or supervisor(deployment).is_taken()

@@ -18,7 +18,7 @@ from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
 from proxyfl.deploy import expiry, operate, signers
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.gate import sign_of_life
-from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveLog, LiveReader
+from proxyfl.deploy.live import AGAIN, ENDS, LIVE_FILE, LiveLog, LiveReader
 from proxyfl.deploy.openmetrics import served
 from proxyfl.deploy.post import Post
 from proxyfl.deploy.programs import PatientLog, Program
@@ -97,8 +97,8 @@ class ServerWatch:
         self.restarts = Restarts("the server")
         self.going, self.begun = "", False
         """Flower's number of the run that is to be played, and whether that has begun."""
-        self.owed = False
-        """Whether a run that was played is to go on."""
+        self.owed, self.last = False, ""
+        """Whether a run that was played is to go on, and Flower's number of the one that began last."""
 
     def serve(self, ready: Callable[[], None]) -> NoReturn:
         """Keep the server up; it ends by a signal or a :class:`RunError`."""
@@ -122,7 +122,7 @@ class ServerWatch:
                 why = str(error)
             self.owed, self.going, self.begun = self.owed or bool(self.going), "", False
             pause = self.restarts.pause(why)
-            self.say(f"{why}; starting again in {pause:.0f} s")
+            self._announce(f"{why}; starting again in {pause:.0f} s")
             time.sleep(pause)
 
     def _watch(self, programs: Sequence[Program]) -> str:
@@ -150,13 +150,23 @@ class ServerWatch:
     def _tell_news(self) -> None:
         """What the run wrote down, on the server's own console; remembers whether one is being played."""
         for line in self.reader.new():
-            if "text" in line:
+            if "text" in line and line["event"] != AGAIN:
                 self.say(str(line["text"]))
             self._note(line)
 
+    def _announce(self, text: str) -> None:
+        """On the server's own console, and to who follows a run that is to go on."""
+        self.say(text)
+        if self.owed:
+            self._live(self.last).tell(AGAIN, text=text)
+
+    def _live(self, run: str) -> LiveLog:
+        return LiveLog(self.deployment.state / LIVE_FILE, self.deployment.sites, run)
+
     def _note(self, line: dict[str, Any]) -> None:
         if line["event"] == "began":
-            self.going, self.begun, self.owed = str(line.get("run")), True, False
+            self.going = self.last = str(line.get("run"))
+            self.begun, self.owed = True, False
         elif line["event"] in ENDS and str(line.get("run")) == self.going:
             self.going, self.begun, self.owed = "", False, line.get("full") is True
 
@@ -166,8 +176,8 @@ class ServerWatch:
         if "stopped" in operate.state_of(self.deployment, run):
             return 0
         time.sleep(self.restarts.pause("the run's process ended without a message"))
-        self.say("the run's process ended without a message")
         self.owed = True
+        self._announce("the run's process ended without a message")
         self._go_on()
         return 0
 
@@ -181,10 +191,9 @@ class ServerWatch:
         if self.owed and stop_asked(self.deployment):
             self.owed = False
             text = "stopped, as requested; the checkpoint is kept"
-            log = LiveLog(self.deployment.state / LIVE_FILE, self.deployment.sites, "")
-            log.tell("stopped", asked=True, reason=text, text=text)
+            self._live("").tell("stopped", asked=True, reason=text, text=text)
         if self.owed:
-            self.say("the run continues from its last checkpoint")
+            self._announce("the run continues from its last checkpoint")
             self.going, self.owed = operate.submit(self.deployment), False
 
     def _await_room(self) -> None:
