@@ -67,7 +67,7 @@ def test_ls_shows_a_bar_while_it_counts_and_leaves_none(
 
     monkeypatch.setattr(Progress, "update", noted)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
-    monkeypatch.setattr("proxyfl.cli.paper.err", lambda: terminal)
+    monkeypatch.setattr("proxyfl.cli.progress.err", lambda: terminal)
     answer = call("paper", "ls", "--scale", "micro", "--runs", tmp_path, "--seeds", "2,")
     assert answer.exit_code == 0, answer.stderr
     with_data = [name for name, each in ITEMS.items() if each.has_data]
