@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from readers import config_sample, read_config
 
@@ -55,6 +55,8 @@ strange = st.one_of(
 
 @settings(max_examples=120, deadline=None)
 @given(path=st.sampled_from(leaves(SOUND)), value=strange)
+@example(path=("preset",), value="x" * 5000)  # no file can have this name
+@example(path=("preset",), value="~nobody-of-this-name")
 def test_strange_values(path: tuple[str, ...], value: Any) -> None:
     try:
         resolve("", changed(path, value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -212,9 +213,10 @@ def _split(
 
 def meant(path: str) -> str:
     """A hint for whoever gave a path: how own data at that place is named. Empty where nothing is."""
-    place = Path(path).expanduser()
-    kinds = {".npz": "npz", ".npy": "npz", ".csv": "table", ".parquet": "table"}
-    kind = "folder" if place.is_dir() else kinds.get(place.suffix.lower(), "") if place.is_file() else ""
+    kinds, kind = {".npz": "npz", ".npy": "npz", ".csv": "table", ".parquet": "table"}, ""
+    with contextlib.suppress(OSError, RuntimeError):  # a name that no file can have, a home of nobody
+        place = Path(path).expanduser()
+        kind = "folder" if place.is_dir() else kinds.get(place.suffix.lower(), "") if place.is_file() else ""
     return f"your own data there is called {kind}:{path}" if kind else ""
 
 
