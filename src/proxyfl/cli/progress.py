@@ -1,4 +1,4 @@
-"""Following a run to its end: a live bar in a terminal, a line per round elsewhere."""
+"""Bars: following a run to its end (a line per round where there is no terminal), and any work in shares."""
 
 from __future__ import annotations
 
