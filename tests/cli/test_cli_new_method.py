@@ -195,22 +195,16 @@ def test_names_that_cannot_be(call, tmp_path, name, message):
     assert contents(tmp_path) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("find", "'find' is taken: proxyfl.methods has one; choose another name"),
-        (
-            "loop",
-            "tests/federation/test_loop.py exists, and names of test files are unique; choose another name",
-        ),
-    ],
-)
-def test_names_that_a_checkout_has(call, checkout, name, message):
+def test_names_that_a_checkout_has(call, checkout):
     (checkout / "tests/federation/test_loop.py").touch()
     before = contents(checkout)
-    result = call("new-method", name)
-    assert (result.exit_code, result.stderr) == (2, f"error: {message}\n")
-    assert contents(checkout) == before
+    for name, reason in (
+        ("find", "'find' is taken: proxyfl.methods has one"),
+        ("loop", "tests/federation/test_loop.py exists, and names of test files are unique"),
+    ):
+        result = call("new-method", name)
+        assert (result.exit_code, result.stderr) == (2, f"error: {reason}; choose another name\n")
+        assert contents(checkout) == before
     assert call("new-method", "json").exit_code == 0  # proxyfl.methods.json hides nothing
 
 

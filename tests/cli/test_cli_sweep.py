@@ -66,6 +66,7 @@ def test_a_failing_run_is_told_and_the_rest_is_made(tmp_path: Path) -> None:
     assert sum(Run(path).finished for path in tmp_path.iterdir()) == 1
 
 
+@pytest.mark.slow
 def test_what_lies_in_the_way_of_a_run_is_to_be_moved_away(tmp_path: Path) -> None:
     (job,) = jobs_of(Grid(("fedavg",), common={"federation": {"rounds": 2}}), tmp_path)
     job.path.mkdir()

@@ -25,16 +25,20 @@ COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("site") / "pages"
     site_pages.gather(place)
-    assert site_pages.build(place) == 0
-    return place.parent / "html"
+    return place
 
 
-def test_no_page_but_the_reference_has_more_than_1500_words(html: Path) -> None:
+@pytest.fixture(scope="module")
+def html(pages: Path) -> Path:
+    assert site_pages.build(pages) == 0
+    return pages.parent / "html"
+
+
+def test_no_page_but_the_reference_has_more_than_1500_words(pages: Path) -> None:
     """Words of tables, code and outputs count, too; the bars of tables and other signs do not."""
-    pages = html.parent / "pages"
     guides = {name for page in pages.rglob("*.md") if (name := str(page.relative_to(pages))) not in REFERENCE}
     assert {name for name in guides if words(pages / name) > 1500} == set()
 
@@ -44,10 +48,12 @@ def words(page: Path) -> int:
     return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere_and_nothing_is_fetched(html: Path) -> None:
     assert links.broken(html) == []
 
 
+@pytest.mark.slow
 def test_every_notebook_has_a_page_with_its_outputs(html: Path) -> None:
     for notebook in (ROOT / "examples").glob("*.ipynb"):
         page = (html / "notebooks" / f"{notebook.stem}.html").read_text(encoding="utf-8")
@@ -80,6 +86,7 @@ def test_what_the_link_checker_finds(tmp_path: Path, body: str, told: list[str])
     assert links.broken(site) == told
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_public_name_verb_and_method(html: Path) -> None:
     api = (html / "reference" / "api.html").read_text(encoding="utf-8")
     assert all(f'id="proxyfl.{name}"' in api for name in public)

@@ -162,6 +162,7 @@ def test_workers_share_what_was_imported_once_and_a_lost_fork_server_is_replaced
     assert sorted(children(pair._server.process.pid)) == sorted(pids(pair))
 
 
+@pytest.mark.slow
 def test_a_fork_server_killed_while_it_starts_is_replaced_but_not_for_ever(
     pair: PoolEngine, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:

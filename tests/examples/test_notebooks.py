@@ -55,9 +55,8 @@ def test_the_method_of_the_guide_has_at_most_20_lines() -> None:
     assert ["NaN" in line for line in table.splitlines()[1:]] == [True, False, False]  # its parent has none
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if "own_method" in each else pytest.mark.slow) for each in NAMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     made = notebooks.executed(notebooks.notebook(notebooks.EXAMPLES / f"{name}.py"), tmp_path)
     assert [gives(cell) for cell in made.cells] == [gives(cell) for cell in stored(name).cells]

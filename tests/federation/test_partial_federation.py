@@ -47,7 +47,7 @@ PARTLY = {"head": HEAD, "lora": LORA, "last": LAST, "static": {"model__norm": "s
     [
         ("proxyfl", "head"),
         ("proxyfl", "lora"),
-        ("fedloke", "lora"),
+        pytest.param("fedloke", "lora", marks=pytest.mark.slow),
         ("fedavg", "last"),
         ("proxyfl", "static"),
     ],

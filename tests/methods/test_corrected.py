@@ -114,6 +114,7 @@ def test_who_is_no_oracle_cannot_ask() -> None:
         make_simulation().holdings.client(0).all_labelled()
 
 
+@pytest.mark.slow
 def test_a_worker_process_has_the_truth_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "loaded", [])  # those of other tests may be gone by now
     simulation, config = make_simulation(), tiny_config(NAME, rounds=1, method__corrected=0.5)

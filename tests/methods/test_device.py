@@ -219,6 +219,7 @@ def test_every_pair_trains_on_any_device(name: str, tmp_path: Path, monkeypatch:
     assert steps_on_device(name, tmp_path, monkeypatch, {}) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
 def test_other_paths_train_on_any_device(
     name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -160,6 +160,7 @@ def test_proxies_of_clients_averages_and_tuned_ones_share_one_embedding(made, tm
     assert [(float(row["x"]), float(row["y"])) for row in found] == [(k, -k) for k in range(40)]
 
 
+@pytest.mark.slow
 def test_without_a_round_the_first_is_drawn_the_same_each_time(made, tmp_path):
     first, again, named = (
         figures.proxy_map(made["gpl"][0], tmp_path / name, round)

@@ -39,7 +39,7 @@ from toybox import assemble, every_method, make_simulation, same_bits, tiny_conf
 
 SIMULATION = make_simulation((4, 6, 5, 4), (12, 12, 12, 12))
 OTHER_KINDS = ("proxyfl", "fedavg", "fedmatch", "feddure", "fedloke")
-KINDS = ("proxyfl", "fedmatch", "feddure")
+KINDS = ("proxyfl", "fedmatch")
 """A single loss with add-ons, and those with steps of their own."""
 
 PER_IMAGE = (
@@ -217,6 +217,7 @@ def test_a_matrix_product_has_a_speed():
     assert Phase("nothing", 0.0).gflops == 0
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_answers_or_says_why(monkeypatch):
     monkeypatch.delenv(WORKERS)
     told = []

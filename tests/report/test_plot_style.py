@@ -56,6 +56,7 @@ def test_settings_of_the_users_own_plots_are_untouched(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_no_backend_is_chosen(tmp_path):
     code = (
         "import sys; from proxyfl.report import plot_style; f = plot_style.new_figure(1, 1); f.add_subplot();"

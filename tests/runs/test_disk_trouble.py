@@ -63,7 +63,13 @@ def go_on(where: Path) -> None:
         made().run(where)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.04, 0.1, 0.16, 0.22, 0.3, 0.45, 0.6, 0.75, 0.9, 0.999])
+@pytest.mark.parametrize(
+    "share",
+    [
+        *(0.0, 0.1, 0.22, 0.45, 0.75, 0.999),
+        *(pytest.param(share, marks=pytest.mark.slow) for share in (0.04, 0.16, 0.3, 0.6, 0.9)),
+    ],
+)
 def test_a_disk_that_fills_up_at_any_moment(
     tmp_path: Path, undisturbed: tuple[dict[str, bytes], int], share: float
 ) -> None:
@@ -153,7 +159,7 @@ def test_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file size limits are POSIX")
-@pytest.mark.parametrize("moment", ["creation", "round 2"])
+@pytest.mark.parametrize("moment", [pytest.param("creation", marks=pytest.mark.slow), "round 2"])
 def test_files_that_the_system_really_cuts_short(
     tmp_path: Path, undisturbed: tuple[dict[str, bytes], int], moment: str
 ) -> None:

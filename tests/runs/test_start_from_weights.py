@@ -62,7 +62,8 @@ def test_the_first_state_holds_the_given_weights_and_heads_from_the_seed(
     assert same_bits(*heads)
 
 
-@pytest.mark.parametrize("method", ["fedloke", pytest.param("proxyfl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedloke", "proxyfl"])
 def test_workers_and_a_resume_without_the_source_give_the_same_bits(
     source: Path, tmp_path: Path, method: str
 ) -> None:

@@ -54,6 +54,7 @@ def test_real_vectors_are_learnt_from_few_labels(tmp_path, name, labelled, round
     assert report.accuracy > bound
 
 
+@pytest.mark.slow
 def test_a_stopped_run_and_two_workers_end_in_the_same_bits(tmp_path):
     place = written(tmp_path, "wine", 8)
     made = experiment(place, rounds=3, clients=3, train__epochs=1)
