@@ -24,6 +24,7 @@ from proxyfl.cli import (
     deploy,
     evaluate,
     export,
+    listings,
     ls,
     methods,
     models,
@@ -143,4 +144,4 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
-    app(prog_name="proxyfl")
+    listings.kept(sys.argv[1:], lambda: app(prog_name="proxyfl"))
