@@ -40,6 +40,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def no_flushing() -> Iterator[None]:
+    """What a killed process wrote stays without it; only power cuts need it, which tests of their own make."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def ctrl_c_works() -> None:
     """A shell's background jobs ignore Ctrl-C, and so would every program that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -143,6 +143,7 @@ def test_the_usual_place_is_the_users_cache(
     assert len(list((tmp_path / "usual" / "proxyfl" / "listings").glob("*/*.txt"))) == 1
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(cache: Path) -> None:
     environment = {**os.environ, "FORCE_COLOR": "1"}
     call = [sys.executable, "-m", "proxyfl", "methods"]
