@@ -25,11 +25,13 @@ def test_own_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SmallNet" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_own_aggregator(capsys: pytest.CaptureFixture[str]) -> None:
     main_of("own_aggregator")(rounds=1)
     assert "GeometricMedian(steps=5)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_own_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_of("own_dataset")(tmp_path, rounds=1, workers=0)
     assert "round 1" in capsys.readouterr().out

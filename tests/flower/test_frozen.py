@@ -56,7 +56,8 @@ def sent(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("started", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("started", [False, True])
 def test_the_same_bits_as_inline_and_frozen_tensors_once(started, sent, tmp_path):
     partly = {"model__lora_rank": 2, "model__trainable": "head"}
     start = None

@@ -140,7 +140,8 @@ def config(**settings: Any) -> Config:
     return tiny_config("feddure", subset=200, **settings)
 
 
-@pytest.mark.parametrize("variant", ["paper", pytest.param("release", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["paper", "release"])
 def test_two_rounds_send_the_model_only(variant: str, digits: Simulation, tmp_path: Path) -> None:
     states = []
     for name in ("one", "two"):

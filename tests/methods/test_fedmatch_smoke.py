@@ -202,6 +202,7 @@ def test_statistics_belong_to_the_labelled_pass(tmp_path: Path) -> None:
     assert int(update.weights[counter] - task.weights[counter]) == int(update.metrics["steps"])
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_with_helpers_gives_the_same_bits(tmp_path: Path) -> None:
     settings = {**TINY, "rounds": 3, "per_round": 3, "subset": 120, "method__helper_every": 1}
     states, metrics = [], []

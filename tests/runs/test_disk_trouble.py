@@ -159,7 +159,8 @@ def test_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file size limits are POSIX")
-@pytest.mark.parametrize("moment", [pytest.param("creation", marks=pytest.mark.slow), "round 2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["creation", "round 2"])
 def test_files_that_the_system_really_cuts_short(
     tmp_path: Path, undisturbed: tuple[dict[str, bytes], int], moment: str
 ) -> None:
