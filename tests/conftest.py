@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_flushing() -> Iterator[None]:
-    """What a killed process wrote stays without it; only power cuts need it, which tests of their own make."""
+    """What a killed process wrote stays without it: only power cuts need it, which have their own tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
