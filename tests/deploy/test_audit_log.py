@@ -176,6 +176,34 @@ def test_several_programs_write_one_chain(tmp_path: Path) -> None:
     assert AuditLog(tmp_path).verify().head.number == 30
 
 
+@pytest.mark.parametrize("part", [10_000, 300], ids=["added", "put aside"])
+@pytest.mark.parametrize("after", ["_noted", "_parts"])
+def test_a_program_that_writes_meanwhile_is_no_tampering(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch, part: int, after: str
+) -> None:
+    monkeypatch.setattr(audit, "PART_BYTES", part)
+    look, meanwhile = getattr(AuditLog, after), iter(range(6, 9))
+
+    def looked(self: AuditLog) -> object:
+        found = look(self)
+        found = found if after == "_noted" else iter(list(found))
+        if self is log:
+            for round in meanwhile:
+                AuditLog(log.folder.parent).add("sent", round=round)
+        return found
+
+    monkeypatch.setattr(AuditLog, after, looked)
+    assert log.verify().head.number == 8
+
+
+def test_lines_behind_a_head_that_nobody_writes_are_found(log: AuditLog) -> None:
+    head = log.head.read_bytes()
+    log.add("sent", round=6)
+    log.add("sent", round=7)
+    log.head.write_bytes(head)
+    assert "ends with number 7, the head says 5" in broken(log)
+
+
 @pytest.mark.parametrize("raw", [b"\xff\xfe\n", b"[1]\n", b"null\n", b'{"n": "1"}\n', b"x" * 70_000])
 def test_no_bytes_break_the_reading(log: AuditLog, raw: bytes) -> None:
     log.file.write_bytes(raw + log.file.read_bytes())

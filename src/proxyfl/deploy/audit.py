@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import hashlib
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import append_bytes, clear_asides, opened, read_bounded, sync_folder, write_bytes
@@ -170,16 +171,17 @@ class AuditLog:
 
     def verify(self, since: Mark | None = None) -> Verified:
         """The log as it was written, from ``since`` on; else a :class:`RunError` names the line."""
-        files = [*self._parts(), *([self.file] if self.file.is_file() else [])]
-        if not files:
+        noted = self._noted()  # before the lines, of which a program may add more meanwhile
+        parts, newest = self._parts_and_newest()
+        if not parts and newest is None:
             raise RunError(f"{self.file} does not exist; a server or site that was started has one")
-        noted = self._noted()
         if noted is None:
             raise RunError(f"{self.head} is missing or damaged: lines at the end may be gone")
         found, last = Verified(), Last(since or START, "")
-        for file, place, raw in _lines(files):
+        complete = last.mark == noted
+        for file, place, raw in _lines(parts, self.file, newest or b""):
             if not raw.endswith(b"\n"):
-                if file != files[-1]:
+                if file != self.file:
                     raise RunError(f"{file}, line {place} is incomplete; what followed it is missing")
                 found.notes.append("the last line was being written when its program ended")
                 break
@@ -192,22 +194,41 @@ class AuditLog:
                 _follows(file, place, line, last.mark)
                 found.take(line)
                 last = now
+                complete = complete or last.mark == noted
         if since and noted.number < since.number:
             raise RunError(f"number {since.number}, which was recorded elsewhere, is not in {self.folder}")
-        if last.mark != noted and not last.goes_on_from(noted):
+        if not complete or not self._ahead(last, noted):
             cut = "what follows was cut off" if last.mark.number < noted.number else "it was changed"
             raise RunError(
-                f"{files[-1]} ends with number {last.mark.number}, the head says {noted.number}: {cut}"
+                f"{self.file} ends with number {last.mark.number}, the head says {noted.number}: {cut}"
             )
         found.head = last.mark
         if repaired := found.events[REPAIRED]:
             found.notes.append(f"{repaired} unfinished line(s) were cut off after a crash")
         return found
 
+    def _parts_and_newest(self) -> tuple[list[Path], bytes | None]:
+        """The parts put aside, and the bytes of the file behind them; read again if it was put aside, too."""
+        while True:
+            parts, newest = list(self._parts()), None
+            with contextlib.suppress(FileNotFoundError):
+                newest = read_bounded(self.file)
+            if parts == list(self._parts()):
+                return parts, newest
 
-def _lines(files: Sequence[Path]) -> Iterator[tuple[Path, int, bytes]]:
-    for file in files:
-        yield from ((file, place, raw) for place, raw in enumerate(_raw(file), 1))
+    def _ahead(self, last: Last, noted: Mark) -> bool:
+        """Whether lines behind the head that was read first are those of a program that writes or crashed."""
+        if last.mark == noted or last.goes_on_from(noted):
+            return True
+        now = self._noted()
+        return now is not None and now.number >= last.mark.number - 1
+
+
+def _lines(parts: Sequence[Path], file: Path, newest: bytes) -> Iterator[tuple[Path, int, bytes]]:
+    for part in parts:
+        with opened(part) as lines:
+            yield from ((part, place, raw) for place, raw in enumerate(_raw(part, lines), 1))
+    yield from ((file, place, raw) for place, raw in enumerate(_raw(file, io.BytesIO(newest)), 1))
 
 
 def _follows(file: Path, place: int, line: dict[str, Any], last: Mark) -> None:
@@ -222,12 +243,11 @@ def _follows(file: Path, place: int, line: dict[str, Any], last: Mark) -> None:
         raise RunError(f"{where}: number {last.number} before it was changed")
 
 
-def _raw(file: Path) -> Iterator[bytes]:
-    with opened(file) as lines:
-        while raw := lines.readline(LONGEST + 1):
-            if len(raw) > LONGEST:
-                raise RunError(f"{file} has a line of more than {LONGEST:,} bytes, which no log has")
-            yield raw
+def _raw(file: Path, lines: IO[bytes]) -> Iterator[bytes]:
+    while raw := lines.readline(LONGEST + 1):
+        if len(raw) > LONGEST:
+            raise RunError(f"{file} has a line of more than {LONGEST:,} bytes, which no log has")
+        yield raw
 
 
 def _read(file: Path, raw: bytes, place: int) -> dict[str, Any]:
