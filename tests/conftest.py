@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     os.environ.setdefault("PROXYFL_WORKERS", "0")
-    os.environ.setdefault("PROXYFL_CACHE", "")  # listings are made, not read
+    os.environ["PROXYFL_CACHE"] = ""  # listings are made, not read
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for programs that tests start
     yield
     torch.set_num_threads(before)

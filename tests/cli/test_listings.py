@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxyfl.cli import listings
+from proxyfl.core import provenance
 
 PROGRAM = """
 import sys
@@ -31,7 +32,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def made(cache: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, int]]:
+def made(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[str, int]]:
     """What is printed for some words, and how often it was made."""
 
     def ask(*words: str, says: str = "a list\n", code: int = 0) -> tuple[str, int]:
@@ -46,6 +49,9 @@ def made(cache: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple
             listings.kept(words, make)
         return capsys.readouterr().out, len(calls)
 
+    # Who has imported them may have registered more, as other tests here have.
+    for name in [name for name in sys.modules if name == "proxyfl.methods"]:
+        monkeypatch.delitem(sys.modules, name)
     return ask
 
 
@@ -54,6 +60,7 @@ def test_the_second_time_the_program_needs_no_torch(cache: Path) -> None:
         call = [sys.executable, "-c", PROGRAM, *words]
         return subprocess.run(call, capture_output=True, text=True, timeout=120)
 
+    assert ask("methods", "--help").returncode == 0
     first, second = ask("methods"), ask("methods")
     assert (first.returncode, second.returncode) == (0, 0)
     assert "fedprox+fixmatch" in first.stdout
@@ -80,6 +87,9 @@ def test_what_failed_is_made_again(made: Callable[..., tuple[str, int]]) -> None
         (),
         ("--plugin", "mine.py", "methods"),
         ("methods", "--plugin=mine.py"),
+        ("methods", "--help"),
+        ("methods", "show", "--help"),
+        ("comm", "--model", "frozen:onnx:enc.onnx"),
         ("models", "--data", "digits"),
         ("models", "show", "resnet8"),
     ],
@@ -99,7 +109,7 @@ def test_plugins_of_the_environment_count(
     assert made("methods", says="and mine\n") == ("and mine\n", 1)
 
 
-@pytest.mark.parametrize(("name", "value"), [("COLUMNS", "123"), ("FORCE_COLOR", "1")])
+@pytest.mark.parametrize(("name", "value"), [("COLUMNS", "123"), ("FORCE_COLOR", "1"), ("NO_COLOR", "1")])
 def test_another_terminal_gets_its_own(
     made: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
@@ -109,19 +119,38 @@ def test_another_terminal_gets_its_own(
 
 
 def test_of_another_state_of_the_source_nothing_is_left(
-    made: Callable[..., tuple[str, int]], cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    made: Callable[..., tuple[str, int]], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "proxyfl" / "cli" / "listings.py"
-    source.parent.mkdir(parents=True)
-    source.write_text("")
-    monkeypatch.setattr(listings, "__file__", str(source))
     made("methods")
-    (source.parent.parent / "new.py").touch()
+    monkeypatch.setattr(provenance, "source_hash", lambda: "another state")
     assert made("methods", says="one more\n") == ("one more\n", 1)
     assert made("comm")[1] == 1
     assert len([file for file in cache.rglob("*") if file.is_file()]) == 2
-    os.utime(source, (1, 1))
-    assert made("methods")[1] == 1
+
+
+def test_every_byte_of_the_source_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+    found = []
+    for name, content in (("a.py", "0.95"), ("a.py", "0.90"), ("b.py", ""), ("b.md", "")):
+        (tmp_path / name).write_text(content)
+        os.utime(tmp_path / name, (1, 1))
+        found.append(provenance.source_hash.__wrapped__())
+    assert len(set(found)) == 3  # pages are no source
+
+
+def test_without_a_home_or_with_a_file_that_goes_it_is_made(
+    made: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(error: Exception) -> Callable[[], str]:
+        def hashed() -> str:
+            raise error
+
+        return hashed
+
+    made("methods")
+    for error in (FileNotFoundError(".#comm.py"), RuntimeError("no home directory")):
+        monkeypatch.setattr(provenance, "source_hash", fails(error))
+        assert made("methods")[1] == 1
 
 
 def test_without_a_place_it_is_made_each_time(

@@ -16,16 +16,21 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 LISTINGS = ("methods", "models", "comm")
-LOOKS_ELSEWHERE = ("--plugin", "--data")
-"""Options after which more than the program decides what is listed."""
+"""Commands that are kept as they stand; with options, more than the program may decide what they print."""
 
 VARIABLE = "PROXYFL_CACHE"
-"""The environment's word for the folder of listings. Empty: none is kept."""
+"""The environment variable with the cache folder. If it is empty, nothing is cached."""
+
+MOST = 1 << 20
+"""Bytes of a listing that are read."""
 
 
 def kept(words: Sequence[str], make: Callable[[], Any]) -> None:
     """Print the listing that these words ask for: as it was kept, else as ``make`` prints it."""
-    place = _place(words)
+    try:
+        place = _place(words)
+    except (OSError, RuntimeError):  # no home folder, or a source file that has just gone
+        place = None
     if place is None:
         make()
     elif text := _read(place):
@@ -42,8 +47,11 @@ def kept(words: Sequence[str], make: Callable[[], Any]) -> None:
 
 
 def _read(place: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return place.read_text(encoding="utf-8")
+    from proxyfl.core.errors import RunError
+    from proxyfl.core.files import read_bounded
+
+    with contextlib.suppress(OSError, RunError, UnicodeDecodeError):
+        return read_bounded(place, most=MOST).decode()
     return ""
 
 
@@ -51,7 +59,7 @@ def _print(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:  # who read it has seen enough; nothing is flushed at the end either
+    except BrokenPipeError:  # who reads it has seen enough; the interpreter flushes once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
@@ -63,28 +71,34 @@ class _Heard:
         self.stream, self.parts = stream, list[str]()
 
     def write(self, text: str) -> int:
+        count = self.stream.write(text)
         self.parts.append(text)
-        return self.stream.write(text)
+        return count
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
 def _place(words: Sequence[str]) -> Path | None:
-    """The file for a call: another one for other words, another terminal and another state of the source."""
+    """The file for a call: another one for another terminal and for another state of the source."""
     from proxyfl.core.plugins import VARIABLE as PLUGINS
 
     folder = os.environ.get(VARIABLE, _usual_folder())
-    if not folder or os.environ.get(PLUGINS) or not words or words[0] not in LISTINGS:
-        return None
-    if ("models" in words and "show" in words) or any(word.startswith(LOOKS_ELSEWHERE) for word in words):
+    if not folder or os.environ.get(PLUGINS) or not _is_listing(words) or "proxyfl.methods" in sys.modules:
         return None
     from proxyfl.cli.common import out
 
     console = out()
-    seen = (console.width, console.color_system, console.is_terminal, console.encoding)
-    call = hashlib.sha256(json.dumps([words, seen]).encode()).hexdigest()
-    return Path(folder).expanduser() / "listings" / _program() / f"{call[:32]}.txt"
+    colours = (console.color_system, console.no_color, console.is_terminal, console.legacy_windows)
+    seen = [*words, console.width, console.encoding, *colours, sys.flags.optimize]
+    return Path(folder).expanduser() / "listings" / _program() / f"{_short(seen)}.txt"
+
+
+def _is_listing(words: Sequence[str]) -> bool:
+    """Whether it is one of the listings, or the description of a method by its name."""
+    if len(words) == 3 and tuple(words[:2]) == ("methods", "show"):
+        return not words[2].startswith("-")
+    return len(words) == 1 and words[0] in LISTINGS
 
 
 def _usual_folder() -> str:
@@ -92,12 +106,14 @@ def _usual_folder() -> str:
 
 
 def _program() -> str:
-    """Where the package lies, and the state of its source."""
-    root = Path(__file__).parents[1]
-    files = sorted((str(file), file.stat()) for file in root.rglob("*.py"))
-    state = [(name, found.st_size, found.st_mtime_ns) for name, found in files]
-    parts = (str(root), json.dumps([state, sys.version]))
-    return "-".join(hashlib.sha256(part.encode()).hexdigest()[:16] for part in parts)
+    """Which Python has the package and where it lies, and the state of its source."""
+    from proxyfl.core.provenance import PACKAGE, source_hash
+
+    return f"{_short([str(PACKAGE), sys.version])}-{source_hash()[:16]}"
+
+
+def _short(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _keep(place: Path, text: str) -> None:
@@ -105,7 +121,7 @@ def _keep(place: Path, text: str) -> None:
     from proxyfl.core.files import write_bytes
 
     with contextlib.suppress(OSError, UnicodeEncodeError):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_bytes(place, text.encode())
         package = place.parent.name.partition("-")[0]
         for other in place.parent.parent.glob(f"{package}-*"):
