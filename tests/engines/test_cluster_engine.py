@@ -217,6 +217,6 @@ def test_actors_that_never_come_up_end_the_run_with_a_sentence(cluster: type[Pre
 def test_a_node_with_another_kind_of_processor_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(actor_module, "arithmetic", lambda: "riscv64 DEFAULT")
+    monkeypatch.setattr(actor_module, "instructions", lambda: "riscv64 DEFAULT")
     answers(*engine_of())
     assert capsys.readouterr().err.count("(riscv64 DEFAULT instead of") == 1

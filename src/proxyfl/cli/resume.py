@@ -48,6 +48,9 @@ def resume(
     per_client: PerClient = None,
     data_root: DataRoot = None,
     log: Log = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Refuse where the last bits may differ from here on.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run after Ctrl-C, a crash or a power cut; the result is bit-identical.
@@ -59,7 +62,7 @@ def resume(
     path = find_run(run, lambda place: is_run(place) or creation_cut_short(place))
     if where is None:
         start_early(workers)
-    go_on(path, rounds, workers, data_root, log or (), quiet, where)
+    go_on(path, rounds, workers, data_root, log or (), quiet, where, exact)
 
 
 def go_on(
@@ -70,6 +73,7 @@ def go_on(
     log: Sequence[str],
     quiet: bool,
     engine: RayEngine | None = None,
+    exact: bool = False,
 ) -> None:
     """Continue the run at a place and show it."""
     from proxyfl.runs.checkpoint import load_newest
@@ -102,7 +106,9 @@ def go_on(
     train(
         path,
         config,
-        lambda observers: play_on(path, observers, data_root, workers, engine=engine, rounds=rounds),
+        lambda observers: play_on(
+            path, observers, data_root, workers, engine=engine, rounds=rounds, exact=exact
+        ),
         before=before,
         log=log,
         quiet=quiet,

@@ -125,9 +125,13 @@ def resume(
     rounds: int | None = None,
     log: str | Iterable[str] = (),
     progress: bool = False,
+    exact: bool = False,
 ) -> Run:
     """Resume a run, however it was stopped. A finished run is left unchanged unless ``rounds``, the total
     number, is larger; ``engine``, ``log`` and ``progress`` as in :meth:`Experiment.run`.
+
+    Where this version or this machine may compute other last bits than before, a warning says so;
+    with ``exact`` it is an error, and the run is left as it is.
 
     >>> import proxyfl
     >>> run = proxyfl.resume("runs/first")  # doctest: +SKIP
@@ -150,6 +154,8 @@ def resume(
             require_names(load_toml(run.config), str(run.path))
             saved = extend(run, saved, rounds)
         federation = _restored(run, saved, root or run.data_root(), workers, engine)
+        if saved.state.round < federation.config.federation.rounds:
+            warnings += repair.other_bits(run, exact)
         federation.recording = Recording(run, saved, warnings, locked=True)
         federation.state = saved.state
         federation.run(watching, log=log, progress=progress)

@@ -11,12 +11,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from proxyfl.core.errors import RunError
 from proxyfl.core.flat import Layout
 from proxyfl.core.plugins import load_plugin
+from proxyfl.core.provenance import instructions, source_hash
 from proxyfl.core.state import Task, Tensors, detached, namespace, within
 from proxyfl.data.holdings import Holdings
 from proxyfl.engines.cluster.connection import this_node
@@ -34,13 +34,9 @@ STATE = "state"
 
 def versions() -> dict[str, str]:
     """What must be the same on all nodes: the trainer's classes, and the arithmetic."""
-    names = ("proxyfl", "torch", "numpy")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
-
-
-def arithmetic() -> str:
-    """The instructions that results depend on to the last bit."""
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    found = {name: metadata.version(name) for name in ("proxyfl", "torch", "numpy")}
+    found["proxyfl"] += f" ({source_hash()[:7]})"
+    return {"python": platform.python_version(), **found}
 
 
 class Travelling(ClientStore):
@@ -79,7 +75,7 @@ class ClientActor:
 
     def ping(self) -> bytes:
         """That this process lives, and where."""
-        where = {"node": this_node(), "host": socket.gethostname(), "arithmetic": arithmetic()}
+        where = {"node": this_node(), "host": socket.gethostname(), "arithmetic": instructions()}
         return framed({"kind": "ready", **where}, {})
 
     def train(self, task: bytes, broadcast: Block) -> bytes:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from proxyfl.core import plugins
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.core.provenance import instructions
 from proxyfl.core.state import TRAIN, Failure, Task, Tensors, Update, namespace, within
 from proxyfl.data.holdings import Holdings
-from proxyfl.engines.cluster.actor import STATE, ClientActor, arithmetic, header_of
+from proxyfl.engines.cluster.actor import STATE, ClientActor, header_of
 from proxyfl.engines.cluster.connection import AUTO, Actor, Cluster, Lost, Needs, Ref, require_address
 from proxyfl.engines.cluster.frames import block_of, framed, unframed
 from proxyfl.engines.crew import LOOK_ROUND, TRIES, Crew, Job
@@ -229,9 +230,9 @@ class ClusterEngine(Crew[_Hired]):
 
     def _compare(self, host: str, theirs: str) -> None:
         """Say once where nodes compute differently: results are then the same but for rounding."""
-        if theirs != arithmetic() and not self._differs and self.trainer.compute.device == "cpu":
+        if theirs != instructions() and not self._differs and self.trainer.compute.device == "cpu":
             self._differs = True
-            note = f"node {host} has another kind of processor ({theirs} instead of {arithmetic()})"
+            note = f"node {host} has another kind of processor ({theirs} instead of {instructions()})"
             print(f"note: {note}, so results may differ in the last bits", file=sys.stderr)
 
     def _watch(self) -> None:
