@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_failed_write_leaves_the_old_file(
 
 def test_content_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync, replace = import_module(os.name).fsync, Path.replace  # the real one: tests have another
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), fsync(handle))[1])
     monkeypatch.setattr(Path, "replace", lambda self, to: (order.append("rename"), replace(self, to))[1])
     write_bytes(tmp_path / "x", b"1")
