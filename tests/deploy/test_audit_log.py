@@ -124,7 +124,7 @@ def test_a_crash_before_the_head_was_written_loses_nothing(log: AuditLog) -> Non
 
 
 def test_rotation_keeps_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "PART_BYTES", 700)
+    monkeypatch.setattr(audit, "PART_BYTES", 500)
     log = AuditLog(tmp_path)
     for round in range(20):
         log.add("sent", round=round)
@@ -142,6 +142,35 @@ def test_rotation_keeps_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     parts[0].unlink()
     assert "1 to " in broken(log)
     assert log.verify(since).head.number == 20
+
+
+def test_all_parts_may_be_moved_away_right_after_a_rotation(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "PART_BYTES", 300)
+    noted = log.add("sent", round=6)
+    for part in log.folder.glob("audit-*.jsonl"):
+        part.unlink()
+    log.add("sent", round=7)
+    assert log.verify(noted).head.number == 7
+
+
+def test_a_rotation_that_a_full_disk_stops_leaves_the_last_line_where_it_was(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "PART_BYTES", 300)
+
+    def full(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:20])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="No space"):
+        patch.setattr(audit, "append_bytes", full)
+        log.add("sent", round=6)
+    assert len(lines(log)) == 5
+    log.add("sent", round=6)
+    assert len(lines(log)) == 1
+    assert log.verify().head.number == 6
 
 
 def _mark_of(raw: bytes) -> tuple[int, str]:

@@ -108,11 +108,7 @@ class AuditLog:
             private(self.folder)
             with held(lock, taken, remove=False, patience=PATIENCE):
                 clear_asides(self.folder)
-                last = self._write(self._repaired(), event, details)
-                if self.file.stat().st_size > PART_BYTES:
-                    self.file.rename(self.folder / f"audit-{last.number:010d}.jsonl")
-                    sync_folder(self.folder)
-                return last
+                return self._write(self._repaired(), event, details)
         except OSError as error:
             raise RunError(
                 f"{self.file} cannot be written ({error.strerror or error}), and nothing is done without "
@@ -125,11 +121,24 @@ class AuditLog:
         raw = json.dumps({**line, "before": last.digest}, allow_nan=False).encode()
         if len(raw) > LONGEST:
             raise RunError(f"a line of {self.file} would have {len(raw):,} bytes; at most {LONGEST:,} may be")
-        append_bytes(self.file, raw + b"\n")
+        self._append(raw + b"\n", last)
         self.file.chmod(0o600)
         mark = Mark(last.number + 1, hashlib.sha256(raw).hexdigest())
         write_bytes(self.head, f"{mark}\n".encode())
         return mark
+
+    def _append(self, line: bytes, last: Mark) -> None:
+        """At its size the file is put aside, with the line in a new one: the last line is always in the file,
+        so that all parts may be moved elsewhere, also to make room on a full disk.
+        """
+        if not self.file.is_file() or self.file.stat().st_size <= PART_BYTES:
+            append_bytes(self.file, line)
+            return
+        begun = self.folder / f".{FILE}.{os.getpid()}.aside"
+        append_bytes(begun, line)
+        self.file.rename(self.folder / f"audit-{last.number:010d}.jsonl")
+        begun.rename(self.file)
+        sync_folder(self.folder)
 
     def _repaired(self) -> Mark:
         """Behind which line the next one goes. What a crash left is cut off, and a line says so; where
