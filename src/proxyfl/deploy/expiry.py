@@ -35,7 +35,14 @@ def of_site(site: Site) -> list[str]:
     if site.insecure:
         return []
     cure = "ask the federation's operator for a new one"
-    return [note for file in (site.certificate, site.ca_certificate) for note in _note(file, cure)]
+    notes = [note for file in (site.certificate, site.ca_certificate) for note in _note(file, cure)]
+    with contextlib.suppress(ConfigError):
+        if len(pki.read_authorities(site.ca_certificate)) > 1:
+            notes.append(
+                f"{site.ca_certificate} trusts the former authority, too; replace it with the shorter one "
+                "that the federation's operator sends in the end, and restart the site"
+            )
+    return notes
 
 
 def has_ended(certificate: Path) -> bool:

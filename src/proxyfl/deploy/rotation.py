@@ -1,12 +1,14 @@
 """New keys in the place of old ones, without a moment in which nobody is let in.
 
 A site's former key stays admitted until the new one is used, or for some days. A new authority is trusted
-beside the former one until every site has shown a certificate of the new one.
+beside the former one until every site has shown a certificate of the new one, and at a site until it has the
+``ca.crt`` without the former one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -145,11 +147,14 @@ def begin_authority(folder: str | Path) -> list[str]:
         write_bytes(site.ca_certificate, deployment.ca_certificate.read_bytes())
         certify(deployment, site)
     handed = "send each site its new ca.crt and site.crt"
+    sent = _sent(deployment, "ca.crt", "site.crt")
     if ended:
-        return [*finish_authority(folder, force=True), f"the former authority had expired: {handed}"]
+        _finish_authority(deployment, force=True)
+        return ["restart the server", f"the former authority had expired: {handed}", *sent]
     return [
         f"a new authority is trusted beside the former one; restart the server, then {handed}",
-        f"when all have them and were connected once: {_finish(deployment)}",
+        *sent,
+        f"when all have them, were restarted and were connected once: {_finish(deployment)}",
     ]
 
 
@@ -179,11 +184,22 @@ def _log_begun(deployment: Deployment, authority: x509.Certificate) -> None:
 
 
 def finish_authority(folder: str | Path, *, force: bool = False) -> list[str]:
-    """The former authority is trusted no longer, and the server gets a certificate of the new one."""
+    """The server trusts the former authority no longer; what is to be done at the sites, in sentences."""
     deployment = _secure(folder)
+    _finish_authority(deployment, force)
+    return [
+        "the server no longer trusts the former authority; restart it, then send sites the shorter ca.crt",
+        *_sent(deployment, "ca.crt"),
+        "each site restarts with it; until then it still trusts the former authority: a stolen ca.key "
+        "of that can impersonate the server to it",
+    ]
+
+
+def _finish_authority(deployment: Deployment, force: bool) -> None:
+    """Leave the new authority alone in every ca.crt, and give the server a certificate of it."""
     if not is_under_way(deployment):
         raise RunError(
-            f"no new authority is being introduced; begin with: proxyfl deploy rotate {folder} --ca"
+            f"no new authority is being introduced; begin with: proxyfl deploy rotate {deployment.path} --ca"
         )
     newest = authority_of(deployment.ca_certificate)
     waiting = [name for name in deployment.present if seen_authority(deployment, name) != newest]
@@ -201,7 +217,15 @@ def finish_authority(folder: str | Path, *, force: bool = False) -> list[str]:
         write_bytes(file, alone)
     pair = deployment.server_certificate, deployment.server_key
     pki.issue_server(*pair, (authority, deployment.ca_key), hosts, renew=True)
-    return ["the former authority is no longer trusted; restart the server. Sites need nothing more"]
+
+
+def _sent(deployment: Deployment, *files: str) -> list[str]:
+    """The commands that install files at each site, as its folder was installed at first."""
+    return [
+        f"    scp {' '.join(shlex.quote(str(deployment.site_folder(name) / file)) for file in files)} "
+        f"SITE-MACHINE:{name}/"
+        for name in deployment.present
+    ]
 
 
 def is_under_way(deployment: Deployment) -> bool:
