@@ -38,6 +38,7 @@ site: $(READY)
 # About 20 minutes on two cores that have nothing else to do.
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/small_step.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/memory.py

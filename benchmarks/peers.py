@@ -9,14 +9,16 @@ real work, and framework only, where a client takes one step. "Tuned" is channel
 processor has it, written by hand where a framework does not do it. Each measurement is a process of its own;
 they take turns, and ratios are taken within a turn, because machines are noisy. The first round does not
 count: what it takes beyond the others is start-up. Memory is that of all processes together. Prints the table
-and writes ``results/peers.csv``.
+and writes ``results/peers.csv`` and ``docs/images/peers.png`` (and ``.svg``).
 
-``--quick`` is a smoke test with tiny sizes; ``--here`` makes no environment and measures what is installed.
+``--quick`` is a smoke test with tiny sizes; ``--here`` makes no environment and measures what is installed;
+``--draw`` measures nothing and draws the picture from the results.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib.util
 import json
 import os
@@ -288,6 +290,27 @@ def show(rows: list[list[str]]) -> None:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
+def draw(results: Path, path: Path) -> None:
+    """A panel per size with a bar for everyone who has figures: the ratio of seconds to the tuned loop."""
+    with results.open(newline="", encoding="utf-8") as file:
+        rows = [line for line in csv.DictReader(file) if line["ratio to the tuned loop"]]
+    sizes = list(dict.fromkeys(line["size"] for line in rows))
+    figure = plot_style.new_figure(10, 4.6)
+    panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+    for axes, size in zip(panels, sizes, strict=True):
+        mine = [line for line in reversed(rows) if line["size"] == size]
+        names = [line["who"] for line in mine]
+        ratios = [float(line["ratio to the tuned loop"]) for line in mine]
+        ours = [plot_style.VERMILLION if name.startswith("proxyfl") else plot_style.SKY for name in names]
+        bars = axes.barh(names, ratios, color=ours, height=0.7)
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=plot_style.SMALL, bbox=ground)
+        axes.axvline(1, color=plot_style.MUTED, linewidth=1, linestyle=plot_style.DASHED, zorder=0)
+        axes.set_xlim(0, 1.15 * max(ratios))
+        plot_style.dress(axes, title=size, x="time of a round (tuned loop = 1)", grid="x")
+    plot_style.save(figure, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--place", type=Path, default=ROOT / "build" / "peers", help="for the environments")
@@ -298,17 +321,23 @@ def main() -> None:
     parser.add_argument("--sizes", help="'real work' or 'framework only' alone")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for a smoke test")
     parser.add_argument("--here", action="store_true", help="make no environment; measure what is installed")
+    parser.add_argument("--draw", action="store_true", help="only draw the picture from the results")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "peers.csv")
+    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "images" / "peers.png")
     options = parser.parse_args()
     options.place = options.place.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a measurement ends with this process
     if options.rounds < 1 or options.repeats < 1:
         parser.error("--rounds and --repeats must be at least 1")
+    if options.draw:
+        draw(options.results, options.picture)
+        return
     peers, sizes = chosen(parser, options)
     folders = prepare(sizes, options.place, options.data_root)
     rows = table(peers, sizes, *take_turns(peers, folders, options))
     show(rows)
     plot_style.save_csv(options.results, COLUMNS, rows)
+    draw(options.results, options.picture)
 
 
 def chosen(

@@ -48,6 +48,16 @@ def test_ratios_are_taken_within_a_turn_and_who_is_missing_says_why(peers: Modul
     assert third[3] == "1.00"
 
 
+def test_who_has_figures_is_drawn(peers: ModuleType, tmp_path: Path) -> None:
+    ratios = {"proxyfl, inline": "0.90", "Flower": "", "plain loop": "1.00"}
+    blank = [""] * (len(peers.COLUMNS) - 4)
+    rows = [["real work", name, "1.0", ratio, *blank] for name, ratio in ratios.items()]
+    results = peers.plot_style.save_csv(tmp_path / "a.csv", peers.COLUMNS, rows)
+    peers.draw(results, tmp_path / "a.png")
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert ["proxyfl, inline" in text, "Flower" in text, "plain loop" in text] == [True, False, True]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux about processes")
 def test_those_that_are_installed_play_all_rounds(tmp_path: Path) -> None:
@@ -62,6 +72,8 @@ def test_those_that_are_installed_play_all_rounds(tmp_path: Path) -> None:
         tmp_path,
         "--results",
         tmp_path / "a.csv",
+        "--picture",
+        tmp_path / "a.png",
     ]
     path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
