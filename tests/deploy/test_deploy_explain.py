@@ -135,6 +135,7 @@ def test_privacy_settings_are_told_with_what_they_do_not_bound(where: str, words
     assert (found.privacy["clip"], found.privacy["noise"]) == (1.0, 0.8)
     assert words in found.remarks[-2]
     assert "does not cover numbers of images" in found.remarks[-1]
+    assert "nor losses" in found.remarks[-1]
     assert explain(deployment("fixmatch-lpl")).privacy == {}
 
 

@@ -124,8 +124,21 @@ def test_measures_of_all_need_the_scores_of_all(measure, tmp_path):
     assert measure in line["evaluation"]["at"]["site-02"]
 
 
-def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_differential_privacy(tmp_path):
-    private = {"privacy__clip": 1.0, "privacy__draw": "system", "federation__weighting": "uniform"}
+SITES = {"privacy__clip": 1.0, "privacy__draw": "system", "federation__weighting": "uniform"}
+RECORDS = {
+    "privacy__record_clip": 1.0,
+    "privacy__draw": "system",
+    "model__norm": "group",
+    "train__pool": "unlabelled",
+}
+
+
+@pytest.mark.parametrize("private", [SITES, RECORDS])
+def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_differential_privacy(
+    private, tmp_path
+):
+    if private is RECORDS:
+        pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'proxyfl[dp]'")
     for settings, sent in (({}, True), ({"keep__metrics": "accuracy"}, False), (private, False)):
         config = small(**settings)
         deployed = deployment(tmp_path / f"f{len(list(tmp_path.iterdir()))}", config, test="", holdout=0.5,
@@ -149,8 +162,20 @@ def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_different
         assert ("counts of scores" in told) == sent
         assert ("share_model" in told) == (settings is not private)
     assert not (run.path / "shared").exists()
+    assert not Enrolment.load(run.path, deployed.sites).counts[0].shares
+    assert not run.directory.client_log.exists()
+    assert "differential privacy forbids" in explain(deployed).noted
     with pytest.raises(RunError, match="differential privacy forbids"):
         matrix(run)
+
+
+def test_a_server_under_differential_privacy_does_not_use_scores_that_sites_send_nevertheless(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("proxyfl.engines.flower.site.counts_scores", lambda config: True)
+    _, run = played(tmp_path, small(rounds=1, **SITES))
+    assert "macro_f1" in run.metrics[-1]["measures"]
+    assert "auroc" not in run.metrics[-1]["measures"]
 
 
 def reply(confusion, counts):

@@ -36,7 +36,10 @@ def test_explain_says_what_is_covered_and_lists_no_losses(tmp_path):
     found = explain(deployment(tmp_path / "f", config))
     assert found.metrics == ("steps",)
     assert found.privacy == {"record_clip": 1.0, "record_noise": 1.2, "delta": 1e-5, "draw": "system"}
-    assert any("single images (DP-SGD)" in remark and "does not cover" in remark for remark in found.remarks)
+    [remark] = [remark for remark in found.remarks if "single images (DP-SGD)" in remark]
+    covered, _, bare = remark.partition("does not cover")
+    assert "counts of scores are not requested" in covered
+    assert "numbers of images and seconds" in bare
 
 
 def test_noise_that_every_site_could_take_away_is_refused(tmp_path):

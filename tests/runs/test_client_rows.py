@@ -124,13 +124,15 @@ def test_an_unrecorded_federation_writes_what_it_noted(sound: Path, tmp_path: Pa
     assert (tmp_path / "run" / "clients.jsonl").read_bytes() == (sound / "clients.jsonl").read_bytes()
 
 
-def test_differential_privacy_notes_nothing_and_says_so(tmp_path: Path) -> None:
-    private = {
-        "privacy__clip": 0.5,
-        "federation__sampling": "poisson",
-        "federation__weighting": "uniform",
-        "rounds": 1,
-    }
+SITES = {"privacy__clip": 0.5, "federation__sampling": "poisson", "federation__weighting": "uniform"}
+RECORDS = {"privacy__record_clip": 0.5, "model__norm": "group", "train__pool": "unlabelled", "dtype": "fp32"}
+
+
+@pytest.mark.parametrize("level", [SITES, RECORDS])
+def test_differential_privacy_notes_nothing_and_says_so(level: dict[str, Any], tmp_path: Path) -> None:
+    if level is RECORDS:
+        pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'proxyfl[dp]'")
+    private = {**level, "rounds": 1}
     run = played(tmp_path / "run", **private)
     assert run.client_rows == []
     assert not any((run.path / name).exists() for name in FILES)

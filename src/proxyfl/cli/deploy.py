@@ -157,8 +157,7 @@ def run(
     for change in changes:
         _tell(change)
     if enrol_again:
-        privacy = deployment.config.privacy
-        forget_counts(deployment.run, private=bool(privacy.clip or privacy.record_clip))
+        forget_counts(deployment.run, private=deployment.config.privacy.is_on)
     clear_stop(deployment)
     number = operate.submit(deployment)
     if detach:

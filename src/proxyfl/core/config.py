@@ -262,6 +262,11 @@ class PrivacySettings:
         later=True,
     )
 
+    @property
+    def is_on(self) -> bool:
+        """Whether there is differential privacy, of whole clients or of single images."""
+        return bool(self.clip or self.record_clip)
+
 
 @dataclass(frozen=True)
 class ComputeSettings:

@@ -238,17 +238,16 @@ def _shared(deployment: Deployment) -> list[str]:
 def _noted(deployment: Deployment) -> str:
     """Nothing more is sent for it: norm and cosine follow from the update."""
     config = deployment.config
-    if config.privacy.clip:
+    if config.privacy.is_on:
         return "nothing about individual sites: differential privacy forbids it"
     if not config.keep.watches(config.federation.per_round):
         return "nothing about individual sites: keep.clients of the experiment is 'none'"
     own = ", accuracy on what it holds out" if deployment.sites_measure else ""
     what = deployment.called
-    sums = "" if config.privacy.record_clip else f"losses, share of confident {what}, "
     return (
-        f"for every site and round (clients.jsonl): {what}, labelled share, {sums}seconds, norm of its "
-        f"update and its cosine similarity to the mean{own}; nothing more is sent for this, and "
-        'clients = "none" in [experiment.keep] turns it off'
+        f"for every site and round (clients.jsonl): {what}, labelled share, losses, share of confident "
+        f"{what}, seconds, norm of its update and its cosine similarity to the mean{own}; nothing more is "
+        'sent for this, and clients = "none" in [experiment.keep] turns it off'
     )
 
 
@@ -312,14 +311,15 @@ def _frozen_remarks(deployment: Deployment) -> list[str]:
 
 def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
     config = deployment.config
-    counts = " and the confusion matrix" if deployment.sites_measure else ""
-    bare = f"numbers of {deployment.called}{counts}"
+    counts = ", the confusion matrix" if deployment.sites_measure else ""
+    bare = f"numbers of {deployment.called}{counts} and seconds of training"
+    scores = "counts of scores are not requested, and nothing about individual sites is recorded"
     if config.privacy.record_clip:
         return [
             f"differential privacy of single {deployment.called} (DP-SGD): the weights that leave a site are "
             "computed only from clipped and noised gradients, so it also holds against the server; no "
-            f"losses are sent; it does not cover {bare}, nor what all {deployment.called} of a site have in "
-            "common"
+            f"losses are sent, {scores}; it does not cover {bare}, nor what all {deployment.called} of a "
+            "site have in common"
         ]
     if not config.privacy.clip:
         levels = (
@@ -342,7 +342,11 @@ def _privacy_remarks(deployment: Deployment, method: Method) -> list[str]:
             f"differential privacy holds for the sum of a round: each update has only {share} of the noise, "
             "so anyone who reads individual updates, as the server can, learns more than epsilon states"
         )
-    return [covered, f"differential privacy does not cover {bare}: they are sent without noise"]
+    return [
+        covered,
+        f"differential privacy does not cover {bare}, nor losses and other metrics of training: they are "
+        f"sent without noise; {scores}",
+    ]
 
 
 def _privacy(config: Config) -> dict[str, Any]:

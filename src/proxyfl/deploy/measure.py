@@ -55,7 +55,8 @@ class SiteTest:
 
     A site that does not answer is left out of this round's accuracy, which says so; with no answer at all it
     is asked again up to ``patience``. With ``by_site`` what each site measured is noted, and in the ``last``
-    round that of the best models that sites share.
+    round that of the best models that sites share. Without ``scores`` counts of them are not used, even if
+    sites send some.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class SiteTest:
         *,
         by_site: bool = False,
         shared: SharedModels | None = None,
+        scores: bool = True,
         last: int = 0,
     ) -> None:
-        self.by_site, self.shared, self.last = by_site, shared, last
+        self.by_site, self.shared, self.scores, self.last = by_site, shared, scores, last
         self.courier, self.enrolment, self.setup = courier, enrolment, setup
         self.frozen = frozen or FrozenPart({}, known=True)
         self.deadline, self.patience, self.say = deadline, patience, say
@@ -143,7 +145,8 @@ class SiteTest:
         counts: dict[int, SiteCounts] = {}
         for client, reply in zip(clients, replies, strict=True):
             try:
-                counts[client] = read_counts(reply, len(self.setup["classes"]), held[client])
+                found = read_counts(reply, len(self.setup["classes"]), held[client])
+                counts[client] = found if self.scores else SiteCounts(found.confusion)
                 self.frozen.heard(client, True)
             except Malformed as error:
                 self.frozen.heard(client, False)

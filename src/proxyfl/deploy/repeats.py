@@ -40,8 +40,7 @@ class Repeats:
             raise Malformed("it names no run")
         self.round, self.approval = whole(header, "round"), found.sha256
         self.folder, self.name = site.state / site.name / run, f"{kind} {self.round}"
-        privacy = found.offer.config.privacy
-        self.most = PRIVATE_ANSWERS if privacy.clip or privacy.record_clip else ANSWERS
+        self.most = PRIVATE_ANSWERS if found.offer.config.privacy.is_on else ANSWERS
 
     @property
     def file(self) -> Path:

@@ -53,6 +53,7 @@ from proxyfl.federation.client import ClientTrainer, numerics
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Observer, Server, play_round
 from proxyfl.federation.own_training import OwnImages
+from proxyfl.federation.score_counts import counts_scores
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.models import Network
@@ -347,7 +348,8 @@ class DeployedServer:
         else:
             measure = SiteTest(
                 self.courier, enrolment, setup, form.deadline, form.patience, self.say, frozen,
-                by_site=form.notes_sites, shared=self._shared(run, enrolment), last=config.federation.rounds,
+                by_site=form.notes_sites, shared=self._shared(run, enrolment), scores=counts_scores(config),
+                last=config.federation.rounds,
             )  # fmt: skip
         population = enrolment.population(round)
         federation = server_of(

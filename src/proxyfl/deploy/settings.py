@@ -215,9 +215,9 @@ class Deployment(DeploymentSettings):
 
     @property
     def notes_sites(self) -> bool:
-        """Whether anything of single sites is written down."""
+        """Whether anything of single sites is written down; nothing is under differential privacy."""
         config = self.config
-        return not config.privacy.clip and config.keep.watches(config.federation.per_round)
+        return not config.privacy.is_on and config.keep.watches(config.federation.per_round)
 
     @property
     def test_path(self) -> Path | None:

@@ -68,7 +68,7 @@ def check_experiment(config: Config) -> None:
             "train.leak_momentum hands one site's momentum to the next, which real sites do not; set it to "
             "false"
         )
-    if (config.privacy.clip or config.privacy.record_clip) and config.privacy.draw == "seed":
+    if config.privacy.is_on and config.privacy.draw == "seed":
         raise ConfigError(
             "privacy.draw = 'seed': every site knows the seed and could remove the noise; set it to 'system'"
         )

@@ -58,7 +58,6 @@ RECORDS: Mapping[str, Narrower] = {
 def widened(approved: Config, asked: Config) -> list[str]:
     """Settings that go beyond the approved ones, each with both values."""
     before, now = dotted(approved.to_tree()), dotted(asked.to_tree())
-    private = bool(approved.privacy.clip or approved.privacy.record_clip)
     rules = {
         **FEWER,
         **(PRIVATE if approved.privacy.clip else {}),
@@ -71,7 +70,7 @@ def widened(approved: Config, asked: Config) -> list[str]:
             continue
         if name in SERVERS_OWN and name not in rules:
             continue
-        if name.startswith("privacy.") and not private:  # more than none
+        if name.startswith("privacy.") and not approved.privacy.is_on:  # more than none
             continue
         beyond.append(f"{name} = {new!r}, approved: {old!r}")
     return beyond

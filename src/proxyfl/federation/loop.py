@@ -172,7 +172,7 @@ class Server:
             train=self.train,
             federation=self.settings,
             times=times,
-            keep=self.keep,
+            keep=replace(self.keep, clients="none") if self.records else self.keep,
             spool=self.spool,
         )
 

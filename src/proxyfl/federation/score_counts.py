@@ -31,7 +31,7 @@ HISTOGRAMS, CALIBRATION, TOP5 = "histograms", "calibration", "top5"
 
 def counts_scores(config: Config) -> bool:
     """Whether an experiment asks sites for counts of scores; under differential privacy none does."""
-    return config.keep.metrics == "all" and not config.privacy.clip
+    return config.keep.metrics == "all" and not config.privacy.is_on
 
 
 def blank(classes: int) -> Tensors:

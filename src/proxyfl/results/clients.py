@@ -256,7 +256,7 @@ def _floor(measure: Measure, client: int, known: Sequence[tuple[Row, float]], us
 def why_none(run: Run) -> str:
     """Why nothing was noted of single clients, and what to do."""
     config = run.config
-    if config.privacy.clip:
+    if config.privacy.is_on:
         return f"{run.path} has no records of individual clients: differential privacy forbids them"
     if config.keep.clients == "none":
         return f"{run.path} has no records of individual clients: start a run with keep.clients = 'auto'"

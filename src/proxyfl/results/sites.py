@@ -121,7 +121,7 @@ def why_none(run: Run) -> str:
             f"{run.path} is a simulation; 'proxyfl eval {run.path} --clients' evaluates its "
             "model at every client with held-out images (data.validation)"
         )
-    if run.config.privacy.clip:
+    if run.config.privacy.is_on:
         return f"{run.path} has no records of individual sites: differential privacy forbids them"
     if run.config.keep.clients == "none":
         return f"{run.path} has no records of individual sites: start a run with keep.clients = 'auto'"

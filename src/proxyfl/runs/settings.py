@@ -185,7 +185,7 @@ def check_together(config: Config, method: Method, aggregator: Aggregator) -> No
         )
     require_sound(aggregator, method, train, federation)
     check_records(config, method)
-    if aggregator.private and config.keep.clients == "all":
+    if (aggregator.private or config.privacy.is_on) and config.keep.clients == "all":
         raise ConfigError(
             "keep.clients = 'all' records what each client sent, which differential "
             "privacy is meant to hide; leave it unchanged"

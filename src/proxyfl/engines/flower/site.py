@@ -105,7 +105,7 @@ class SiteSide:
             "unlabelled": len(images.client.unlabelled),
             "heldout": len(images.heldout),
         }
-        if self.shares:
+        if self.shares and not self._config(header).privacy.is_on:
             counts["shares"] = True
         versions = {name: metadata.version(name) for name in ("proxyfl", "torch")}
         return content({"kind": "enrolled", "name": self.name, **counts, **spoken(), "versions": versions})
