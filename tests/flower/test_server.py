@@ -18,7 +18,8 @@ from calling import invoke
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import content_hash
-from proxyfl.deploy import crosssite, server_run
+from proxyfl.deploy import crosssite, model_signing, operate, server_run
+from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.live import LIVE_FILE
 from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
@@ -92,6 +93,33 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(tmp_path):
     server(stopped, net).run()
     assert same_state(newest(straight.run), newest(stopped.run))
     assert [line["round"] for line in Run(stopped.run).metrics] == [1, 2, 3]
+
+
+def test_the_last_model_is_signed_also_after_a_kill_behind_its_checkpoint(tmp_path, monkeypatch):
+    sizes = {"clients": 2, "per_round": 2, "subset": 80, "labels__per_class": 4}
+    config = experiment("fedavg", model__name="little", rounds=1, **sizes)
+    deployed = deployment(tmp_path / "f", config)
+    net = connect(deployed, config)
+    killed = server(deployed, net)
+
+    def killing(report):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(killed.audit, "round_finished", killing)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    assert newest(deployed.run).round == 1
+    assert not model_signing.all_signed(deployed)
+    asked = []
+    monkeypatch.setattr(operate, "require_server", lambda *words: None)
+    monkeypatch.setattr(operate, "submit", lambda again: asked.append(again.path) or "7")
+    assert invoke("deploy", "run", deployed.path, "--detach").exit_code == 0
+    assert asked == [deployed.path], "a run without its signature is not finished"
+    server(deployed, net).run()
+    for model in (deployed.run / "models").glob("*.safetensors"):
+        assert model_signing.check(model, deployed.ca_certificate).about["round"] == 1
+    assert AuditLog(deployed.path).verify().events["signed"] == 2
+    assert "is finished" in invoke("deploy", "run", deployed.path, "--detach").stderr
 
 
 def test_below_quorum_it_waits_plays_the_round_again_and_says_so(tmp_path, small):

@@ -199,6 +199,8 @@ class DeployedServer:
                 late.run_finished()
             run.event("finished", round=rounds)
             self.audit.log.add("run finished", round=rounds)
+        else:
+            self.audit.sign(round=rounds)  # a crash came between the last checkpoint and its signature
         self.live.tell("finished", round=rounds, text=f"finished after {rounds} rounds: {run.path}")
 
     def _play(
