@@ -62,6 +62,35 @@ def test_a_rotated_site_key_is_admitted_beside_the_former_one_until_it_is_used(o
     assert lines(own_trial)[-3:] == ["new key", "key rotated", "former key locked out"]
 
 
+def test_a_key_rotated_twice_before_its_delivery_leaves_the_site_its_own(own_trial: Path) -> None:
+    made = Deployment.read(own_trial)
+
+    def keys() -> set[bytes]:
+        return {key for key, client in roster.site_keys(made).items() if client == 1}
+
+    first = keys()
+    note = own_trial / "state" / roster.NOTES / "site-02.previous"
+    note.parent.mkdir(parents=True)
+    rotation.rotate_site(own_trial, "site-02")
+    note.write_text(json.dumps({"key": "that of the first", "node": "5"}))
+    (second,) = keys() - first
+    rotation.rotate_site(own_trial, "site-02")
+    assert first < keys()  # the key that the site has
+    assert second not in keys()  # which no site has
+    assert roster.noted(made, "site-02.previous")["node"] == "5"
+    (third,) = keys() - first
+    seen.settle_key(made, "site-02", current=True, authority="a")
+    rotation.rotate_site(own_trial, "site-02")  # once it was used, it is the one to keep
+    assert third in keys()
+    assert not first & keys()
+    former = roster.previous_key(made.site("site-02"))
+    former.write_text(" ".join([*former.read_text().split()[:2], "until=2026-01-01T00:00:00+00:00"]))
+    (fourth,) = keys()
+    rotation.rotate_site(own_trial, "site-02")  # a key whose days are over stays locked out
+    assert fourth in keys()
+    assert third not in keys()
+
+
 def test_a_former_key_ends_with_its_days_and_a_stolen_one_at_once(own_trial: Path) -> None:
     made = Deployment.read(own_trial)
     before = set(roster.site_keys(made))

@@ -38,7 +38,7 @@ def node_key(pem: bytes) -> bytes:
         return b""
 
 
-def _site_key(file: Path) -> bytes:
+def site_key(file: Path) -> bytes:
     try:
         return _key_bytes(serialization.load_ssh_public_key(file.read_bytes()))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
@@ -122,12 +122,12 @@ def previous_note(deployment: Deployment, name: str) -> Path:
     return deployment.state / NOTES / f"{name}.previous"
 
 
-def _former_key(site: Site) -> bytes:
+def former_key(site: Site) -> bytes:
     """The key that a site had before, as long as it counts; empty where there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError, ConfigError):
         until = previous_key(site).read_text(encoding="ascii").split()[2].removeprefix("until=")
         if datetime.fromisoformat(until) > datetime.now(UTC):
-            return _site_key(previous_key(site))
+            return site_key(previous_key(site))
     return b""
 
 
@@ -136,10 +136,10 @@ def site_keys(deployment: Deployment, *, former: bool = True) -> dict[bytes, int
     keys: dict[bytes, int] = {}
     if former:
         sites = [(client, deployment.site(name)) for client, name in _present(deployment)]
-        keys = {key: client for client, site in sites if (key := _former_key(site))}
+        keys = {key: client for client, site in sites if (key := former_key(site))}
     for client, name in _present(deployment):
         file = deployment.site(name).public_key
-        key = _site_key(file)
+        key = site_key(file)
         if keys.get(key, client) != client:  # its own former key, where a crash came before the new one
             raise ConfigError(f"{file} is also the key of {deployment.sites[keys[key]]}; each needs its own")
         keys[key] = client

@@ -23,7 +23,7 @@ from proxyfl.deploy.addresses import with_listen
 from proxyfl.deploy.app_template import write_app
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.names import known_site
-from proxyfl.deploy.roster import NOTES, previous_key, previous_note
+from proxyfl.deploy.roster import NOTES, former_key, previous_key, previous_note, site_key
 from proxyfl.deploy.seen import seen_authority
 from proxyfl.deploy.settings import Deployment, Site
 
@@ -37,7 +37,7 @@ def rotate_site(folder: str | Path, name: str, days: float = DAYS) -> Site:
     """Another key for a site; the former one is admitted until the new one is used, at most for ``days``.
 
     The former key is written before the new one, so that after a crash in between the site is let in with the
-    key that it has; repeated, the command then keeps that key as the former one.
+    key that it has; repeated, also before the new one is used, the command keeps that key as the former one.
     """
     if not 0 < days <= MOST_DAYS:  # not a number is refused, too
         raise ConfigError(
@@ -47,7 +47,7 @@ def rotate_site(folder: str | Path, name: str, days: float = DAYS) -> Site:
     deployment = _secure(folder)
     site = _present_site(deployment, name)
     until = datetime.now(UTC) + timedelta(days=days)
-    again = _is_half_replaced(site)
+    again = _is_half_replaced(site) or _is_unused(site)
     former = (previous_key(site) if again else site.public_key).read_bytes().split()[:2]
     line = b" ".join([*former, f"until={until.isoformat(timespec='seconds')}".encode()])
     _require_authority(deployment)
@@ -67,6 +67,11 @@ def _is_half_replaced(site: Site) -> bool:
     if not previous_key(site).is_file() or not site.certificate.is_file():
         return False
     return pki.read_certificate(site.certificate).public_key() != pki.read_public(site.public_key)
+
+
+def _is_unused(site: Site) -> bool:
+    """Whether the new key was not used yet: the former one is forgotten as soon as it is."""
+    return former_key(site) not in (b"", site_key(site.public_key))
 
 
 def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
