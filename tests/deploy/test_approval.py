@@ -150,6 +150,8 @@ def test_under_differential_privacy_what_weakens_it_is_refused(site: Site) -> No
         ({"privacy.where": "server"}, True),
         ({"privacy.draw": "seed"}, True),
         ({"federation.per_round": before.federation.per_round + 5}, True),
+        ({"partition.clients": before.partition.clients - 1}, True),
+        ({"partition.clients": before.partition.clients + 1}, False),
         ({"privacy.clip": 0.5, "privacy.noise": 2.0}, False),
     ):
         asked = approval.Offer.from_tree({"config": merge(tree, nested(change))}).config

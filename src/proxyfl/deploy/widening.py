@@ -23,7 +23,7 @@ SERVERS_OWN = frozenset(
     }
 )
 """Who else takes part, whether the server waits for an update, and the weights that the first round starts
-from.
+from. Under differential privacy of sites the rules below go first.
 """
 
 Narrower = Callable[[Any, Any], bool]
@@ -43,8 +43,10 @@ PRIVATE: Mapping[str, Narrower] = {
     "privacy.draw": lambda approved, asked: asked == "system",
     "privacy.delta": lambda approved, asked: asked <= approved,
     "federation.per_round": lambda approved, asked: asked <= approved,
+    "partition.clients": lambda approved, asked: asked >= approved,
 }
-"""The same under differential privacy; with more sites a round each adds less noise."""
+"""The same under differential privacy: with more sites per round each adds less noise, and of fewer sites
+each is sampled more often, which spends more ε."""
 
 RECORDS: Mapping[str, Narrower] = {
     "privacy.record_clip": lambda approved, asked: 0 < asked <= approved,
