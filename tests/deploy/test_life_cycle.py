@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from proxyfl.deploy import (
     longer,
     operate,
     pki,
+    pruning,
     roster,
     rotation,
     seen,
@@ -493,6 +495,28 @@ def test_prune_keeps_the_latest_run_and_says_what_it_removes(filled: Path) -> No
     assert lines(filled / "site-01") == ["pruned", "pruned"]
     again = invoke("deploy", "prune", filled / "site-01")
     assert "keeps nothing for earlier runs" in again.stdout
+
+
+def test_prune_after_a_restore_keeps_the_run_that_was_the_latest(filled: Path, tmp_path: Path) -> None:
+    site, target = filled / "site-01", tmp_path / "restored"
+    for name, at in (("a" * 16, 1.5e9 + 0.5), ("f" * 16, 1.5e9), ("0" * 16, 1e9)):
+        file = site / "state" / "site-01" / name / "drawn" / "client.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for one in (file, file.parent.parent / "client.safetensors"):
+            one.write_bytes(name.encode())
+            os.utime(one, (at, at))
+    backup.back_up(site, tmp_path / "site.tar")
+    backup.restore(tmp_path / "site.tar", target)
+    assert [one.folder.name[0] for one in pruning.kept_runs(Site.read(target))] == ["a", "f", "0"]
+    assert invoke("deploy", "prune", target, "--yes").exit_code == 0
+    assert [one.name for one in (target / "state" / "site-01").iterdir()] == ["a" * 16]
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 1e15, float("nan"), float("inf")])
+def test_a_file_is_not_restored_with_a_time_that_cannot_be(wrong: float, tmp_path: Path) -> None:
+    file, now = tmp_path / "x", time.time()
+    backup._write(io.BytesIO(b"x"), file, 0o600, wrong, lambda more: None)
+    assert now - 1 < file.stat().st_mtime <= time.time() + 1
 
 
 def test_more_rounds_are_written_down_and_offered_to_the_sites(own_trial: Path) -> None:

@@ -12,6 +12,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,7 +127,8 @@ def _unpack(source: Path, target: Path, step: Step) -> dict[str, Any]:
                     raise RunError(
                         f"{source} is damaged: it holds '{entry.name[:80]}', which it does not name"
                     )
-                _write(_opened_entry(archive, entry), _inside(target, entry.name), entry.mode, step)
+                place = _inside(target, entry.name)
+                _write(_opened_entry(archive, entry), place, entry.mode, entry.mtime, step)
                 if not has_hash(target / entry.name, wanted.pop(entry.name)):
                     raise RunError(f"{source} is damaged: '{entry.name[:80]}' is not what was backed up")
     except FileNotFoundError:
@@ -147,7 +149,8 @@ def _inside(folder: Path, name: str) -> Path:
     return place
 
 
-def _write(source: IO[bytes], place: Path, mode: int, step: Step) -> None:
+def _write(source: IO[bytes], place: Path, mode: int, modified: float, step: Step) -> None:
+    """A file with its time, by which ``deploy prune`` finds the latest run, unless that is in the future."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(place, "xb", opener=_private) as file:
         while piece := source.read(PIECE):
@@ -156,6 +159,8 @@ def _write(source: IO[bytes], place: Path, mode: int, step: Step) -> None:
         file.flush()
         os.fsync(file.fileno())
     place.chmod(0o700 if mode & 0o100 else 0o600)
+    if 0 <= modified <= time.time():
+        os.utime(place, (modified, modified))
 
 
 def _opened_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:

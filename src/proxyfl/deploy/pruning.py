@@ -26,12 +26,12 @@ class Kept:
 
 
 def kept_runs(site: Site) -> list[Kept]:
-    """What is kept for runs, the latest first."""
+    """What is kept for runs, the latest first, by the times of files: those of folders are not backed up."""
     place = site.state / site.name
     folders = [one for one in place.glob("*") if RUN_NAME.fullmatch(one.name) and one.is_dir()]
     found = []
     for folder in folders:
-        stats = [file.lstat() for file in folder.rglob("*")]
+        stats = [file.lstat() for file in folder.rglob("*") if not file.is_dir()]
         last = max((one.st_mtime for one in stats), default=folder.stat().st_mtime)
         found.append(Kept(folder, sum(one.st_size for one in stats), last))
     return sorted(found, key=lambda one: one.last, reverse=True)
