@@ -123,6 +123,43 @@ def test_another_setting_is_refused_before_anything_is_done(site: Site, name: st
     assert not ask(site, records)["done"]
 
 
+LONG = "x\U0001f600" * 40_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "header"),
+    [
+        ({"model.name": LONG}, {}),
+        ({}, {"purpose": LONG}),
+        ({"seed": 99}, {"run": LONG}),
+        ({"model.name": LONG}, {"run": LONG, "purpose": LONG}),
+    ],
+)
+def test_no_length_of_what_the_server_sends_keeps_a_refusal_out_of_the_log(
+    site: Site, changes: dict[str, Any], header: dict[str, Any]
+) -> None:
+    assert ask(site, message(site, changes, **header))["kind"] == "failure"
+    received, last = list(AuditLog(site.path).verify().lines)[-2:]
+    assert (received["event"], last["event"]) == ("received", "refused")
+    assert "…" in str(last)
+
+
+def test_a_refusal_that_cannot_be_logged_is_not_kept_for_the_owner_either(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = AuditLog.add
+
+    def full(log: AuditLog, event: str, **details: Any) -> Any:
+        if event == "refused":
+            raise RunError("no space")
+        return add(log, event, **details)
+
+    monkeypatch.setattr(AuditLog, "add", full)
+    with pytest.raises(RunError, match="no space"):
+        ask(site, message(site, {"seed": 99}))
+    assert not (site.state / approval.ASKED_FILE).exists()
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -240,6 +240,18 @@ def test_no_bytes_break_the_reading(log: AuditLog, raw: bytes) -> None:
     assert "audit.jsonl" in broken(log)
 
 
+def test_texts_are_cut_and_a_line_of_the_greatest_length_is_read(log: AuditLog) -> None:
+    log.add("sent", text="x" * 100_000)
+    assert 100 < len(log.verify().lines[-1]["text"]) <= audit.LONGEST_TEXT
+    log.add("sent", sites=[])
+    short = len(lines(log)[-1].rstrip())
+    log.add("sent", sites=["x" * (audit.LONGEST - short - 2)])
+    assert len(lines(log)[-1].rstrip()) == audit.LONGEST
+    assert log.verify().head.number == 8
+    with pytest.raises(RunError, match="at most"):
+        log.add("sent", sites=["x" * audit.LONGEST])
+
+
 def test_a_log_that_cannot_be_written_is_an_error_in_words(log: AuditLog) -> None:
     log.file.unlink()
     log.file.mkdir()

@@ -24,14 +24,14 @@ from typing import IO, Any, NamedTuple
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import append_bytes, clear_asides, opened, read_bounded, sync_folder, write_bytes
 from proxyfl.core.locks import held
-from proxyfl.core.text import reported
+from proxyfl.core.text import one_line, reported
 from proxyfl.deploy.post import private
 
 FOLDER, FILE, HEAD = "audit", "audit.jsonl", "audit.head"
 PART_BYTES = 5_000_000
 """A file is put aside at this size."""
-LONGEST = 64_000
-"""Bytes of a line; texts from elsewhere are cut."""
+LONGEST, LONGEST_TEXT = 64_000, 1000
+"""Bytes of a line, and characters of a text in it: longer ones are cut, since they may be from elsewhere."""
 PATIENCE = 30.0
 """Seconds that a line waits for another process to finish writing one."""
 RECENT = 1000
@@ -117,7 +117,7 @@ class AuditLog:
 
     def _write(self, last: Mark, event: str, details: dict[str, Any]) -> Mark:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = {"n": last.number + 1, "time": now, "event": event, "by": user(), **details}
+        line = {"n": last.number + 1, "time": now, "event": event, "by": user(), **_cut(details)}
         raw = json.dumps({**line, "before": last.digest}, allow_nan=False).encode()
         if len(raw) > LONGEST:
             raise RunError(f"a line of {self.file} would have {len(raw):,} bytes; at most {LONGEST:,} may be")
@@ -233,6 +233,12 @@ class AuditLog:
         return now is not None and now.number >= last.mark.number - 1
 
 
+def _cut(details: dict[str, Any]) -> dict[str, Any]:
+    """No text from elsewhere may keep a line out of the log by its length."""
+    long = {name for name, value in details.items() if isinstance(value, str) and len(value) > LONGEST_TEXT}
+    return {name: one_line(value, LONGEST_TEXT) if name in long else value for name, value in details.items()}
+
+
 def _lines(parts: Sequence[Path], file: Path, newest: bytes) -> Iterator[tuple[Path, int, bytes]]:
     for part in parts:
         with opened(part) as lines:
@@ -253,8 +259,8 @@ def _follows(file: Path, place: int, line: dict[str, Any], last: Mark) -> None:
 
 
 def _raw(file: Path, lines: IO[bytes]) -> Iterator[bytes]:
-    while raw := lines.readline(LONGEST + 1):
-        if len(raw) > LONGEST:
+    while raw := lines.readline(LONGEST + 2):
+        if len(raw.rstrip(b"\n")) > LONGEST:
             raise RunError(f"{file} has a line of more than {LONGEST:,} bytes, which no log has")
         yield raw
 

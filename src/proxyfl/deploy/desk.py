@@ -10,6 +10,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import TRAIN, Failure
+from proxyfl.core.text import one_line
 from proxyfl.deploy import approval
 from proxyfl.deploy.approval import ENROL, Approval, Refused
 from proxyfl.deploy.audit import AuditLog
@@ -82,10 +83,10 @@ class Desk:
         return found
 
     def _refuse(self, header: Header, about: dict[str, Any], error: Exception) -> None:
-        approval.note_asked(self.site, "", header)
         here = error.here if isinstance(error, Refused) else ""
         self.log.add("refused", **about, reason=str(error), **({"changed": here} if here else {}))
-        reason = error.in_full if isinstance(error, Refused) else str(error)
+        approval.note_asked(self.site, "", header)
+        reason = one_line(error.in_full if isinstance(error, Refused) else str(error))
         words = f"proxyfl: {self.site.name}: refused: {reason}; {approval.cure(self.site)}"
         print(words, file=sys.stderr, flush=True)
 
