@@ -14,7 +14,7 @@ from flwr.app import Error, Message
 from test_every_method import flower
 from wireless import Clock, Known, Node, WirelessGrid, handled_by
 
-from proxyfl.core.errors import BelowQuorum
+from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines.flower import codec, grid
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
@@ -85,6 +85,24 @@ def test_whoever_dies_in_the_middle_of_an_answer_holds_nobody_up(monkeypatch):
     finally:
         never.set()
     assert found == Failure(2, 0, "site-01 did not send its whole answer within 0.1 s")
+
+
+class Full:
+    """A log on a full disk."""
+
+    def sent(self, client, kind, records):
+        raise RunError("no space")
+
+    def received(self, client, kind, reply):
+        raise AssertionError("nothing was sent")
+
+
+def test_what_cannot_be_logged_is_not_sent():
+    engine, net = engine_of(echo)
+    engine.courier.witness = Full()
+    with pytest.raises(RunError, match="no space"):
+        list(engine.run(tasks(1)))
+    assert not net.waiting
 
 
 def test_who_is_not_connected_is_named_at_once():

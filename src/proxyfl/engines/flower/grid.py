@@ -135,11 +135,11 @@ class Courier:
         if left <= 0:
             return NotSent("was not asked: the round's deadline had passed")
         message = Message(records, node, kind, ttl=left + GRACE + overtime)
+        if self.witness:
+            self.witness.sent(client, kind, records)  # first: what cannot be logged is not sent
         ids = list(self.grid.push_messages([message]))
         if not ids or not ids[0]:
             return NotSent("was not asked: the SuperLink did not take the message")
-        if self.witness:
-            self.witness.sent(client, kind, records)
         return ids[0], node
 
     def _reply(self, sent: str, node: int, until: float, deadline: float) -> RecordDict | str:
