@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,28 @@ def test_a_line_says_when_who_and_what_and_holds_the_hash_of_the_one_before(log:
     assert not found.notes
     assert log.file.stat().st_mode & 0o777 == 0o600
     assert log.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_who_did_it_is_the_account_whatever_the_environment_says(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwd = pytest.importorskip("pwd", reason="accounts have other names here")
+    account = pwd.getpwuid(os.getuid()).pw_name
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "somebody-else")
+    log.add("sent")
+    assert log.verify().lines[-1]["by"] == account
+
+    def nameless(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", nameless)
+    assert audit.user() == str(os.getuid())
+    monkeypatch.setitem(sys.modules, "pwd", None)
+    assert audit.user() == "somebody-else"
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name)
+    assert audit.user() == "unknown"
 
 
 @pytest.mark.parametrize("place", range(5))

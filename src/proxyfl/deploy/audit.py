@@ -274,7 +274,16 @@ def _read(file: Path, raw: bytes, place: int) -> dict[str, Any]:
 
 
 def user() -> str:
-    """Who runs this program."""
-    with contextlib.suppress(OSError, KeyError, ImportError):
-        return getpass.getuser()
-    return str(os.getuid())
+    """Whose account runs this program. The environment, which anybody can set, counts only on systems without
+    accounts of POSIX.
+    """
+    try:
+        import pwd
+    except ImportError:
+        with contextlib.suppress(OSError, KeyError, ImportError):
+            return getpass.getuser()
+        return "unknown"
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container that is started with a number alone
+        return str(os.getuid())
