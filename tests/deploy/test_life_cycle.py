@@ -425,6 +425,24 @@ def test_a_backup_of_what_runs_and_over_what_exists_is_refused(filled: Path, tmp
         backup.back_up(tmp_path, tmp_path / "x.tar")
 
 
+def test_a_backup_into_a_missing_folder_says_so_and_one_that_fails_is_logged_as_failed(
+    filled: Path, tmp_path: Path
+) -> None:
+    before = lines(filled)
+    done = invoke("deploy", "backup", filled, tmp_path / "usb" / "server.tar")
+    assert done.exit_code == 2
+    assert f"folder not found: {tmp_path / 'usb'}" in " ".join(done.stderr.split())
+    assert lines(filled) == before
+
+    def full(more: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        backup.back_up(filled, tmp_path / "server.tar", full)
+    assert lines(filled) == [*before, "backed up", "backup failed"]
+    assert not list(tmp_path.glob("*server.tar*"))
+
+
 def test_a_file_that_changes_while_it_is_backed_up_is_restored_as_it_was_archived(
     filled: Path, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ Left out are Flower's database, logs, caches and locks. Keys are in it: the file
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -54,35 +55,50 @@ def back_up(folder: str | Path, target: Path, step: Step = lambda more: None) ->
                 f"{who} is running in {state.parent}, and what it keeps changes meanwhile; stop it, then "
                 "repeat this"
             )
-    AuditLog(place).add("backed up", file=target.name)
-    files = sorted(_files(place))
-    hashes = {str(file.relative_to(place)): "0" * 64 for file in files}
-    about = {
-        "format": FORMAT,
-        "kind": kind,
-        "name": name,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "files": hashes,
-    }
+    log = AuditLog(place)
+    with _written(target) as raw:
+        log.add("backed up", file=target.name)
+        try:
+            return _archive(raw, place, {"kind": kind, "name": name}, step)
+        except BaseException as error:
+            with contextlib.suppress(RunError):  # what went wrong itself, where the disk is full
+                log.add("backup failed", file=target.name, reason=str(error) or type(error).__name__)
+            raise
+
+
+@contextlib.contextmanager
+def _written(target: Path) -> Iterator[IO[bytes]]:
+    """A new file that gets its name when it is whole."""
+    folder = target.absolute().parent
+    if not folder.is_dir():
+        raise RunError(f"folder not found: {folder}; create it, or choose another")
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
     try:
         with open(aside, "xb", opener=_private) as raw:
-            with tarfile.open(fileobj=raw, mode="w", dereference=True) as archive:
-                start = _add_bytes(archive, CONTENTS, json.dumps(about, indent=1).encode())
-                for file, entry in zip(files, hashes, strict=True):
-                    hashes[entry] = _add_file(archive, file, entry, step)
-            raw.seek(start)  # the contents come first, and the hashes are known last: of the same length
-            raw.write(json.dumps(about, indent=1).encode())
+            yield raw
             raw.flush()
             os.fsync(raw.fileno())
         aside.replace(target)
-    except FileNotFoundError as error:
-        aside.unlink(missing_ok=True)
-        raise RunError(f"{error.filename} disappeared while it was backed up; repeat this") from None
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    sync_folder(target.absolute().parent)
+    sync_folder(folder)
+
+
+def _archive(raw: IO[bytes], place: Path, what: dict[str, Any], step: Step) -> int:
+    files = sorted(_files(place))
+    hashes = {str(file.relative_to(place)): "0" * 64 for file in files}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    about = {"format": FORMAT, **what, "time": now, "files": hashes}
+    try:
+        with tarfile.open(fileobj=raw, mode="w", dereference=True) as archive:
+            start = _add_bytes(archive, CONTENTS, json.dumps(about, indent=1).encode())
+            for file, entry in zip(files, hashes, strict=True):
+                hashes[entry] = _add_file(archive, file, entry, step)
+    except FileNotFoundError as error:
+        raise RunError(f"{error.filename} disappeared while it was backed up; repeat this") from None
+    raw.seek(start)  # the contents come first, and the hashes are known last: of the same length
+    raw.write(json.dumps(about, indent=1).encode())
     return len(files)
 
 
