@@ -15,6 +15,7 @@ from proxyfl.core.errors import RunError
 from proxyfl.deploy import approval, longer, model_signing
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.desk import Desk
+from proxyfl.engines.flower import codec
 from proxyfl.runs.run import Run
 from proxyfl.runs.simulation import prepare
 from toybox import Told, play, same_state
@@ -89,3 +90,102 @@ def test_both_ends_note_the_same_and_more_rounds_wait_for_approval(tmp_path, qui
     kinds = [line["event"] for line in events(made.path)]
     assert [kinds.count(kind) for kind in ("run started", "run resumed", "run finished")] == [1, 2, 2]
     assert kinds.count("run stopped") == 2
+
+
+PRIVATE = {"privacy__clip": 1.0, "privacy__draw": "system", "federation__weighting": "uniform"}
+
+
+def waiting(tmp_path, first="site-01"):
+    """A private federation of two sites that needs both; they approved one round, one of them a second."""
+    sizes = {"clients": 2, "per_round": 2, "subset": 80, "labels__per_class": 4}
+    config = experiment("fedavg", model__name="little", rounds=1, **sizes, **PRIVATE)
+    made = deployment(tmp_path / "f", config, patience=4000.0)
+    net = at_desks(made, config)
+    approve_all(made)
+    server(made, net).run()
+    more = longer.lengthen(made, 2)
+    agree(more, first)
+    return more, net
+
+
+def agree(made, name):
+    site = made.site(name)
+    approval.approve(site, approval.Offer.of(made))
+
+
+def before_training(net, node, act):
+    """``act`` is called with the number of each attempt at the second round before the node is asked."""
+    usual, attempts = net.nodes[node].handler, []
+
+    def handler(kind, records):
+        if kind == MessageType.TRAIN:
+            attempts.append(kind)
+            act(len(attempts))
+        return usual(kind, records)
+
+    net.nodes[node].handler = handler
+    return attempts
+
+
+def trained(made, name):
+    return len(hashes(made.path / name, "sent", kind="train", round=2))
+
+
+@pytest.mark.parametrize("sites", [("site-01", "site-02"), ("site-02", "site-01")])
+def test_under_differential_privacy_a_round_that_waits_for_approval_takes_one_answer_of_each_site(
+    sites, tmp_path, quick
+):
+    first, second = sites
+    made, net = waiting(tmp_path, first)
+    node = 50 + made.sites.index(second)
+    attempts = before_training(net, node, lambda number: number == 25 and agree(made, second))
+    server(made, net).run()
+    assert sorted(Run(made.run).metrics[-1]["clients"]) == [0, 1]
+    assert len(attempts) == 25
+    assert [trained(made, name) for name in made.sites] == [1, 1]
+    assert not (made.run / "held").exists()
+
+
+def test_a_server_that_was_killed_while_it_waited_uses_the_answers_that_it_has(tmp_path, quick):
+    made, net = waiting(tmp_path)
+
+    def killed(number):
+        if number == 3:
+            raise KeyboardInterrupt
+
+    before_training(net, 51, killed)
+    with pytest.raises(KeyboardInterrupt):
+        server(made, net).run()
+    agree(made, "site-02")
+    server(made, net).run()
+    assert Run(made.run).finished
+    assert [trained(made, name) for name in made.sites] == [1, 1]
+
+
+def test_an_answer_that_the_server_refused_or_that_is_damaged_is_requested_again(tmp_path, quick):
+    made, net = waiting(tmp_path)
+    usual = net.nodes[50].handler
+    answers = []
+
+    def handler(kind, records):
+        found = usual(kind, records)
+        if kind == MessageType.TRAIN:
+            answers.append(found)
+            if len(answers) == 1:
+                header = {**codec.header_of(found), "samples": 10**6}
+                found = codec.content(header, {codec.OWN: found.array_records[codec.OWN]})
+        return found
+
+    net.nodes[50].handler = handler
+
+    def act(number):
+        if number == 3:
+            file = next((made.run / "held").iterdir())
+            file.write_bytes(file.read_bytes()[:-1])
+        if number == 4:
+            agree(made, "site-02")
+
+    before_training(net, 51, act)
+    server(made, net).run()
+    assert Run(made.run).finished
+    assert len(answers) == 3

@@ -28,7 +28,8 @@ ANSWERS = 100
 """To one round of one run. An honest server repeats a round when it is resumed, and while too few sites gave
 an update: up to 63 times in the hour of its default patience, as when other owners have yet to approve."""
 PRIVATE_ANSWERS = 20
-"""The same under differential privacy: the reported ε covers one answer to a round."""
+"""The same under differential privacy: the reported ε covers one answer to a round. An honest server keeps
+the answers of a round that it repeats, and requests only those again that it lost or refused."""
 
 
 class Repeats:

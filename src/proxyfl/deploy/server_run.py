@@ -45,6 +45,7 @@ from proxyfl.encoders import load_encoder, settle_encoder
 from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
+from proxyfl.engines.flower.held import HeldUpdates
 from proxyfl.engines.flower.late import LateUpdates
 from proxyfl.engines.flower.protocol import spoken
 from proxyfl.engines.flower.site import FORM
@@ -185,18 +186,20 @@ class DeployedServer:
                 self._gather(enrolment)
                 enrolment.save(run.path)
             federation, _, measure = self._federation(run, config, method, enrolment, state.round + 1)
-            late = federation.engine.late if isinstance(federation.engine, FlowerEngine) else None
+            engine = federation.engine
+            kept = (engine.late, engine.held) if isinstance(engine, FlowerEngine) else ()
             recorder = Recorder(run, config, whole, card, saved)
             observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.audit, self.live)
             if (shared := self._shared(run, enrolment)) and isinstance(measure, SiteTest):
                 observers = (shared, *observers)
-            if late:
-                late.back_to(state.round)
-                observers = (*observers, late)
-            with contextlib.closing(federation.engine), numerics(config.compute):
+            updates = [one for one in kept if one]
+            for one in updates:
+                one.back_to(state.round)
+            observers = (*observers, *updates)
+            with contextlib.closing(engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
-            if late:
-                late.run_finished()
+            for one in updates:
+                one.run_finished()
             run.event("finished", round=rounds)
             self.audit.log.add("run finished", round=rounds)
         else:
@@ -337,8 +340,9 @@ class DeployedServer:
             **frozen.header,
         }
         late = LateUpdates(run.path / "late", versions) if config.federation.late == "next" else None
+        held = HeldUpdates(run.path / "held") if config.privacy.is_on else None
         engine = FlowerEngine(
-            self.courier, setup, form.deadline, self.live.left_out, frozen, form.adapt, late
+            self.courier, setup, form.deadline, self.live.left_out, frozen, form.adapt, late, held
         )
         measure: ServerTest | SiteTest
         own = self.own

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import httpx
@@ -17,10 +18,11 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from proxyfl.core.state import OVERDUE, Failure, Task, Tensors, Update
+from proxyfl.core.state import OVERDUE, TRAIN, Failure, Task, Tensors, Update
 from proxyfl.engines.flower.codec import LEFT_OUT, pack_broadcast, read_answer, task_records
 from proxyfl.engines.flower.deadline import Deadline
 from proxyfl.engines.flower.frozen import FrozenPart
+from proxyfl.engines.flower.held import HeldUpdates
 from proxyfl.engines.flower.late import LateUpdates
 from proxyfl.engines.serialization import Header
 
@@ -33,6 +35,9 @@ GRACE = 5.0
 TRANSFER = 30.0
 """Seconds that fetching a reply may go on after the deadline: it may be large, or have waited its turn."""
 
+
+HELD = "held"
+"""As the purpose of a task: its answer is here already."""
 
 OVERTIME = 2.0
 """How many deadlines longer a message lives where a late answer counts in the next round."""
@@ -200,7 +205,8 @@ class FlowerEngine:
     """Clients are sites behind Flower nodes. ``setup`` goes with every task; ``deadline`` is for a round.
 
     ``left_out`` is what clients whose answers were not used learn with their next task, ``frozen`` what of
-    the network they get once, ``late`` keeps updates that come a round late, where they count.
+    the network they get once, ``late`` keeps updates that come a round late, where they count, and ``held``
+    those of a round that is repeated, where they must not be requested again.
     """
 
     def __init__(
@@ -212,11 +218,12 @@ class FlowerEngine:
         frozen: FrozenPart | None = None,
         adapt: float = 0.0,
         late: LateUpdates | None = None,
+        held: HeldUpdates | None = None,
     ) -> None:
         self.courier, self.setup, self.deadline = courier, setup, Deadline(deadline, adapt)
         self.frozen = frozen or FrozenPart({}, known=True)
         self.left_out = {} if left_out is None else left_out
-        self.late = late
+        self.late, self.held = late, held
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
         given, overdue = deque[Task](), list[Task]()
@@ -226,6 +233,7 @@ class FlowerEngine:
         replies = self.courier.ask(requests, MessageType.TRAIN, seconds, overtime=overtime)
         began, took, late = time.monotonic(), 0.0, False
         for reply in replies:
+            yield from self._held(given)
             task = given.popleft()
             if isinstance(reply, str):
                 late = late or reply.startswith(LATE)
@@ -240,11 +248,25 @@ class FlowerEngine:
             else:
                 took = time.monotonic() - began
                 answer = self._named(read_answer(reply, task))
+                self._hold(answer, task)
             self.frozen.heard(task.client, isinstance(answer, Update))
             yield answer
+        yield from self._held(given)
         self.deadline.took(took, late=late)
         for task in overdue:
             yield self._overdue(task, began + seconds)
+
+    def _hold(self, answer: Update | Failure, task: Task) -> None:
+        """Keep an update on the disk until its round is finished."""
+        if self.held and task.purpose == TRAIN and isinstance(answer, Update) and answer.round == task.round:
+            self.held.save(answer)
+
+    def _held(self, given: deque[Task]) -> Iterator[Update | Failure]:
+        """The answers that are here already and whose turn it is."""
+        while self.held and given and given[0].purpose == HELD:
+            task = given.popleft()
+            lost = Failure(task.round, task.client, "the update that the server had kept is damaged")
+            yield self.held.load(task.round, task.client) or lost
 
     def _overdue(self, task: Task, until: float) -> Update | Failure:
         """The update of the round before: kept when it arrived, or awaited like one of this round."""
@@ -273,9 +295,13 @@ class FlowerEngine:
             if task.purpose == OVERDUE:
                 overdue.append(task)
                 continue
+            brief = Task(task.round, task.client, {}, version=task.version, purpose=task.purpose)
+            if self.held and task.purpose == TRAIN and self.held.load(task.round, task.client):
+                given.append(replace(brief, purpose=HELD))
+                continue
             if sent is None or sent[0] is not task.weights or sent[1] is not task.extras:
                 broadcast, sent = pack_broadcast(task), (task.weights, task.extras)
-            given.append(Task(task.round, task.client, {}, version=task.version))
+            given.append(brief)
             why = self.left_out.pop(task.client, "")
             setup = {**self.setup, LEFT_OUT: why} if why else self.setup
             yield task.client, task_records(task, broadcast, setup, self.frozen.parts(task.client))
