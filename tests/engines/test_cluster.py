@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +126,14 @@ def test_an_address_at_which_nothing_answers_is_told_at_once(tmp_path: Path) -> 
 @contextlib.contextmanager
 def two_nodes(monkeypatch: pytest.MonkeyPatch, head: int) -> Iterator[Any]:
     """A head, which this process is on, with room for so many clients, and a node with room for one."""
+    from ray._raylet import Config
     from ray.cluster_utils import Cluster as Nodes
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     # Ray keeps the first way to authenticate that it reads in a process: the one of private clusters.
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", _token())
+    Config.initialize("")  # the environment was read when Ray was imported
     cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": head, "include_dashboard": False})
     try:
         cluster.second = cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
@@ -227,31 +229,60 @@ def marked(word: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-@pytest.mark.slow
-def test_a_killed_run_leaves_no_process_behind_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    mark = f"mark-{uuid.uuid4().hex}"
-    options = "--rounds 6 --clients 4 --per-round 2 --width 1 --subset 300 --set train.epochs=2 -q".split()
-    command = [sys.executable, "-m", "proxyfl", "run", "digits", "--method", "flexmatch", *options]
-    cluster = ["--engine", "ray", "--address", "local", "--runs", str(tmp_path), "--name", "ray"]
-    process = subprocess.Popen([*command, *cluster], env={**os.environ, "MARK": mark})
+SHORT = "--rounds 6 --clients 4 --per-round 2 --width 1 --subset 300 --set train.epochs=2 -q".split()
+PROXYFL = [sys.executable, "-m", "proxyfl"]
+RUN = [*PROXYFL, "run", "digits", "--method", "flexmatch", *SHORT]
+
+
+def kill_in_the_third_round(folder: Path, address: str, **environment: str) -> None:
+    """Start the run ``ray`` on a cluster, and end its process while it trains."""
+    cluster = ["--engine", "ray", "--address", address, "--runs", str(folder), "--name", "ray"]
+    process = subprocess.Popen([*RUN, *cluster], env={**os.environ, **environment})
     until = time.monotonic() + 200
-    while not (tmp_path / "ray" / "checkpoints" / "round-00000002").is_dir():
+    while not (folder / "ray" / "checkpoints" / "round-00000002").is_dir():
         assert time.monotonic() < until
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    while left := marked(mark):
-        assert time.monotonic() < until, left
+
+
+def wait_until_gone(left: Callable[[], list[int]]) -> None:
+    until = time.monotonic() + 100
+    while found := left():
+        assert time.monotonic() < until, found
         time.sleep(0.5)
-    assert not Run(tmp_path / "ray").finished
-    go_on = [sys.executable, "-m", "proxyfl", "resume", str(tmp_path / "ray"), "-q", "--workers", "0"]
-    subprocess.run(go_on, check=True)
-    subprocess.run([*command, "--runs", str(tmp_path), "--name", "inline", "--workers", "0"], check=True)
-    ours, theirs = (Run(tmp_path / name) for name in ("ray", "inline"))
+
+
+def assert_resumed_to_the_same_bits(folder: Path, *engine: str) -> None:
+    assert not Run(folder / "ray").finished
+    subprocess.run([*PROXYFL, "resume", str(folder / "ray"), "-q", *engine], check=True)
+    subprocess.run([*RUN, "--runs", str(folder), "--name", "inline", "--workers", "0"], check=True)
+    ours, theirs = (Run(folder / name) for name in ("ray", "inline"))
     assert ours.metrics == theirs.metrics
     last = "models/last.safetensors"
     assert (ours.path / last).read_bytes() == (theirs.path / last).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_process_behind_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    mark = f"mark-{uuid.uuid4().hex}"
+    kill_in_the_third_round(tmp_path, "local", MARK=mark)
+    wait_until_gone(lambda: marked(mark))
+    assert_resumed_to_the_same_bits(tmp_path, "--workers", "0")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_outlives_a_killed_run_trains_it_to_the_end(nodes: Any, tmp_path: Path) -> None:
+    raylets = [node.all_processes["raylet"][0].process.pid for node in (nodes.head_node, nodes.second)]
+
+    def actors() -> list[int]:
+        below = [pid for raylet in raylets for pid in children(raylet)]
+        return [pid for pid in below if b"ClientActor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    kill_in_the_third_round(tmp_path, nodes.address)
+    wait_until_gone(actors)
+    assert_resumed_to_the_same_bits(tmp_path, "--engine", "ray", "--address", nodes.address)
 
 
 @pytest.mark.slow
