@@ -48,18 +48,21 @@ def federation() -> dict[str, Any]:
     """As ``Overview.page`` has it: one site has answered, one is offline, one has never been seen."""
     there = {
         "name": MARKUP, "state": "connected", "seen": NOW, "images": None, "doing": "answered round 3",
+        "approval": "given",
         "rounds": {"answered": 2, "late": 1, "offline": 0, "refused": 4}, "accuracy": 0.625,
         "last_answer": {"round": 3, "bytes": 1_250_000, "seconds": 12.5, "time": NOW},
         "gate": {"received": 4_500_000, "sent": 10, "refused": 0},
     }  # fmt: skip
     gone = {
         "name": "lyon", "state": "offline", "seen": LONG_AGO, "images": None, "doing": "",
+        "approval": "missing",
         "rounds": {"answered": 1, "late": 0, "offline": 2, "refused": 0}, "accuracy": None,
         "last_answer": {"round": 1, "bytes": 800, "seconds": 0.25, "time": LONG_AGO},
         "gate": {"received": 90_000, "sent": 10, "refused": 0},
     }  # fmt: skip
     unseen = {
         "name": "oslo", "state": "not seen", "seen": None, "images": None, "doing": "",
+        "approval": None,
         "rounds": {"answered": 0, "late": 0, "offline": 3, "refused": 0}, "accuracy": None,
         "last_answer": None,
     }  # fmt: skip
@@ -122,15 +125,16 @@ def test_the_dashboard_shows_what_sites_do_and_sent(browser, run):
     with live(browser, run):
         require_harmless(browser)
         heads = ["answered", "late", "offline", "refused", "last update", "seconds", "sent", "accuracy"]
-        assert browser.each("#federation thead th") == ["site", "state", "last heard", "now", *heads]
+        first = ["site", "state", "last heard", "approval", "now"]
+        assert browser.each("#federation thead th") == [*first, *heads]
         heard = browser.ask(f"new Date(1000 * {NOW}).toLocaleTimeString('en-GB')")
         before = browser.ask(f"new Date(1000 * {LONG_AGO}).toLocaleTimeString('en-GB')")
         answered = ["answered round 3", *"2104", "round 3: 1.25 MB", "12.5", "4.50 MB", "62.5 %"]
         left = ["–", *"1020", "round 1: 800 B", "0.25", "90.0 kB", "–"]
         assert rows(browser, "federation") == [
-            [MARKUP, "connected", heard, *answered],
-            ["lyon", "offline", f"2026-01-15 {before}", *left],
-            ["oslo", "not seen", "–", "–", *"0030", "–", "–", "–", "–"],
+            [MARKUP, "connected", heard, "given", *answered],
+            ["lyon", "offline", f"2026-01-15 {before}", "missing", *left],
+            ["oslo", "not seen", "–", "–", "–", *"0030", "–", "–", "–", "–"],
         ]
         notes = browser.each("#federation .note")
         assert all(fact in notes[0] for fact in ("Round 3 of 5", "2 of 5 rounds", "fl.example.org:9092"))
@@ -138,6 +142,33 @@ def test_the_dashboard_shows_what_sites_do_and_sent(browser, run):
         assert said.endswith(f"round 3: {MARKUP} was late")
         assert all(fact in soon for fact in ("lyon", "12 days"))
         assert all(fact in expired for fact in (MARKUP, "has expired"))
+
+
+def test_a_federation_without_a_run_shows_its_sites(browser, tmp_path):
+    pytest.importorskip("flwr", reason="needs proxyfl[flower]")
+    from proxyfl.deploy import scaffold
+    from proxyfl.deploy.overview import Overview
+    from proxyfl.deploy.tally import Tally
+
+    place = tmp_path / "trial"
+    made = scaffold.create(place, scaffold.Plan(("lyon", "oslo"), form={"classes": ("a", "b")}))
+    made.state.mkdir()
+    tally = Tally(made.state)
+    tally.note("lyon", 200, 1000, 20)
+    tally.save()
+    browser.look()
+    with answering(place, every=0.1, only="run", federation=Overview(place).page) as server:
+        browser.open(server.link())
+        browser.until("document.querySelectorAll('#federation tbody tr').length === 2")
+        require_harmless(browser)
+        lyon, oslo = rows(browser, "federation")
+        assert lyon[:2] == ["lyon", "connected"]
+        assert lyon[2] != "–"
+        assert oslo[:4] == ["oslo", "not seen", "–", "–"]
+        assert "No round yet" in browser.ask("document.querySelector('main').innerText")
+        assert browser.ask("document.title").endswith("trial")
+        write_run(place / "run", "fedavg", 1, [0.75])
+        browser.until("document.querySelector('main a')?.getAttribute('href') === 'run?name=run'")
 
 
 @pytest.mark.parametrize("width", [320, 390])

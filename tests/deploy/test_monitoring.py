@@ -68,6 +68,55 @@ def test_a_federation_that_has_not_begun_has_an_overview(deployed):
     assert families(render(found))["proxyfl_certificate_days"] == "gauge"
 
 
+def test_the_page_of_a_federation_without_a_run_says_who_is_missing(deployed):
+    tally = Tally(deployed.state)
+    deployed.state.mkdir(exist_ok=True)
+    tally.note("site-01", 200, 1000, 20)
+    tally.save()
+    watch = Overview(deployed.path)
+    page = watch.page()
+    assert (page["run"]["state"], page["run"]["round"], page["run"]["begun"]) == ("not begun", 0, 0)
+    seen, unseen = page["sites"]
+    assert (seen["name"], seen["state"], seen["approval"]) == ("site-01", "connected", None)
+    assert abs(seen["seen"] - time.time()) < 30
+    assert (unseen["name"], unseen["state"], unseen["seen"]) == ("site-02", "not seen", None)
+
+    live = LiveLog(deployed.state / LIVE_FILE, deployed.sites, "7")
+
+    def approvals():
+        return [site["approval"] for site in watch.page()["sites"]]
+
+    live.tell("note", text="site-01 takes part: 5 labelled, 3 unlabelled")
+    live.tell("note", text="site-02 cannot take part: the site's owner did not approve rounds = 9")
+    assert approvals() == ["given", "missing"]
+    live.tell("note", text="site-02 takes part from now on")
+    live.tell("failed", client=0, text="round 1: site-01 left out: the site's owner did not approve the app")
+    assert approvals() == ["missing", "given"]
+    live.tell("failed", client=1, text="round 1: site-02 is not connected")
+    live.tell("answered", client=0, round=2, time=1.0)
+    assert approvals() == ["given", "given"]
+    json.dumps(watch.page(), allow_nan=False)
+
+
+def test_the_dashboard_opens_before_the_run_exists(deployed, monkeypatch):
+    served_pages = []
+
+    def serve(server):
+        served_pages.append(json.loads(server.listing()))
+        server.stop()
+
+    monkeypatch.setattr("proxyfl.report.dashboard.server.serve", serve)
+    done = invoke("dashboard", deployed.path, "--port", "0")
+    assert done.exit_code == 0, done.stderr
+    assert "no round yet" in done.stdout
+    assert "/run?" not in done.stdout
+    (told,) = served_pages
+    assert told["runs"] == []
+    assert [site["name"] for site in told["federation"]["sites"]] == ["site-01", "site-02"]
+    (deployed.path / "run").mkdir()
+    assert invoke("dashboard", deployed.path).exit_code == 2
+
+
 def test_what_happens_in_a_round_is_seen_site_by_site(deployed, monkeypatch):
     live = LiveLog(deployed.state / LIVE_FILE, deployed.sites, "7")
     watch = Overview(deployed.path)

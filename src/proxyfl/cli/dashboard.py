@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxyfl.cli.common import Runs, examples, find_run, out
+from proxyfl.cli.deploy_life import require_flower
 from proxyfl.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -55,7 +56,12 @@ def dashboard(
     from proxyfl.report.dashboard.server import serve
     from proxyfl.runs.directory import RunDirectory
 
-    if run is not None:
+    if run is not None and _has_no_run(run):
+        require_flower()
+        place = Path(run).resolve()
+        server = _server(place, port, "run", _federation(place))
+        what, url = f"the federation {place}: no round yet", server.link()
+    elif run is not None:
         place = find_run(_run_of(run)).resolve()
         RunDirectory(place).require()
         server = _server(place.parent, port, place.name, _federation(place.parent))
@@ -87,12 +93,21 @@ def _opened(url: str) -> Iterator[None]:
 
 def _run_of(given: str) -> str:
     """The run of a deployment, where its folder is given."""
-    return str(Path(given) / "run") if (Path(given) / "federation.toml").is_file() else given
+    return str(Path(given) / "run") if _is_deployment(Path(given)) else given
+
+
+def _has_no_run(given: str) -> bool:
+    """Whether this is the folder of a deployment whose run has not begun."""
+    return _is_deployment(Path(given)) and not (Path(given) / "run").exists()
+
+
+def _is_deployment(folder: Path) -> bool:
+    return (folder / "federation.toml").is_file()
 
 
 def _federation(folder: Path) -> Federation | None:
     """Who tells of the sites, where the folder is a deployment's."""
-    if not (folder / "federation.toml").is_file() or find_spec("flwr") is None:
+    if not _is_deployment(folder) or find_spec("flwr") is None:
         return None
     from proxyfl.deploy.overview import Overview
 

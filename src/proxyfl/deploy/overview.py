@@ -17,7 +17,7 @@ from typing import Any
 
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.records import CPU
-from proxyfl.deploy import pki
+from proxyfl.deploy import approval, pki
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolled, Enrolment
 from proxyfl.deploy.live import LIVE_FILE, LiveReader, kind_of_failure, newest
 from proxyfl.deploy.names import REMOVED
@@ -158,6 +158,7 @@ class Overview:
             "name": name,
             "state": self._state(client, name, seen),
             "seen": seen or None,
+            "approval": None if form.insecure else _approval(client, name, row, self._live),
             "images": None if row is None else {"labelled": row.labelled, "unlabelled": row.unlabelled,
                                                 "held_out": row.heldout},
             "rounds": {outcome: played.outcomes[outcome][client] for outcome in OUTCOMES},
@@ -183,6 +184,18 @@ class Overview:
             if (self.deployment.run / SITES_FILE).is_file():
                 return Enrolment.load(self.deployment.run, self.deployment.sites).counts
         return {}
+
+
+def _approval(client: int, name: str, row: Enrolled | None, live: list[Table]) -> str | None:
+    """Whether a site's owner approved what the run asks for: ``given``, ``missing``, or not known yet."""
+    found = None if row is None else "given"
+    for line in live:
+        text, mine = str(line.get("text", "")), line.get("client") == client
+        if (mine and line["event"] == "answered") or text.startswith(f"{name} takes part"):
+            found = "given"
+        elif (mine or text.startswith(f"{name} cannot take part")) and approval.is_missing(text):
+            found = "missing"
+    return found
 
 
 def _doing(client: int, mine: list[Table], live: list[Table]) -> str:

@@ -39,7 +39,18 @@ function inOrder(one, other) {
   return asked.down ? -order : order;
 }
 
+// The sites of a federation, also before it has a run; from then on with the way to that.
+function drawSites({ folder, runs: [run], federation: found }) {
+  const name = found.name || folder, link = run && el("a", { href: address("run", [run.name]) }, "Rounds, accuracy and all other sections of the run");
+  document.title = `Federation: ${visible(name)}`;
+  const waits = found.run?.state === "running" ? "The run is waiting for its sites." : "The run has not begun; start it with: proxyfl deploy run";
+  const way = run?.problem ? nothing(`${run.state}: ${run.problem}`) : run ? el("p", {}, link) : nothing(waits);
+  const section = el("section", { id: "federation", "aria-label": "Sites" }, ...federation({ federation: found }));
+  main.replaceChildren(el("header", {}, el("h1", {}, `Federation ${name}`), way), section);
+}
+
 function drawList(told) {
+  if (told.federation) return drawSites(told);
   listed = told;
   const running = told.runs.filter((run) => run.state === "running").length;
   document.title = `${running ? `(${running}) ` : ""}Runs: ${visible(told.folder)}`;

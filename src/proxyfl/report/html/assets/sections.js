@@ -104,16 +104,16 @@ function federation({ federation: found }) {
     const [day, hour] = new Date(1000 * time).toLocaleString("sv-SE").split(" "), [today] = new Date().toLocaleString("sv-SE").split(" ");
     return day === today ? hour : el("span", {}, together(day), " ", together(hour));
   };
-  const heads = ["site", "state", "last heard", "now", "answered", "late", "offline", "refused", "last update", "seconds", "sent", "accuracy"];
-  const rows = sites.map(({ name, state, seen, doing, rounds, last_answer: last, gate, accuracy: share }) => [
-    name, el("span", { class: `state ${state === "connected" ? "finished" : "stopped"}` }, state), clock(seen), doing || "–",
+  const heads = ["site", "state", "last heard", "approval", "now", "answered", "late", "offline", "refused", "last update", "seconds", "sent", "accuracy"];
+  const rows = sites.map(({ name, state, seen, approval, doing, rounds, last_answer: last, gate, accuracy: share }) => [
+    name, el("span", { class: `state ${state === "connected" ? "finished" : "stopped"}` }, state), clock(seen), approval || "–", doing || "–",
     ...["answered", "late", "offline", "refused"].map((key) => String(rounds[key])),
     last ? el("span", {}, `round ${last.round}: `, together(bytes(last.bytes))) : "–", last ? short(last.seconds) : "–", gate ? bytes(gate.received) : "–", percent(share),
   ]);
   const soon = Object.entries(certificates).filter(([, days]) => days < 30);
-  const playing = run.begun > run.round ? `Round ${run.begun} of ${run.rounds} is in progress. ` : "";
+  const playing = run.begun > run.round ? `Round ${run.begun} of ${run.rounds} is in progress. ` : "", none = !run.round && !playing;
   return [
-    table(heads, rows, { caption: `${playing}${run.round} of ${run.rounds} rounds are finished. Server ${found.address}. Sent: to the gate since it opened.`, numeric: (place) => place > 3 && place !== 8, spare: (place) => place > 8 }),
+    table(heads, rows, { caption: `${playing}${none ? "No round yet." : `${run.round} of ${run.rounds} rounds are finished.`} Server ${found.address}. Approval: known once the run has contacted a site. Sent: to the gate since it opened.`, numeric: (place) => place > 4 && place !== 9, spare: (place) => place > 9 }),
     ...(run.said ? [nothing(`Last: ${run.said}`)] : []),
     ...soon.map(([name, days]) => nothing(`The certificate of ${name} ${days < 0 ? "has expired" : `expires in ${days} days`}.`)),
   ];
