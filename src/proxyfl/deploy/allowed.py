@@ -19,7 +19,8 @@ class Allowed(ImageForm):
         "send counts of scores if the server requests AUROC and the like; never under differential privacy",
     )
     share_model: bool = setting(
-        False, "send the best model that this site trained to the other sites, which evaluate it"
+        False,
+        "let the server send the best model that this site trained to the other sites, which evaluate it",
     )
     device: str = setting(
         "",
