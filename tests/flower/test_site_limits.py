@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -102,6 +103,26 @@ def test_what_a_site_keeps_is_bounded(tmp_path):
     Limits().require_disk(tmp_path, 10**12)
     with pytest.raises(LimitReached, match=r"2 MB .*0.6 MB; max_disk_mb .*2;"):
         Limits(max_disk_mb=2).require_disk(tmp_path, 600_000)
+
+
+def test_files_that_go_while_they_are_counted_fail_no_round(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    for name in ("kept", "before", "after"):
+        (tmp_path / "a" / name).write_bytes(b"x" * 1_000_000)
+    look = os.stat
+
+    def looked(path, **how):
+        name = Path(path).name if isinstance(path, str | Path) else ""
+        if name == "before":
+            Path(path).unlink(missing_ok=True)
+        found = look(path, **how)
+        if name == "after":
+            Path(path).unlink()
+        return found
+
+    monkeypatch.setattr(os, "stat", looked)
+    Limits(max_disk_mb=2).require_disk(tmp_path)
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["kept"]
 
 
 def test_training_that_takes_too_long_is_given_up_between_two_steps(tmp_path, small):

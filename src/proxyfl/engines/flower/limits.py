@@ -12,7 +12,9 @@ are what is kept and the gradients of it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,7 +64,7 @@ class Limits:
         """Refuse where what the site keeps, and ``more`` bytes, are too much."""
         if not self.max_disk_mb:
             return
-        kept = sum(file.stat().st_size for file in state.rglob("*") if file.is_file())
+        kept = _bytes_below(state)
         if kept + more > self.max_disk_mb * MB:
             raise LimitReached(
                 f"the site keeps {kept / MB:,.0f} MB and this round adds {more / MB:,.1f} MB; max_disk_mb of "
@@ -102,6 +104,16 @@ class Limits:
                 yield batches
 
         return timed
+
+
+def _bytes_below(folder: Path) -> int:
+    """The size of all files; what goes meanwhile, as a run that is pruned, does not count."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(place, name).stat().st_size
+    return total
 
 
 def estimate(trainer: ClientTrainer) -> int:
