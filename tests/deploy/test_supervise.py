@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.deploy import operate, supervise
+from proxyfl.deploy import expiry, operate, supervise
 from proxyfl.deploy.live import AGAIN, LiveLog, LiveReader
-from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.supervise import Illness, Restarts, ServerWatch, has_child
 
 
@@ -244,6 +244,45 @@ def test_a_stop_that_was_asked_for_outlasts_a_crash(watched):
     assert any("stopped, as requested" in line for line in watched.said)
 
 
+def ageing(clock, monkeypatch):
+    """Certificates with 35 days left when the clock begins, looked at twice a day."""
+    day, begun = 86_400, clock.now
+    monkeypatch.setattr(expiry.pki, "days_left", lambda file: 35 - int((clock.now - begun) / day))
+    monkeypatch.setattr(supervise, "LOOK", day / 2)
+
+
+def announced(said, name):
+    """Days left, as the notes about a certificate have them."""
+    notes = [line for line in said if line.startswith("note: ") and f"/{name} " in line]
+    return [int(line.partition("expires in ")[2].split()[0]) for line in notes]
+
+
+def test_a_server_that_runs_for_long_announces_daily_what_expires(watched, clock, monkeypatch):
+    ageing(clock, monkeypatch)
+    watched.play((program(lives=20),), (program(lives=1),), (program(lives=1),), ConfigError("enough"))
+    with pytest.raises(ConfigError):
+        watched.watch.serve(lambda: None)
+    assert announced(watched.said, "server.crt") == [29, 28, 27, 26, 25, 24, 23]
+
+
+def test_a_site_that_runs_for_long_announces_daily_what_expires(own_trial, clock, monkeypatch):
+    ageing(clock, monkeypatch)
+    said, lives = [], [program(lives=20), program(lives=2)]
+
+    @contextmanager
+    def site(*words):
+        if not lives:
+            raise ConfigError("enough")
+        yield lives.pop(0)
+
+    monkeypatch.setattr(operate, "site", site)
+    monkeypatch.setattr(operate, "look", lambda *words: None)
+    monkeypatch.setattr(operate, "require_approval", lambda *words: None)
+    with pytest.raises(ConfigError, match="enough"):
+        supervise.take_part(Site.read(own_trial / "site-01"), "data", said.append)
+    assert announced(said, "site.crt") == [29, 28, 27, 26, 25, 24]
+
+
 def lyon(folder):
     """A site's settings, as far as they matter here; without keys there is nothing to approve."""
     names = {"name": "lyon", "server": "fl.example.org:8000", "insecure": True}
@@ -312,7 +351,8 @@ def test_a_site_that_is_turned_away_waits_and_one_that_crashes_gives_up(clock, m
 
 def test_a_supernode_without_its_sign_of_life_is_started_again(clock, monkeypatch):
     ill = program(["Exception in thread Thread-1 (_run):"])
-    assert supervise._watch_site(ill) == "Flower's SuperNode had stopped sending its heartbeat"
+    reminder = supervise.Reminder(list, print)
+    assert supervise._watch_site(ill, reminder) == "Flower's SuperNode had stopped sending its heartbeat"
 
 
 def test_the_journal_has_the_time_and_bears_a_full_disk(tmp_path, clock):

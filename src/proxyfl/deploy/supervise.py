@@ -40,6 +40,9 @@ PAUSE, PAUSE_LAST = 2.0, 60.0
 ROOM, LITTLE = 10_000_000, 200_000_000
 """Bytes on the disk without which nothing is started, and below which it is said that there are few."""
 
+DAY = 86_400.0
+"""Seconds between two announcements of the same certificates."""
+
 RUNNER = "flower-superexec"
 """The program of Flower's that starts apps, below its SuperLink or SuperNode."""
 
@@ -87,6 +90,20 @@ class Journal:
         self.log.emit(logging.LogRecord("", logging.INFO, "", 0, "%s", (line,), None))
 
 
+class Reminder:
+    """Notes on certificates that expire soon, for a program that runs for months: at most once a day."""
+
+    def __init__(self, notes: Callable[[], list[str]], say: Say, wait: float = 0.0) -> None:
+        self.notes, self.say, self.due = notes, say, time.monotonic() + wait
+
+    def look(self) -> None:
+        if time.monotonic() < self.due:
+            return
+        self.due = time.monotonic() + DAY
+        for note in self.notes():
+            self.say(f"note: {note}")
+
+
 class ServerWatch:
     """The server's programs, and the run that they play."""
 
@@ -95,6 +112,7 @@ class ServerWatch:
         self.reader = LiveReader(deployment.state / LIVE_FILE)
         self.reader.new()  # what was before is reported already
         self.restarts = Restarts("the server")
+        self.reminder = Reminder(lambda: expiry.of_server(self.deployment), say)
         self.going, self.begun = "", False
         """Flower's number of the run that is to be played, and whether that has begun."""
         self.owed, self.last = False, ""
@@ -110,8 +128,7 @@ class ServerWatch:
                 with operate.server(self.deployment, self.say) as programs:
                     began = True
                     ready()
-                    for note in expiry.of_server(self.deployment):
-                        self.say(f"note: {note}")
+                    self.reminder.look()
                     self._go_on()
                     why = self._watch(programs)
             except ConfigError:
@@ -131,6 +148,7 @@ class ServerWatch:
         while True:
             time.sleep(LOOK)
             self._tell_news()
+            self.reminder.look()
             for program in programs:
                 if program.ended is not None:
                     name = "SuperLink" if program is programs[0] else "gate"
@@ -253,6 +271,7 @@ def _take_part(settings: Site, data: Path, say: Say, address: str) -> NoReturn:
         **signers.identity(settings),
     )
     restarts = Restarts(settings.name)
+    reminder = Reminder(lambda: expiry.of_site(settings), say, DAY)  # the first ones came with the look
     pause, began = PAUSE, 0.0
     while True:
         began = time.monotonic()
@@ -260,7 +279,7 @@ def _take_part(settings: Site, data: Path, say: Say, address: str) -> NoReturn:
         try:
             with operate.site(settings, data, say, address) as program:
                 say(f"{settings.name} is starting; server {address or settings.server}")
-                why = _watch_site(program)
+                why = _watch_site(program, reminder)
         except ConfigError:
             raise
         except (RunError, OSError) as error:  # another program was quicker to take its port, a full disk
@@ -274,9 +293,10 @@ def _take_part(settings: Site, data: Path, say: Say, address: str) -> NoReturn:
         time.sleep(pause)
 
 
-def _watch_site(program: Program) -> str:
+def _watch_site(program: Program, reminder: Reminder) -> str:
     illness = Illness(program)
     while program.wait(LOOK) is None:
+        reminder.look()
         if any(THREAD in line for line in program.said):
             return "Flower's SuperNode had stopped sending its heartbeat"
         if why := illness.look():
