@@ -15,8 +15,10 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.fab_pb2 import GetFabResponse
+from typer.testing import CliRunner
 
 from calling import invoke
+from proxyfl.cli import app
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import sha256
 from proxyfl.core.state import Failure, Update, namespace
@@ -337,6 +339,51 @@ def test_an_offer_is_shown_by_check_and_a_site_does_not_start_without_approval(
     told = invoke("deploy", "approve", place, "--yes")
     assert told.exit_code == 2
     assert "proxyfl deploy init DIR --renew" in told.stderr
+
+
+def test_nothing_that_came_after_the_review_is_approved_with_its_hash(site: Site, trial: Path) -> None:
+    def reviewed() -> str:
+        shown = invoke("deploy", "check", trial / "sample" / "site-01.npz", "--site", site.path)
+        found = re.search(rf"deploy approve {site.path} --hash ([0-9a-f]+)", shown.stdout)
+        return found[1] if found else ""
+
+    def approved_with(given: str) -> str:
+        done = invoke("deploy", "approve", site.path, "--yes", "--hash", given)
+        return "" if done.exit_code == 0 else " ".join(done.stderr.split())
+
+    assert reviewed() == ""  # approved already
+    refused(site, message(site, {"federation.rounds": 7000}))
+    first, before = reviewed(), approval.read(site).sha256
+    assert len(first) >= 8
+    refused(site, message(site, {"federation.rounds": 8000}))
+    second = reviewed()
+    told = approved_with(first)
+    assert first in told
+    assert second in told
+    for given in (second[:7], "", "nonsense", second[::-1]):
+        assert approved_with(given)
+    settings = site.path / "site.toml"
+    as_it_was = settings.read_text()
+    settings.write_text(as_it_was.replace("share_model = false", "share_model = true"))
+    assert settings.read_text() != as_it_was
+    assert approved_with(second)
+    settings.write_text(as_it_was)
+    assert approval.read(site).sha256 == before
+    assert approved_with(second[:8].upper()) == ""
+    assert approval.read(site).offer.config.federation.rounds == 8000
+
+
+@pytest.mark.parametrize(("typed", "code"), [(None, 2), ("n\n", 1), ("\n", 1), ("", 1), ("y\n", 0)])
+def test_only_a_yes_at_a_terminal_approves(
+    typed: str | None, code: int, trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path(shutil.copytree(trial / "site-02", tmp_path / "site-02"))
+    if typed is not None:
+        terminal = type("Terminal", (), {"isatty": lambda self: True})
+        monkeypatch.setattr("proxyfl.cli.deploy_trust.sys", type("", (), {"stdin": terminal()}))
+    done = CliRunner().invoke(app, ["deploy", "approve", str(place)], input=typed)
+    assert done.exit_code == code
+    assert (place / approval.APPROVAL_FILE).exists() == (code == 0)
 
 
 def test_an_insecure_site_has_no_key_to_approve_with(site: Site) -> None:

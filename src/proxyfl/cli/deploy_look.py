@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxyfl.cli.common import examples, out, plain_table
+from proxyfl.cli.common import command, examples, out, plain_table
 from proxyfl.cli.deploy_life import require_flower
 from proxyfl.cli.deploy_scaffold import Folder
 from proxyfl.core.errors import ConfigError
@@ -23,6 +23,8 @@ EXPLAIN_EXAMPLES = examples("proxyfl deploy explain hospital")
 CHECK_EXAMPLES = examples(
     "proxyfl deploy check images/ --site site-03", "proxyfl deploy check labelled/ --server hospital"
 )
+SHOWN = 16
+"""Characters of a hash in the command that approves it."""
 
 
 def explain(folder: Folder) -> None:
@@ -138,13 +140,15 @@ def _show_terms(site: Site) -> None:
     """What the site is to agree to; without a folder that says so, what to do."""
     from proxyfl.cli.deploy_trust import show_offer, show_standing
     from proxyfl.core.plugins import load_plugins
-    from proxyfl.deploy.approval import newest_offer
+    from proxyfl.deploy.approval import newest_offer, terms_hash
 
     load_plugins(())
     try:
         offer, asked = newest_offer(site)
         show_offer(site, offer, asked)
-        show_standing(site, offer)
+        if not show_standing(site, offer):
+            approve = command("deploy", "approve", site.path, "--hash", terms_hash(site, offer)[:SHOWN])
+            out().print(f"approve exactly this with: {approve}", markup=False, soft_wrap=True)
     except ConfigError as error:
         out().print(f"note: {error}", markup=False, soft_wrap=True)
 

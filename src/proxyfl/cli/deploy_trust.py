@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from proxyfl.deploy.approval import Offer
     from proxyfl.deploy.settings import Site
 
-APPROVE_EXAMPLES = examples("proxyfl deploy approve site-03", "proxyfl deploy approve site-03 --yes")
+APPROVE_EXAMPLES = examples(
+    "proxyfl deploy approve site-03", "proxyfl deploy approve site-03 --hash 3f9a61c2"
+)
 AUDIT_EXAMPLES = examples("proxyfl deploy audit DIR", "proxyfl deploy audit site-03 --last 50")
 
 SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.", show_default=False)]
@@ -27,6 +29,15 @@ SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's fol
 def approve(
     folder: SiteFolder,
     yes: Annotated[bool, typer.Option("--yes", help="Approve what is shown without asking.")] = False,
+    hash: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HASH",
+            help="Approve only what was reviewed: the hash that 'deploy check' printed, or 8 or more "
+            "characters of it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Show what this site would take part in, and approve it: this app and these settings, no others.
 
@@ -36,16 +47,18 @@ def approve(
     require_flower()
     from proxyfl.deploy.settings import Site
 
-    agree(Site.read(folder), yes)
+    agree(Site.read(folder), yes, hash)
 
 
-def agree(site: Site, yes: bool) -> None:
-    """Show an offer and approve it, if the owner says so."""
+def agree(site: Site, yes: bool, reviewed: str | None = None) -> None:
+    """Show an offer and approve it, if the owner says so, and if it has the hash that was ``reviewed``."""
     from proxyfl.core.plugins import load_plugins
     from proxyfl.deploy import approval
 
     load_plugins(())
     offer, asked = approval.newest_offer(site)
+    if reviewed is not None:
+        approval.require_terms(site, offer, reviewed)
     show_offer(site, offer, asked)
     if (site.path / approval.APPROVAL_FILE).exists():
         show_standing(site, offer)
@@ -67,6 +80,7 @@ def show_offer(site: Site, offer: Offer, asked: bool) -> None:
     source = "requested by the server, and refused" if asked else "offered in its folder"
     console.print(f"\n{site.name}: {source}", style="bold", markup=False)
     for name, value in (
+        ("hash", approval.terms_hash(site, offer)),
         ("app", offer.app),
         ("signer", signing.fingerprint(site.trusted)),
         ("method", offer.config.method.name),
@@ -79,17 +93,19 @@ def show_offer(site: Site, offer: Offer, asked: bool) -> None:
         console.print(f"- {line}", markup=False, soft_wrap=True)
 
 
-def show_standing(site: Site, offer: Offer) -> None:
-    """What is approved now, and how an offer differs from it."""
+def show_standing(site: Site, offer: Offer) -> bool:
+    """What is approved now, and how an offer differs from it; whether the offer is approved."""
     from proxyfl.deploy import approval
 
     console, state = out(), standing(site)
+    approved = state.startswith("approved")
     if changes := approval.differences(site, offer):
         console.print("\nDifferent from what is approved now", style="bold")
         for change in changes:
             console.print(f"- {change}", markup=False, soft_wrap=True)
-        state += ", but not for this" if state.startswith("approved") else ""
+        state += ", but not for this" if approved else ""
     console.print(f"\n{state}", markup=False, soft_wrap=True)
+    return approved and not changes
 
 
 def standing(site: Site) -> str:

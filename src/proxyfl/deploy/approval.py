@@ -128,6 +128,32 @@ def newest_offer(site: Site) -> tuple[Offer, bool]:
     return Offer.from_tree(_json(newest)), newest == asked
 
 
+def terms_hash(site: Site, offer: Offer) -> str:
+    """Of all that an approval would agree to now, so that what was looked at is what is approved."""
+    terms = {
+        **offer.tree,
+        "form": form_of(site),
+        "proxyfl": metadata.version("proxyfl"),
+        "signer": signing.fingerprint(site.trusted),
+    }
+    return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
+
+
+def require_terms(site: Site, offer: Offer, given: str) -> None:
+    """Raise where an offer is not that whose hash, or the beginning of it, was given."""
+    now = terms_hash(site, offer)
+    if len(given) < signing.MARK:
+        raise ConfigError(
+            f"--hash '{given}': give at least {signing.MARK} characters of what 'deploy check' prints as hash"
+        )
+    if not now.startswith(given.lower()):
+        raise ConfigError(
+            f"--hash {given} is not that of what would be approved now, {now}: the server requested "
+            f"something else since, or the folder of {site.name} changed; look at it again with 'proxyfl "
+            "deploy check'"
+        )
+
+
 def described(site: Site, offer: Offer) -> Explanation:
     """What leaves this site if it agrees, as ``deploy explain`` shows it, observed in a dry run here."""
     return explain(_as_deployment(site, offer.config))
