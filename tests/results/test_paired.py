@@ -179,3 +179,18 @@ def test_holm_corrects_a_family_step_by_step() -> None:
     assert [each.verdict for each in corrected] == ["noise", "better", "noise", "better"]
     assert holm([]) == []
     assert holm([Difference(0.1, 8, 0.05, 0.2, 0.9), Difference(0.1, 8, 0.05, 0.2, 0.8)])[0].chance == 1.0
+
+
+def test_more_comparisons_need_more_pairs() -> None:
+    """Six pairs of one sign: 2 of 64 choices. Of four comparisons each must be four times as rare."""
+    verdicts = {}
+    for pairs in (5, 6, 7, 8):
+        one = Difference(-0.05, pairs, -0.06, -0.04, 2.0 ** (1 - pairs))
+        verdicts[pairs] = (one.verdict, holm([one] * 4)[0].verdict)
+    assert verdicts == {
+        5: ("worse, few seeds", "worse, few seeds"),
+        6: ("worse", "worse, few seeds"),
+        7: ("worse", "worse, few seeds"),
+        8: ("worse", "worse"),
+    }
+    assert Difference(-0.05, 8, -0.06, -0.04, 0.06, family=4).verdict == "noise"

@@ -53,10 +53,15 @@ class Difference:
         """
         if self.low is None or self.high is None:
             return "too few seeds"
-        if self.low <= 0 <= self.high or (self.pairs >= ENOUGH and self.chance > 1 - LEVEL):
+        if self.low <= 0 <= self.high or (self.enough and self.chance > 1 - LEVEL):
             return "noise"
         word = "better" if (self.mean > 0) is not self.less_is_better else "worse"
-        return word if self.pairs >= ENOUGH else f"{word}, few seeds"
+        return word if self.enough else f"{word}, few seeds"
+
+    @property
+    def enough(self) -> bool:
+        """Whether so many pairs could rule out chance at all: with all differences of one sign, corrected."""
+        return self.family * 2.0 ** (1 - self.pairs) <= 1 - LEVEL
 
 
 def paired_difference(ours: Mapping[Pair, float], theirs: Mapping[Pair, float]) -> Difference | None:
