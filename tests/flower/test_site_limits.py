@@ -17,6 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyf
 
 import httpx
 import torch
+from flwr.app import MessageType
 from loopback import deployment, experiment
 from serving import connect, server, texts
 from wireless import Node, handled_by, sides
@@ -168,6 +169,35 @@ def test_the_server_hears_the_number_and_the_round_goes_on_without_the_site(tmp_
     assert any("site-03 left out" in text and "max_memory_mb" in text for text in texts(deployed))
 
 
+@pytest.mark.parametrize(
+    ("allowed", "told"),
+    [
+        (Limits(max_memory_mb=1), "evaluation needs about"),
+        (Limits(max_seconds=1e-9), "evaluation took longer"),
+    ],
+)
+def test_a_site_evaluates_within_its_limits_too(allowed, told, tmp_path, small):
+    config = dataclasses.replace(small, compute=dataclasses.replace(small.compute, eval_batch=5))
+    deployed = deployment(tmp_path / "f", config, test="", holdout=0.5, insecure=True)
+    net = connect(deployed, config, heldout=20)
+    tight = dataclasses.replace(sides(prepare(config), deployed.path / "elsewhere", 20)[2], limits=allowed)
+    usual, limited = net.nodes[52].handler, handled_by(tight)
+    net.nodes[52] = Node(
+        lambda kind, records: (limited if kind == MessageType.EVALUATE else usual)(kind, records)
+    )
+    server(deployed, net).run()
+    assert all(line["evaluation"]["missing"] == ["site-03"] for line in Run(deployed.run).metrics)
+    assert any(told in text and "site.toml" in text for text in texts(deployed))
+
+
+def test_the_memory_of_an_evaluation_grows_with_its_batch(tmp_path, small):
+    trainer = trainer_for(small, tmp_path)
+    few, many = (limits.estimate_evaluation(trainer, batch) for batch in (16, 4096))
+    pixels = trainer.factory.image_size**2
+    assert many - few > 4000 * pixels * 4
+    assert many < limits.estimate(trainer) + 4096 * limits.kept_by_backward(trainer)
+
+
 def written(tmp_path, **more):
     deployed = deployment(tmp_path / "f", experiment("fedavg", rounds=1, subset=80, labels__per_class=4))
     site = dataclasses.replace(deployed.site("site-01"), **more)
@@ -178,7 +208,7 @@ def written(tmp_path, **more):
 def test_limits_stand_in_site_toml(tmp_path):
     site = written(tmp_path, threads=2, max_memory_mb=900, max_disk_mb=50, max_seconds=60.0, max_kbit=8000)
     assert site.limits == Limits(2, 900, 50, 60.0)
-    told = "2 threads, 900 MB of memory, 50 MB of disk, 60 s of training in a round, 8,000 kbit/s each way"
+    told = "2 threads, 900 MB of memory, 50 MB of disk, 60 s of training or evaluation, 8,000 kbit/s each way"
     assert site.limits_in_words == [f"limits of site.toml: {told}"]
     with pytest.raises(ConfigError, match=r"too slow .*1,000"):
         dataclasses.replace(site, max_kbit=10).write()

@@ -32,7 +32,9 @@ class Allowed(ImageForm):
         0, "megabytes of memory that a round may use, estimated before it starts; 0: no limit", low=0
     )
     max_disk_mb: int = setting(0, "megabytes that state/ may use; 0: no limit", low=0)
-    max_seconds: float = setting(0.0, "seconds that training may take in a round; 0: no limit", low=0)
+    max_seconds: float = setting(
+        0.0, "seconds that training, and an evaluation, may take in a round; 0: no limit", low=0
+    )
     max_kbit: int = setting(0, "kilobits per second each way between site and server; 0: no limit", low=0)
 
     def check(self) -> None:
@@ -56,7 +58,7 @@ class Allowed(ImageForm):
             "threads": f"{self.threads} threads",
             "max_memory_mb": f"{self.max_memory_mb:,} MB of memory",
             "max_disk_mb": f"{self.max_disk_mb:,} MB of disk",
-            "max_seconds": f"{self.max_seconds:g} s of training in a round",
+            "max_seconds": f"{self.max_seconds:g} s of training or evaluation",
             "max_kbit": f"{self.max_kbit:,} kbit/s each way",
         }
         found = [words for name, words in limits.items() if getattr(self, name)]

@@ -67,9 +67,10 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     scores: bool = False,
     counts: bool = False,
+    heed: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Top-1 predictions of the network in eval mode over the whole split; with ``scores`` its probabilities
-    are measured as well, with ``counts`` they are counted.
+    are measured as well, with ``counts`` they are counted. ``heed`` is called before each batch.
     """
     if not len(split):
         raise DataError("there are no test images to evaluate on")
@@ -79,6 +80,7 @@ def evaluate(
     with torch.inference_mode():
         batches = zip(torch.split(split.images, batch), torch.split(split.labels, batch), strict=True)
         for images, labels in batches:
+            heed()
             with autocast():
                 logits = network(prepared(images.to(device), mean, std))
             if not len(confusion):

@@ -7,7 +7,11 @@ between two steps. The memory of a round is estimated from a dry run with two sa
 
 now is what the process has taken when the site's data are read; 70 MB are code and buffers that training
 brings in; five are the weights received, trained and sent, their gradients and the optimiser's momentum; two
-are what is kept and the gradients of it.
+are what is kept and the gradients of it. That of an evaluation::
+
+    now + 70 MB + 3 × weights + 2 × samples in a batch × what the largest layer takes and gives
+
+three are the weights received and loaded and a copy for the network.
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxyfl.core.config import ComputeSettings
 from proxyfl.core.errors import ConfigError
@@ -33,6 +38,8 @@ from proxyfl.methods.context import ClientContext
 
 MB = 1_000_000
 BASE, COPIES, SLACK, SAMPLES = 70 * MB, 5, 2, 2
+EVALUATED = 3
+"""Copies of the weights in an evaluation."""
 SLOWEST = 1000
 """Kilobits a second below which a piece of 5 MB, as Flower cuts models, would not arrive in time."""
 
@@ -74,7 +81,16 @@ class Limits:
 
     def require_memory(self, trainer: ClientTrainer) -> int:
         """Refuse where training needs more memory than there is, or than is allowed; gives the estimate."""
-        needed, room = estimate(trainer), _room(trainer.device)
+        cure = "smaller batches (train.batch, train.mu) or a smaller network need less"
+        return self._require("training", estimate(trainer), trainer, cure)
+
+    def require_memory_to_evaluate(self, trainer: ClientTrainer, batch: int) -> int:
+        """The same for an evaluation with so many samples in a batch."""
+        cure = "a smaller batch (compute.eval_batch) or a smaller network needs less"
+        return self._require("evaluation", estimate_evaluation(trainer, batch), trainer, cure)
+
+    def _require(self, what: str, needed: int, trainer: ClientTrainer, cure: str) -> int:
+        room = _room(trainer.device)
         allowed = self.max_memory_mb * MB or room
         if needed > min(allowed, room):
             why = (
@@ -82,28 +98,34 @@ class Limits:
                 if allowed < room
                 else f"the machine has {room / MB:,.0f} MB"
             )
-            raise LimitReached(
-                f"training needs about {needed / MB:,.0f} MB of memory here, and {why}; smaller batches "
-                "(train.batch, train.mu) or a smaller network need less"
-            )
+            raise LimitReached(f"{what} needs about {needed / MB:,.0f} MB of memory here, and {why}; {cure}")
         return needed
 
     def steps(self, clock: Callable[[], float] = time.monotonic) -> Steps:
         """All steps of a round, as long as there is time for them."""
         if not self.max_seconds:
             return every_step
-        began, seconds = clock(), self.max_seconds
+        heed = self.timer("training", "fewer local epochs (train.epochs) or a larger limit", clock)
 
         def timed(ctx: ClientContext) -> Iterator[Iterator[Batch]]:
             for batches in every_step(ctx):
-                if clock() - began > seconds:
-                    raise LimitReached(
-                        f"training took longer than the {seconds:g} s that max_seconds of its site.toml "
-                        "allows; fewer local epochs (train.epochs) or a larger limit"
-                    )
+                heed()
                 yield batches
 
         return timed
+
+    def timer(self, what: str, cure: str, clock: Callable[[], float] = time.monotonic) -> Callable[[], None]:
+        """What raises once the time that begins now is over."""
+        began, seconds = clock(), self.max_seconds
+
+        def heed() -> None:
+            if seconds and clock() - began > seconds:
+                raise LimitReached(
+                    f"{what} took longer than the {seconds:g} s that max_seconds of its site.toml allows; "
+                    f"{cure}"
+                )
+
+        return heed
 
 
 def _bytes_below(folder: Path) -> int:
@@ -124,6 +146,29 @@ def estimate(trainer: ClientTrainer) -> int:
     each = kept_by_backward(trainer) + (weights if trainer.records else 0)  # a gradient for every image
     work = BASE + COPIES * weights + SLACK * step * each
     return work + (_resident() if trainer.device.type == "cpu" else 0)
+
+
+def estimate_evaluation(trainer: ClientTrainer, batch: int) -> int:
+    """Bytes of memory that an evaluation takes, likewise."""
+    weights = size_in_bytes(trainer.new_network().state_dict())
+    work = BASE + EVALUATED * weights + SLACK * batch * largest_layer(trainer)
+    return work + (_resident() if trainer.device.type == "cpu" else 0)
+
+
+def largest_layer(trainer: ClientTrainer) -> int:
+    """Bytes of a sample that the largest layer takes and gives, seen in a dry run that leaves no trace."""
+    seen = [0]
+
+    def note(layer: nn.Module, taken: Any, given: Any) -> None:
+        found = [value for value in (*taken, given) if isinstance(value, Tensor)]
+        seen.append(sum(value.numel() * value.element_size() for value in found) // SAMPLES)
+
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        network = trainer.new_network().eval()
+        for layer in network.modules():
+            layer.register_forward_hook(note)
+        network(torch.zeros(SAMPLES, *trainer.factory.shape))
+    return max(seen)
 
 
 def kept_by_backward(trainer: ClientTrainer) -> int:

@@ -133,21 +133,25 @@ class SiteSide:
         return answer
 
     def _evaluate(self, records: RecordDict) -> RecordDict:
+        heed = self.limits.timer("evaluation", "fewer held-out images (holdout) or a larger limit")
         task, header = read_task(records)
         config = self._config(header)
         trainer, images = self._trainer(header, records), self._seen(config)
+        compute, views = trainer.compute, trainer.views
+        batch = eval_batch(compute.eval_batch, trainer.factory.image_size, trainer.device)
+        self.limits.require_memory_to_evaluate(trainer, min(batch, len(images.heldout)))
         weights, strict = trainer.method.model(task.weights), not trainer.method.all_private
         trainer.network.load_state_dict(weights, strict=strict)
-        compute, views = trainer.compute, trainer.views
         with numerics(compute):
             result = evaluate(
                 trainer.network,
                 images.heldout,
                 views.mean,
                 views.std,
-                batch=eval_batch(compute.eval_batch, trainer.factory.image_size, trainer.device),
+                batch=batch,
                 autocast=lambda: autocast(compute, trainer.device),
                 counts=self.scores and counts_scores(config),
+                heed=heed,
             )
         return content(
             {"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion, **result.counts})}
