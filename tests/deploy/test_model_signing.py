@@ -122,6 +122,21 @@ def test_a_signature_outlives_its_certificate_but_cannot_be_made_later(
     assert "certificate of fl.example.org was not valid" in broken(model, made.ca_certificate)
 
 
+def test_whoever_has_the_servers_key_can_sign_with_an_earlier_date_until_the_authority_is_replaced(
+    made: Deployment, model: Path, tmp_path: Path
+) -> None:
+    stolen = Path(shutil.copytree(made.path / "server", tmp_path / "stolen"))
+    before = pki.read_certificate(made.server_certificate).not_valid_before_utc.replace(microsecond=0)
+    file = model_signing.signature_file(model)
+    rotation.renew(made.path)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "time": before.isoformat()}))
+    forge(model, made, stolen / "server.key", stolen / "server.crt")
+    assert model_signing.check(model, made.ca_certificate).time == before
+    rotation.begin_authority(made.path)
+    rotation.finish_authority(made.path, force=True)
+    assert "another federation's" in broken(model, made.ca_certificate)
+
+
 def test_the_run_of_a_federation_knows_whose_it_is(made: Deployment, tmp_path: Path) -> None:
     found = model_signing.deployment_of(made.run)
     assert found is not None

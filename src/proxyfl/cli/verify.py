@@ -31,7 +31,10 @@ def verify(
         Path | None, typer.Option(help="The signature file.", show_default="FILE.sig")
     ] = None,
 ) -> None:
-    """Check the server's signature of a model. Exit code 1 if it is missing or does not match."""
+    """Check the server's signature of a model. Exit code 1 if it is missing or does not match.
+
+    Needs the 'flower' extra, as the server does. When a model was signed is the claim of whoever signed it.
+    """
     require_flower()
     from proxyfl.core.errors import RunError
     from proxyfl.deploy import model_signing
