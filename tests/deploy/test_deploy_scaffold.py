@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError
-from proxyfl.deploy import explain, members, pki, rotation, scaffold, signing, texts
+from proxyfl.deploy import entrance, explain, members, pki, rotation, scaffold, signing, texts
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.site_data import open_site, open_test
 from proxyfl.runs.simulation import prepare
@@ -423,8 +423,6 @@ def test_an_insecure_federation_stays_on_its_machine(tmp_path: Path) -> None:
 
 
 def test_a_deployment_of_an_earlier_version_is_told_what_is_missing(own_trial: Path) -> None:
-    from proxyfl.deploy import entrance, signing
-
     deployment = Deployment.read(own_trial)
     entrance.check_server_files(deployment)
     for pattern in ("site.crt", "trusted.yaml", "app.sig", "operator.key"):
@@ -478,3 +476,14 @@ def test_a_user_without_a_name_can_set_up_a_federation(
     monkeypatch.setattr(texts.getpass, "getuser", nameless)
     found = scaffold.create(tmp_path / "d", plan())
     assert "User=proxyfl" in (found.path / "server/proxyfl-server.service").read_text()
+
+
+def test_a_site_may_send_eight_models_and_64_mb_in_a_minute_unless_the_operator_sets_another_volume(
+    trial: Path,
+) -> None:
+    deployment = Deployment.read(trial)
+    task, update = explain.dry_run(deployment)
+    model = sum(value.numel() * value.element_size() for value in task.weights.values())
+    assert 300_000 < model < 400_000
+    assert entrance.volume(deployment) == 8 * model + 64 * 1024 * 1024
+    assert entrance.volume(dataclasses.replace(deployment, max_site_mb=5)) == 5 * 1024 * 1024

@@ -18,6 +18,7 @@ from calling import invoke
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.files import append_bytes
 from proxyfl.deploy import (
+    approval,
     backup,
     connector,
     expiry,
@@ -347,6 +348,30 @@ def test_the_signature_of_a_replaced_operator_key_is_refused(lost: bool, own_tri
     assert json.loads(made.app_signature.read_bytes())["key"] == json.loads(new)["key"]
     with pytest.raises(ConfigError, match="no signature by the operator's key"):
         signing.signature_of(made)
+
+
+def test_a_site_runs_only_what_it_approved_until_it_approves_under_the_new_operator_key(
+    own_trial: Path,
+) -> None:
+    made = Deployment.read(own_trial)
+    site = made.site("site-01")
+    approval.approve(site, approval.newest_offer(site)[0])
+    former, before = site.trusted.read_bytes(), signing.fingerprint(site.trusted)
+    made.trusted.unlink()
+    assert invoke("deploy", "init", own_trial, "--renew").exit_code == 0
+    new = site.trusted.read_bytes()
+    site.trusted.write_bytes(former)  # it has not got the new one yet
+    found = approval.require(site)
+    assert found.signer == before
+    approval.require_app(found, approval.Offer.of(made).app)
+    with pytest.raises(approval.Refused, match="not 00000000"):
+        approval.require_app(found, "0" * 64)  # whatever the stolen key signed
+    site.trusted.write_bytes(new)
+    with pytest.raises(approval.Refused, match=r"trusted\.yaml"):
+        approval.require(site)
+    done = invoke("deploy", "approve", site.path, "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert approval.require(site).signer == signing.fingerprint(made.trusted) != before
 
 
 def test_what_to_replace_must_be_said(own_trial: Path) -> None:

@@ -137,6 +137,22 @@ def test_whoever_has_the_servers_key_can_sign_with_an_earlier_date_until_the_aut
     assert "another federation's" in broken(model, made.ca_certificate)
 
 
+def test_an_older_model_is_verified_with_the_retired_authority_and_a_newer_one_is_not(
+    made: Deployment, model: Path
+) -> None:
+    rotation.begin_authority(made.path)
+    rotation.finish_authority(made.path, force=True)
+    retired = made.ca_certificate.with_name("retired.crt")
+    done = invoke("verify", model, "--ca", retired)
+    assert done.exit_code == 0, done.stderr
+    assert "federation trial, round 3" in done.stdout
+    assert invoke("verify", model, "--ca", made.ca_certificate).exit_code == 1
+    model.write_bytes(b"weights of round 4")
+    model_signing.sign_models(made, round=4)
+    assert invoke("verify", model, "--ca", made.ca_certificate).exit_code == 0
+    assert "another federation's" in broken(model, retired)
+
+
 def test_the_run_of_a_federation_knows_whose_it_is(made: Deployment, tmp_path: Path) -> None:
     found = model_signing.deployment_of(made.run)
     assert found is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.deploy import expiry, operate, supervise
+from proxyfl.deploy import expiry, operate, programs, supervise
 from proxyfl.deploy.live import AGAIN, LiveLog, LiveReader
 from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.supervise import Illness, Restarts, ServerWatch, has_child
@@ -44,6 +45,19 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(supervise, "time", clock)
     return clock
+
+
+def test_a_log_is_rotated_at_5_mb_and_two_older_files_are_kept(tmp_path):
+    """As ``gate.log``: every program of a server writes through it."""
+    log, line = programs.PatientLog(tmp_path / "gate.log"), "x" * 1_200_000
+    for number in range(20):
+        log.emit(logging.LogRecord("gate", logging.INFO, "", 0, f"{number:02d} {line}", None, None))
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["gate.log", "gate.log.1", "gate.log.2"]
+    assert all(file.stat().st_size < 5_000_000 for file in files)
+    assert files[0].read_text().splitlines()[-1].startswith("19 ")
+    assert files[2].stat().st_size > 4_000_000
 
 
 def program(said=(), ended=None, failure="", lives=None):
