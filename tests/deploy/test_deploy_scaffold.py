@@ -482,7 +482,7 @@ def test_a_site_may_send_eight_models_and_64_mb_in_a_minute_unless_the_operator_
     trial: Path,
 ) -> None:
     deployment = Deployment.read(trial)
-    task, update = explain.dry_run(deployment)
+    task, _ = explain.dry_run(deployment)
     model = sum(value.numel() * value.element_size() for value in task.weights.values())
     assert 300_000 < model < 400_000
     assert entrance.volume(deployment) == 8 * model + 64 * 1024 * 1024
