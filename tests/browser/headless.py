@@ -110,6 +110,7 @@ class Browser:
 
     def open(self, address: str) -> None:
         """Load a page, and forget what the one before it did."""
+        self.call("Page.navigate", url="about:blank")  # it may still ask a server that has gone
         self.errors.clear()
         self.requests.clear()
         failed = self.call("Page.navigate", url=address).get("errorText")

@@ -99,9 +99,9 @@ def no_collector() -> Iterator[None]:
 def test_a_round_leaves_no_tensor_behind(tmp_path: Path, method: str) -> None:
     census = Census()
     # Every client in every round: 16 bytes are kept for each that took part, and none is new after the first.
-    config = tiny_config(method, rounds=6, per_round=4, keep__snapshot_every=0)
+    config = tiny_config(method, rounds=5, per_round=4, keep__snapshot_every=0)
     play(config, make_simulation(), tmp_path, observers=[census])
-    assert census.found[2:] == [census.found[2]] * 4
+    assert census.found[2:] == [census.found[2]] * 3
 
 
 class CountedStore(ClientStore):
