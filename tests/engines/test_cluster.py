@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ import pytest
 from proxyfl import Experiment, RayEngine, Run
 from proxyfl.core import plugins
 from proxyfl.core.errors import ConfigError, RunError
+from proxyfl.engines.cluster import connection
 from proxyfl.engines.cluster.connection import Cluster, Needs, _private_cluster, _token
 from proxyfl.engines.cluster.engine import ClusterEngine
+from proxyfl.engines.cluster.witness import Witness
 from proxyfl.engines.crew import Job
 from proxyfl.runs import build
 from proxyfl.runs.cluster import train_on_cluster
@@ -123,17 +126,88 @@ def test_an_address_at_which_nothing_answers_is_told_at_once(tmp_path: Path) -> 
     assert not Cluster._open
 
 
+def test_a_silent_head_node_ends_the_run_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SILENCE", 0.0)
+    monkeypatch.setattr(connection, "LOOK_ROUND", 0.01)
+    cluster = Cluster.__new__(Cluster)
+    cluster.address, cluster._looked = "auto", 0.0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster.head = f"127.0.0.1:{server.getsockname()[1]}"
+        cluster.require_head()
+    time.sleep(0.02)
+    for ask in (lambda: cluster.first([], 0), lambda: cluster.room(Needs())):
+        with pytest.raises(RunError, match=rf"{cluster.head} does not respond; .*proxyfl resume RUN"):
+            ask()
+
+
+def test_ray_without_its_process_on_this_machine_is_no_error_of_the_disk() -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    cluster = Cluster.__new__(Cluster)
+    cluster.address, cluster.head, cluster._looked = "auto", "", 0.0
+    with pytest.raises(RunError, match=r"this machine does not respond .*Broken pipe.*proxyfl resume RUN"):
+        cluster.ask(Broken(), "train")
+
+
+@pytest.mark.parametrize(
+    ("ending", "listening", "said"),
+    [
+        ("import os; os._exit(1)", False, "error: start Ray again\n"),
+        ("import os; os._exit(1)", True, ""),
+        ("witness.end()", False, ""),
+    ],
+)
+def test_a_process_that_ray_ends_is_survived_by_an_error(ending: str, listening: bool, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        if not listening:
+            server.close()
+        start = f"from {Witness.__module__} import Witness; witness = Witness('start Ray again', [{place!r}])"
+        done = subprocess.run([sys.executable, "-c", f"{start}; {ending}"], stderr=subprocess.PIPE, text=True)
+    assert done.stderr == said
+
+
+WITHOUT_TOKEN = """
+import sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_can_use_a_private_cluster_then_one_without_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray keeps the mode and the token of the first, unless it is asked to read them again."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    config = tiny_config("fedavg", rounds=1, per_round=2)
+    here = play(config, SIMULATION, tmp_path / "inline")
+    command, pipe = [sys.executable, "-c", WITHOUT_TOKEN], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as other:
+        assert other.stdout is not None
+        for address in ("local", other.stdout.readline().strip()):
+            federation = federation_of(config, RayEngine(address, workers=1), tmp_path / address[:5])
+            assert same_state(here, federation.run().state)
+        other.communicate()
+
+
 @contextlib.contextmanager
 def two_nodes(monkeypatch: pytest.MonkeyPatch, head: int) -> Iterator[Any]:
     """A head, which this process is on, with room for so many clients, and a node with room for one."""
-    from ray._raylet import Config
     from ray.cluster_utils import Cluster as Nodes
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray keeps the first way to authenticate that it reads in a process: the one of private clusters.
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", _token())
-    Config.initialize("")  # the environment was read when Ray was imported
+    connection._authentication_read_again()  # the environment was read when Ray was imported
     cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": head, "include_dashboard": False})
     try:
         cluster.second = cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
@@ -234,17 +308,23 @@ PROXYFL = [sys.executable, "-m", "proxyfl"]
 RUN = [*PROXYFL, "run", "digits", "--method", "flexmatch", *SHORT]
 
 
-def kill_in_the_third_round(folder: Path, address: str, **environment: str) -> None:
-    """Start the run ``ray`` on a cluster, and end its process while it trains."""
+def in_the_third_round(folder: Path, address: str, **environment: str) -> subprocess.Popen[str]:
+    """The process of the run ``ray`` on a cluster, which has trained for two rounds."""
     cluster = ["--engine", "ray", "--address", address, "--runs", str(folder), "--name", "ray"]
-    process = subprocess.Popen([*RUN, *cluster], env={**os.environ, **environment})
+    process = subprocess.Popen(
+        [*RUN, *cluster], env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
+    )
     until = time.monotonic() + 200
     while not (folder / "ray" / "checkpoints" / "round-00000002").is_dir():
         assert time.monotonic() < until
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    return process
+
+
+def kill_in_the_third_round(folder: Path, address: str, **environment: str) -> None:
+    with in_the_third_round(folder, address, **environment) as process:
+        process.send_signal(signal.SIGKILL)
 
 
 def wait_until_gone(left: Callable[[], list[int]]) -> None:
@@ -264,6 +344,43 @@ def assert_resumed_to_the_same_bits(folder: Path, *engine: str) -> None:
     assert (ours.path / last).read_bytes() == (theirs.path / last).read_bytes()
 
 
+def actors(nodes: Any) -> list[int]:
+    """The processes that train, on both nodes."""
+    raylets = [node.all_processes["raylet"][0].process.pid for node in (nodes.head_node, nodes.second)]
+    return [pid for raylet in raylets for pid in children(raylet) if b"ClientActor" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", ["gcs_server", "all"])
+def test_a_run_whose_head_node_dies_ends_with_what_to_do_and_resumes_to_the_same_bits(
+    nodes: Any, tmp_path: Path, victims: str
+) -> None:
+    """Without its process on this machine, Ray may end the command at once, or leave it to us to notice."""
+    mark = f"mark-{uuid.uuid4().hex}"
+    with in_the_third_round(tmp_path, nodes.address, MARK=mark) as process:
+        training = actors(nodes)
+        assert len(training) == 2
+        head = nodes.head_node.all_processes
+        (raylet,) = head["raylet"]
+        doomed = [each.process.pid for kind in head for each in head[kind] if victims in ("all", kind)]
+        for pid in doomed + (children(raylet.process.pid) if victims == "all" else []):
+            os.kill(pid, signal.SIGKILL)
+        _, said = process.communicate(timeout=50)  # after 60 seconds, Ray would have ended it anyway
+    assert process.returncode in (1, 2)
+    (line,) = said.splitlines()
+    assert line.startswith(f"error: the Ray cluster '{nodes.address}' is lost")
+    assert "'proxyfl resume RUN', without Ray" in line
+    wait_until_gone(lambda: marked(mark) + [pid for pid in training if b"ClientActor" in command_of(pid)])
+    assert_resumed_to_the_same_bits(tmp_path, "--workers", "0")
+
+
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_process_behind_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     mark = f"mark-{uuid.uuid4().hex}"
@@ -274,14 +391,8 @@ def test_a_killed_run_leaves_no_process_behind_and_resumes_to_the_same_bits(tmp_
 
 @pytest.mark.slow
 def test_a_cluster_that_outlives_a_killed_run_trains_it_to_the_end(nodes: Any, tmp_path: Path) -> None:
-    raylets = [node.all_processes["raylet"][0].process.pid for node in (nodes.head_node, nodes.second)]
-
-    def actors() -> list[int]:
-        below = [pid for raylet in raylets for pid in children(raylet)]
-        return [pid for pid in below if b"ClientActor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
     kill_in_the_third_round(tmp_path, nodes.address)
-    wait_until_gone(actors)
+    wait_until_gone(lambda: actors(nodes))
     assert_resumed_to_the_same_bits(tmp_path, "--engine", "ray", "--address", nodes.address)
 
 

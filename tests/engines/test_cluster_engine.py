@@ -77,6 +77,9 @@ class PretendedCluster:
     def dismiss(self, actor: Pretended) -> None:
         self.actors.remove(actor)
 
+    def ask(self, actor: Pretended, what: str, *given: Any) -> Any:
+        return getattr(actor, what).remote(*given)
+
     def put(self, thing: Any) -> Any:
         return thing
 

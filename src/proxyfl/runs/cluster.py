@@ -70,8 +70,8 @@ class _Remote:
     def _begin(self) -> None:
         self.tries += 1
         self.actor = self.cluster.hire(RunActor, self.needs)
-        self.there = self.actor.ping.remote()
-        self.pending = self.actor.make.remote(self.order)
+        self.there = self.cluster.ask(self.actor, "ping")
+        self.pending = self.cluster.ask(self.actor, "make", self.order)
 
     def _stillborn(self) -> bool:
         self.lost = self.lost or time.monotonic()

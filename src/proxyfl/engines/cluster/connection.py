@@ -22,11 +22,18 @@ from typing import Any, ClassVar
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, missing_extra
 from proxyfl.core.machine import usable_cores
+from proxyfl.engines.cluster.witness import Witness
 from proxyfl.engines.forkserver import TUNABLES, tuned_environment
 
 AUTO, LOCAL = "auto", "local"
 PATIENCE = 10.0
 """Seconds in which a cluster's address must answer."""
+
+SILENCE = 15.0
+"""Seconds for which the head node may be silent; after 60, Ray ends the process without our error."""
+
+LOOK_ROUND = 1.0
+"""Seconds between two looks at whether the head node is there."""
 
 GIGABYTE = 1e9
 _PLACE = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
@@ -85,6 +92,7 @@ class Cluster:
         if not Cluster._open:
             # A program that has called ray.init() itself keeps the cluster that it chose.
             Cluster._disconnect = (lambda: None) if self.ray.is_initialized() else _connected(address)
+        self.head, self._looked = self.ray.get_runtime_context().gcs_address, 0.0
         Cluster._open.append(self)
 
     def close(self) -> None:
@@ -95,7 +103,28 @@ class Cluster:
 
     def room(self, needs: Needs) -> int:
         """How many such actors all living nodes have room for, if nobody else used them."""
+        self.require_head()
         return sum(needs.fitting(node["Resources"]) for node in self.ray.nodes() if node["Alive"])
+
+    def require_head(self) -> None:
+        """An error where the head node stays silent: Ray would wait for it, and then end this process."""
+        began = time.monotonic()
+        if began - self._looked < LOOK_ROUND:
+            return
+        while _silence(self.head):
+            if time.monotonic() - began > SILENCE:
+                raise RunError(_lost(self.address, f"its head node at {self.head} does not respond"))
+            time.sleep(LOOK_ROUND)
+        self._looked = time.monotonic()
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """What Ray raises where its own process on this machine has gone is no error of a disk."""
+        try:
+            yield
+        except OSError as error:
+            why = f"Ray on this machine does not respond ({_last_line(error)})"
+            raise RunError(_lost(self.address, why)) from error
 
     def require_room(self, needs: Needs, what: str) -> int:
         """The same; an error where no node has room for one of what is to be there."""
@@ -109,18 +138,21 @@ class Cluster:
 
     def hire(self, kind: type, needs: Needs) -> Actor:
         """An actor somewhere; it waits for room, and ends with this process."""
-        return (
-            self.ray.remote(kind)
-            .options(
-                num_cpus=needs.cpus,
-                num_gpus=needs.gpus,
-                memory=int(needs.memory * GIGABYTE) or None,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy="SPREAD",
-            )
-            .remote()
+        wanted = self.ray.remote(kind).options(
+            num_cpus=needs.cpus,
+            num_gpus=needs.gpus,
+            memory=int(needs.memory * GIGABYTE) or None,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
         )
+        with self._reached():
+            return wanted.remote()
+
+    def ask(self, actor: Actor, what: str, *given: Any) -> Ref:
+        """The answer that is to come from a method of an actor."""
+        with self._reached():
+            return getattr(actor, what).remote(*given)
 
     def dismiss(self, actor: Actor) -> None:
         with contextlib.suppress(Exception):  # it is gone already, or the cluster is
@@ -130,7 +162,8 @@ class Cluster:
         """Bytes or a block that every node can see; it is kept as long as the reference is."""
         errors = self.ray.exceptions
         try:
-            return self.ray.put(thing)
+            with self._reached():
+                return self.ray.put(thing)
         except (errors.ObjectStoreFullError, errors.OutOfDiskError) as error:
             raise RunError(
                 f"{len(thing) / GIGABYTE:.1f} GB do not fit into the Ray cluster's memory; start it with "
@@ -139,16 +172,19 @@ class Cluster:
 
     def first(self, refs: Sequence[Ref], seconds: float) -> set[Ref]:
         """Those of the answers that have come, after waiting for the first of them."""
+        self.require_head()
         if not refs:
             time.sleep(seconds)
             return set()
-        return set(self.ray.wait(list(refs), num_returns=1, timeout=seconds)[0])
+        with self._reached():
+            return set(self.ray.wait(list(refs), num_returns=1, timeout=seconds)[0])
 
     def answer(self, ref: Ref) -> bytes:
         """What an actor said; :class:`Lost` where it ended before."""
         errors = self.ray.exceptions
         try:
-            said: bytes = self.ray.get(ref)
+            with self._reached():
+                said: bytes = self.ray.get(ref)
         except (
             errors.RayTaskError
         ) as error:  # actors answer with their errors: this one could not even do that
@@ -160,6 +196,13 @@ class Cluster:
         except errors.RayError as error:
             raise Lost("the process or its node ended") from error
         return said
+
+
+def _lost(address: str, why: str) -> str:
+    return (
+        f"the Ray cluster '{address}' is lost: {why}; the last checkpoint is kept: continue with "
+        "'proxyfl resume RUN', without Ray or on another cluster (--engine ray --address HOST:PORT)"
+    )
 
 
 def this_node() -> str:
@@ -185,6 +228,7 @@ def _connected(address: str) -> Callable[[], None]:
         if address == LOCAL:
             stack.enter_context(_private_cluster())
         _require_listening(address)
+        _authentication_read_again()
         options = {"num_cpus": usable_cores(), "include_dashboard": False} if address == LOCAL else {}
         variables = {TUNABLES: tuned_environment()[TUNABLES]}
         try:
@@ -200,9 +244,20 @@ def _connected(address: str) -> Callable[[], None]:
             raise
         except Exception as error:  # Ray has no class for what goes wrong here
             raise _in_words(address, error) from error
+        if address != LOCAL:  # which ends with this process, however that ends
+            stack.callback(_witness(address).end)
         stack.callback(_ray().shutdown)
         failing.pop_all()
     return stack.close
+
+
+def _witness(address: str) -> Witness:
+    """Watches over this process while it depends on the head node and on Ray on this machine."""
+    here = this_node()
+    nodes = [node for node in _ray().nodes() if node["NodeID"] == here]
+    places = [f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" for node in nodes]
+    words = _lost(address, "its processes on the head node or on this machine have ended")
+    return Witness(words, [_ray().get_runtime_context().gcs_address, *places])
 
 
 def _in_words(address: str, error: Exception) -> RunError:
@@ -229,16 +284,22 @@ def _last_line(error: Exception) -> str:
 
 def _require_listening(address: str) -> None:
     """Ray itself asks a silent address for minutes."""
-    place = _PLACE.fullmatch(os.environ.get("RAY_ADDRESS", "") if address == AUTO else address)
-    if place is None:
-        return
-    try:
-        socket.create_connection((place["host"].strip("[]"), int(place["port"])), PATIENCE).close()
-    except (OSError, OverflowError, UnicodeError) as error:
+    place = os.environ.get("RAY_ADDRESS", "") if address == AUTO else address
+    if error := _silence(place, PATIENCE):
         raise RunError(
-            f"nothing answers at {place[0]}; start Ray there with 'ray start --head --port {place['port']}', "
-            "or give the address that it printed when it was started"
+            f"nothing answers at {place}; start Ray there with 'ray start --head --port "
+            f"{place.rpartition(':')[2]}', or give the address that it printed when it was started"
         ) from error
+
+
+def _silence(place: str, seconds: float = 2.0) -> Exception | None:
+    """Why nothing answers at HOST:PORT; none where something does, or what is given is no such place."""
+    if found := _PLACE.fullmatch(place):
+        try:
+            socket.create_connection((found["host"].strip("[]"), int(found["port"])), seconds).close()
+        except (OSError, OverflowError, UnicodeError) as error:
+            return error
+    return None
 
 
 @cache
@@ -263,6 +324,16 @@ def _private_cluster() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def _authentication_read_again() -> None:
+    """Ray keeps the mode and the token of the last cluster that this process used; on a cluster with others,
+    actors would end at once.
+    """
+    with contextlib.suppress(AttributeError):  # no public interface of Ray, which may change
+        inside = _ray()._raylet
+        inside.Config.initialize("")  # first: in the mode 'token', Ray ends a process that has no token
+        inside.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ class ClusterEngine(Crew[_Hired]):
         """Ask those who have nothing to do whether they live: who died idle costs no client a try."""
         for hired in self.workers:
             if hired.ready and hired.job is None:
-                hired.ready, hired.pending = False, hired.actor.ping.remote()
+                hired.ready, hired.pending = False, self.cluster.ask(hired.actor, "ping")
 
     def _suits(self, worker: _Hired, job: Job) -> bool:
         """A client whose actor died is not tried on that node again, unless it is the only one."""
@@ -161,7 +161,8 @@ class ClusterEngine(Crew[_Hired]):
         busy = sum(hired.job is not None for hired in self.workers)
         while len(self.workers) < min(self.count, busy + len(self._waiting)):
             actor = self.cluster.hire(ClientActor, self.needs)
-            self.workers.append(_Hired(self.cluster, actor, actor.open.remote(*self._opening())))
+            opened = self.cluster.ask(actor, "open", *self._opening())
+            self.workers.append(_Hired(self.cluster, actor, opened))
         return self.workers
 
     def _opening(self) -> tuple[bytes, Ref, Ref]:
@@ -181,7 +182,7 @@ class ClusterEngine(Crew[_Hired]):
         if self.trainer.keeps_state and task.purpose == TRAIN:
             tensors |= within(STATE, self.trainer.store.load(task.client, task.version))
         frame = framed({**header, "broadcast": self._layout}, tensors)
-        worker.pending = worker.actor.train.remote(frame, self._broadcast)
+        worker.pending = self.cluster.ask(worker.actor, "train", frame, self._broadcast)
         job.tries += 1
 
     def _listen(self) -> None:
