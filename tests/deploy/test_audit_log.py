@@ -147,6 +147,56 @@ def test_a_crash_before_the_head_was_written_loses_nothing(log: AuditLog) -> Non
     assert log.verify().head.number == 7
 
 
+def test_a_crash_between_the_first_line_and_its_head_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    log.add("sent", round=1)
+    log.head.unlink()
+    assert log.verify().head.number == 1
+    log.add("sent", round=2)
+    found = log.verify()
+    assert found.head.number == 2
+    assert found.events == {"sent": 2}
+
+
+@pytest.mark.parametrize("state", ["two lines", "torn", "damaged head", "other start", "part", "second line"])
+def test_no_other_log_without_its_head_passes_for_a_new_one(tmp_path: Path, state: str) -> None:
+    log = AuditLog(tmp_path)
+    log.add("sent", round=1)
+    log.add("sent", round=2)
+    first, second = lines(log)
+    left = {"two lines": first + second, "torn": first + second[:20], "second line": second}
+    left["other start"] = first.replace(b"0" * 64, b"1" * 64)
+    log.file.write_bytes(left.get(state, first))
+    log.head.unlink()
+    if state == "damaged head":
+        log.head.write_text("1:")
+    if state == "part":
+        log.file.with_name("audit-0000000001.jsonl").write_bytes(first)
+    assert "audit.head is missing or damaged" in broken(log)
+    log.add("sent", round=3)
+    broken(log)
+
+
+def test_a_log_cut_to_its_first_line_does_not_hold_the_line_noted_elsewhere(log: AuditLog) -> None:
+    noted = log.verify().head
+    log.file.write_bytes(lines(log)[0])
+    log.head.unlink()
+    assert "number 5, which was recorded elsewhere, is not in" in broken(log, noted)
+
+
+def test_a_round_of_thousands_of_sites_is_a_short_line_that_still_says_who() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
+    from proxyfl.deploy.server_audit import listed
+
+    names = [f"site-{number:04d}" for number in range(5000)]
+    assert listed(names[:50]) == {"sites": names[:50]}
+    many = listed(names)
+    assert (many["sites"], many["count"]) == (names[:50], 5000)
+    assert many["sites_sha256"] == audit.hashlib.sha256("\n".join(names).encode()).hexdigest()
+    assert len(json.dumps(many)) < 1000
+    assert listed([*names[:-1], "other"])["sites_sha256"] != many["sites_sha256"]
+
+
 def test_rotation_keeps_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "PART_BYTES", 500)
     log = AuditLog(tmp_path)

@@ -189,9 +189,9 @@ class Loopback:
         self.started[name] = start(self.folder / f"{name}.out", *words, before=before)
         return self.started[name]
 
-    def server(self, plugin: object = "") -> Started:
+    def server(self, plugin: object = "", before: Sequence[str] = ()) -> Started:
         words = (*(("--plugin", plugin) if plugin else ()), "deploy", "server", self.made.path)
-        server = self.start("server", *words)
+        server = self.start("server", *words, before=before)
         self.wait_text(server, "ready")
         return server
 

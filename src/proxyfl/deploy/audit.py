@@ -159,7 +159,21 @@ class AuditLog:
         """What the head says; None where it is missing or damaged. A new log has none to miss."""
         with contextlib.suppress(OSError, ConfigError, RunError, ValueError):
             return Mark.read(read_bounded(self.head, 1, 1000).decode())
-        return None if any(file.exists() for file in (self.head, self.file, *self._parts())) else START
+        if self.head.exists() or any(self._parts()):
+            return None
+        return START if self._begun() else None
+
+    def _begun(self) -> bool:
+        """Whether there is no file, or what a program leaves that ends before it writes the first head: one
+        whole line, the first of a chain. Whoever cuts a log to that could as well write one anew: a mark that
+        was recorded elsewhere shows both.
+        """
+        if not self.file.exists():
+            return True
+        with contextlib.suppress(OSError, RunError):
+            first, end, rest = read_bounded(self.file, most=LONGEST + 1).partition(b"\n")
+            return bool(end) and not rest and Last.of(first).goes_on_from(START)
+        return False
 
     def _last(self) -> tuple[Last, bytes]:
         """The last whole line of the file or of the part before it, and what is unfinished behind it."""

@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,13 +83,17 @@ class Overview:
         if new := self._reader.new():
             self._live = newest([*self._live, *new])
         played, tally, enrolled = self._records(), read_tally(form.state), self._enrolled()
+        approvals = {} if form.insecure else _approvals(form.sites, enrolled, self._live)
         return {
             "name": form.name,
             "address": form.address,
             "time": round(time.time(), 3),
             "run": self._run(played),
             "sites": [
-                self._site(client, name, enrolled.get(client), played, tally)
+                {
+                    **self._site(client, name, enrolled.get(client), played, tally),
+                    "approval": approvals.get(name),
+                }
                 for client, name in enumerate(form.sites)
             ],
             "strangers_refused": tally.get(STRANGERS, Count()).refused,
@@ -158,7 +162,6 @@ class Overview:
             "name": name,
             "state": self._state(client, name, seen),
             "seen": seen or None,
-            "approval": None if form.insecure else _approval(client, name, row, self._live),
             "images": None if row is None else {"labelled": row.labelled, "unlabelled": row.unlabelled,
                                                 "held_out": row.heldout},
             "rounds": {outcome: played.outcomes[outcome][client] for outcome in OUTCOMES},
@@ -186,15 +189,16 @@ class Overview:
         return {}
 
 
-def _approval(client: int, name: str, row: Enrolled | None, live: list[Table]) -> str | None:
-    """Whether a site's owner approved what the run asks for: ``given``, ``missing``, or not known yet."""
-    found = None if row is None else "given"
+def _approvals(sites: Sequence[str], enrolled: Mapping[int, Enrolled], live: list[Table]) -> dict[str, str]:
+    """Whether the owners of sites approved what the run asks for, ``given`` or ``missing``, where known."""
+    found = {sites[client]: "given" for client in enrolled}
     for line in live:
-        text, mine = str(line.get("text", "")), line.get("client") == client
-        if (mine and line["event"] == "answered") or text.startswith(f"{name} takes part"):
-            found = "given"
-        elif (mine or text.startswith(f"{name} cannot take part")) and approval.is_missing(text):
-            found = "missing"
+        text, client = str(line.get("text", "")), line.get("client")
+        name = sites[client] if isinstance(client, int) and 0 <= client < len(sites) else ""
+        if (name and line["event"] == "answered") or " takes part" in text:
+            found[name or text.partition(" takes part")[0]] = "given"
+        elif (name or " cannot take part" in text) and approval.is_missing(text):
+            found[name or text.partition(" cannot take part")[0]] = "missing"
     return found
 
 

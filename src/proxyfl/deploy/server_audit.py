@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from flwr.app import MessageType, RecordDict
@@ -15,6 +16,17 @@ from proxyfl.deploy.settings import Deployment
 from proxyfl.engines.flower.codec import Malformed, digest_of, header_of, text
 from proxyfl.federation.loop import RoundReport
 from proxyfl.runs.settings import identity
+
+MOST_NAMED = 50
+"""Sites named in a line about a round; of more, the line holds the first, how many, and a hash of all."""
+
+
+def listed(names: list[str]) -> dict[str, Any]:
+    """The sites of a round, in a line of bounded length: the hash is that of their names, one per line."""
+    if len(names) <= MOST_NAMED:
+        return {"sites": names}
+    sha256 = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    return {"sites": names[:MOST_NAMED], "count": len(names), "sites_sha256": sha256}
 
 
 class ServerAudit:
@@ -60,7 +72,7 @@ class ServerAudit:
     def round_started(self, round: int, clients: list[int]) -> None:
         self.round = round
         names = [self.deployment.sites[client] for client in clients]
-        self.log.add("round started", round=round, sites=names)
+        self.log.add("round started", round=round, **listed(names))
 
     def answered(self, answer: Update | Failure) -> None:
         """What the guard refused looks like any answer on the wire."""
