@@ -20,7 +20,7 @@ from proxyfl.core.text import in_words
 from proxyfl.data.dataset import Split, resize
 from proxyfl.data.files import memory_limit
 from proxyfl.data.images import SUFFIXES, decode_all, survey, with_channels
-from proxyfl.data.medical import suffix_of
+from proxyfl.data.medical import split_slice, suffix_of
 from proxyfl.data.numbers import is_vectors
 from proxyfl.data.reader.arrays import Array, check_images, in_eight_bits, read_headers, samples_of
 from proxyfl.data.reader.columns import read_rows, read_texts
@@ -137,7 +137,9 @@ def _notes(other: int, total: int, size: int, *more: str) -> tuple[str, ...]:
 
 
 def _found(place: str, suffixes: Iterable[str]) -> list[Path]:
-    """A file, those of a kind in a folder and in the folders in it, or those that a pattern fits."""
+    """A file or a slice of one, those of a kind in a folder and in the folders in it, or those that a pattern
+    fits.
+    """
     path = Path(place).expanduser()
     if path.is_dir():
         files = [file for file in path.rglob("*") if suffix_of(file) in suffixes and file.is_file()]
@@ -145,7 +147,7 @@ def _found(place: str, suffixes: Iterable[str]) -> list[Path]:
             what = "texts" if TEXT in suffixes else "images"
             raise DataError(f"there are no {what} in {place}; known are {', '.join(sorted(suffixes))}")
         return sorted(files)
-    if path.is_file():
+    if split_slice(path)[0].is_file() or path.is_file():
         return [path]
     fits = Path(path.anchor).glob(str(path.relative_to(path.anchor))) if path.name else ()
     matching = sorted(file for file in fits if file.is_file())
