@@ -71,3 +71,32 @@ def test_workers_are_started_before_torch_is_imported(tiny: Path, verb: str) -> 
     call = [sys.executable, "-c", EARLY, verb, "digits" if verb == "run" else str(tiny)]
     done = subprocess.run(call, capture_output=True, text=True, timeout=120)
     assert done.stderr.strip() == "early with 2"
+
+
+AGAIN = """
+import sys
+from proxyfl.cli import main
+sys.argv = ["proxyfl", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print("torch" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["show {run}", "table {runs}", "table {runs} --format csv", "config show digits --method sage"],
+)
+def test_the_second_time_facts_of_the_program_are_read(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setenv("PROXYFL_CACHE", str(tmp_path))
+    words = call.format(run=tiny, runs=tiny.parent).split()
+    first, second = (
+        subprocess.run([sys.executable, "-c", AGAIN, *words], capture_output=True, text=True, timeout=120)
+        for _ in range(2)
+    )
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr
+    assert second.stdout == first.stdout != ""
+    assert (first.stderr[-5:], second.stderr[-6:]) == ("True\n", "False\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxyfl.cli import listings
-from proxyfl.core import provenance
+from proxyfl.core import kept, provenance
 
 PROGRAM = """
 import sys
@@ -27,7 +27,7 @@ finally:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(listings.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -131,11 +131,11 @@ def test_of_another_state_of_the_source_nothing_is_left(
 def test_every_byte_of_the_source_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
     found = []
-    for name, content in (("a.py", "0.95"), ("a.py", "0.90"), ("b.py", ""), ("b.md", "")):
+    for name, content in (("a.py", "0.95"), ("a.py", "0.90"), ("b.py", ""), ("b.md", ""), ("b.toml", "")):
         (tmp_path / name).write_text(content)
         os.utime(tmp_path / name, (1, 1))
         found.append(provenance.source_hash.__wrapped__())
-    assert len(set(found)) == 3  # pages are no source
+    assert len(set(found)) == 4  # pages are no source
 
 
 def test_without_a_home_or_with_a_file_that_goes_it_is_made(
@@ -158,7 +158,7 @@ def test_without_a_place_it_is_made_each_time(
 ) -> None:
     (tmp_path / "file").touch()
     for place in ("", str(tmp_path / "file")):
-        monkeypatch.setenv(listings.VARIABLE, place)
+        monkeypatch.setenv(kept.VARIABLE, place)
         for _ in range(2):
             assert made("methods")[1] == 1
 
@@ -166,10 +166,10 @@ def test_without_a_place_it_is_made_each_time(
 def test_the_usual_place_is_the_users_cache(
     made: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv(listings.VARIABLE)
+    monkeypatch.delenv(kept.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "usual"))
     made("methods")
-    assert len(list((tmp_path / "usual" / "proxyfl" / "listings").glob("*/*.txt"))) == 1
+    assert len(list((tmp_path / "usual" / "proxyfl" / "kept").glob("*/*.txt"))) == 1
 
 
 @pytest.mark.slow

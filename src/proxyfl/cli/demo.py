@@ -84,7 +84,7 @@ def plan(folder: Path, seeds: Iterable[int], rounds: int | None, assignments: Se
 
 def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
     """Note which runs will be the demo's own; with ``fresh``, delete those that are."""
-    from proxyfl.report.plot_style import write
+    from proxyfl.core.files import write_output
     from proxyfl.runs.directory import RunDirectory
     from proxyfl.runs.run import Run
 
@@ -97,7 +97,7 @@ def claim(folder: Path, jobs: Sequence[Job], *, fresh: bool) -> None:
         if not fresh and Run(job.path).config != job.config:
             raise RunError(f"{job.path} was made with other settings; train it again with --fresh")
     own |= {job.path.name for job in jobs if job not in there}
-    write(listed, json.dumps({"runs": sorted(own)}, indent=1).encode())
+    write_output(listed, json.dumps({"runs": sorted(own)}, indent=1).encode())
     for job in there if fresh else []:
         with RunDirectory(job.path).require().locked():
             shutil.rmtree(job.path)
@@ -116,9 +116,9 @@ def _read_list(path: Path) -> set[str]:
 
 def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str) -> None:
     """The table, the pictures, and where things are."""
+    from proxyfl.core.files import write_output
     from proxyfl.report.bubbles import partition_bubbles
     from proxyfl.report.curves import accuracy_curves
-    from proxyfl.report.plot_style import write
     from proxyfl.results.formats import to_markdown, to_rich
     from proxyfl.results.panels import summary_panel
     from proxyfl.runs.run import Run
@@ -138,7 +138,7 @@ def _show(folder: Path, jobs: Sequence[Job], markdown: Path | None, made_by: str
     places = [("curves", f"{curves} (also .svg, .csv)"), ("partition", f"{bubbles} (also .svg, .csv)")]
     if markdown:
         text = to_markdown([summary_panel(runs, short=False)], made_by)
-        places.append(("table", str(write(markdown, text.encode()))))
+        places.append(("table", str(write_output(markdown, text.encode()))))
     places += [("runs", command("ls", folder)), ("one run", command("show", jobs[-1].path))]
     for name, place in places:
         console.print(f"{name:11}{place}", markup=False, soft_wrap=True)

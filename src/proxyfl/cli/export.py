@@ -44,7 +44,7 @@ def export(
     images.
     """
     from proxyfl.core.errors import nearest
-    from proxyfl.report.plot_style import write
+    from proxyfl.core.files import write_output
     from proxyfl.runs import portable
     from proxyfl.runs.model_page import model_page
     from proxyfl.runs.run import Run
@@ -68,7 +68,7 @@ def export(
         f"{result.difference:.1e}, the same class for {result.same} of {result.images}."
     )
     page = model_page(found, card, path.name, _per_class(trained, test), compared)
-    described = write(path.with_suffix(".md"), page.encode())
+    described = write_output(path.with_suffix(".md"), page.encode())
     for name, text in (("model", path), *_signed(found, path, card), ("card", described), ("", compared)):
         out().print(f"{name:11}{text}".strip(), markup=False, soft_wrap=True)
 

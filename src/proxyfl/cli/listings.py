@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,41 +15,28 @@ if TYPE_CHECKING:
 LISTINGS = ("methods", "models", "comm")
 """Commands that are kept as they stand; with options, more than the program may decide what they print."""
 
-VARIABLE = "PROXYFL_CACHE"
-"""The environment variable with the cache folder. If it is empty, nothing is cached."""
-
-MOST = 1 << 20
-"""Bytes of a listing that are read."""
+BY_NAME = ("--method", "--fidelity", "--protocol")
+"""Options of ``config show`` that choose among what the program knows."""
 
 
 def kept(words: Sequence[str], make: Callable[[], Any]) -> None:
     """Print the listing that these words ask for: as it was kept, else as ``make`` prints it."""
-    try:
-        place = _place(words)
-    except (OSError, RuntimeError):  # no home folder, or a source file that has just gone
-        place = None
+    from proxyfl.core.kept import keep, read
+
+    place = _place(words)
     if place is None:
         make()
-    elif text := _read(place):
+    elif text := read(place):
         _print(text)
     else:
-        heard = _Heard(sys.stdout)
-        with contextlib.redirect_stdout(heard):
+        heard, noted = _Heard(sys.stdout), _Heard(sys.stderr)
+        with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(noted):
             try:
                 make()
             except SystemExit as end:
-                if not end.code:
-                    _keep(place, "".join(heard.parts))
+                if not end.code and not noted.parts:  # a note would be missing the next time
+                    keep(place, "".join(heard.parts))
                 raise
-
-
-def _read(place: Path) -> str:
-    from proxyfl.core.errors import RunError
-    from proxyfl.core.files import read_bounded
-
-    with contextlib.suppress(OSError, RunError, UnicodeDecodeError):
-        return read_bounded(place, most=MOST).decode()
-    return ""
 
 
 def _print(text: str) -> None:
@@ -80,50 +64,32 @@ class _Heard:
 
 
 def _place(words: Sequence[str]) -> Path | None:
-    """The file for a call: another one for another terminal and for another state of the source."""
-    from proxyfl.core.plugins import VARIABLE as PLUGINS
-
-    folder = os.environ.get(VARIABLE, _usual_folder())
-    if not folder or os.environ.get(PLUGINS) or not _is_listing(words) or "proxyfl.methods" in sys.modules:
+    """The file for a call: another one for another terminal."""
+    if not _is_listing(words):
         return None
     from proxyfl.cli.common import out
+    from proxyfl.core.kept import place
 
     console = out()
     colours = (console.color_system, console.no_color, console.is_terminal, console.legacy_windows)
-    seen = [*words, console.width, console.encoding, *colours, sys.flags.optimize]
-    return Path(folder).expanduser() / "listings" / _program() / f"{_short(seen)}.txt"
+    return place("listing", *words, console.width, console.encoding, *colours, sys.flags.optimize)
 
 
 def _is_listing(words: Sequence[str]) -> bool:
-    """Whether it is one of the listings, or the description of a method by its name."""
+    """Whether it is one of the listings, the description of a method by its name, or a preset's values."""
     if len(words) == 3 and tuple(words[:2]) == ("methods", "show"):
         return not words[2].startswith("-")
+    if len(words) >= 3 and tuple(words[:2]) == ("config", "show"):
+        return _is_preset(words[2]) and _by_name(words[3:])
     return len(words) == 1 and words[0] in LISTINGS
 
 
-def _usual_folder() -> str:
-    return str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "proxyfl")
+def _is_preset(name: str) -> bool:
+    from proxyfl.runs.config_file import preset_names
+
+    return name in preset_names()
 
 
-def _program() -> str:
-    """Which Python has the package and where it lies, and the state of its source."""
-    from proxyfl.core.provenance import PACKAGE, source_hash
-
-    return f"{_short([str(PACKAGE), sys.version])}-{source_hash()[:16]}"
-
-
-def _short(parts: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _keep(place: Path, text: str) -> None:
-    """Where it can be written; listings of the same package in another state go."""
-    from proxyfl.core.files import write_bytes
-
-    with contextlib.suppress(OSError, UnicodeEncodeError):
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_bytes(place, text.encode())
-        package = place.parent.name.partition("-")[0]
-        for other in place.parent.parent.glob(f"{package}-*"):
-            if other != place.parent:
-                shutil.rmtree(other, ignore_errors=True)
+def _by_name(options: Sequence[str]) -> bool:
+    pairs = list(zip(options[::2], options[1::2], strict=False))
+    return len(options) % 2 == 0 and all(key in BY_NAME and value[:1] != "-" for key, value in pairs)

@@ -258,8 +258,8 @@ def export(
 
     Weights that runs started from are kept beside the file.
     """
+    from proxyfl.core.files import write_output
     from proxyfl.paper.results import gather, keep_starts, recorded, to_csv
-    from proxyfl.report.plot_style import write
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
@@ -272,7 +272,7 @@ def export(
     if file is None:
         typer.echo(text, nl=False)
     else:
-        out().print(f"results    {write(file, text.encode())}", markup=False, soft_wrap=True)
+        out().print(f"results    {write_output(file, text.encode())}", markup=False, soft_wrap=True)
         for kept in keep_starts(gathered, wanted, _reported(numbers), folder, file.parent):
             out().print(f"start      {kept}", markup=False, soft_wrap=True)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from proxyfl.cli.common import plain_table
+from proxyfl.core import kept
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.text import duration, percent
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from proxyfl.core.trees import Tree
     from proxyfl.runs.run import Summary
 
 CHANGED, PRESET = "bold yellow", "cyan"
@@ -51,20 +53,28 @@ def settings_tree(config: Config, title: str, console: Console) -> RenderableTyp
 
 def _references(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """What the settings would be by default, and as the preset has them, with this method and fidelity."""
+    words = (config.preset, config.fidelity, config.method.name)
+    defaults, preset, known = kept.fact(lambda: _resolved(*words), "references", *words)
+    own = {} if known else {"method": config.to_tree()["method"]}  # its parameters are shown as they are
+    return defaults | own, preset | own
+
+
+def _resolved(preset: str, fidelity: str, method: str) -> tuple[Tree, Tree, bool]:
+    """Defaults, the preset's values, and whether they have the parameters of the method."""
     from proxyfl.runs.settings import resolve
 
-    bare: dict[str, Any] = {"fidelity": config.fidelity, "method": {"name": config.method.name}}
-    own: dict[str, Any] = {}
+    bare: dict[str, Any] = {"fidelity": fidelity, "method": {"name": method}}
+    known = True
     try:
         defaults = resolve("", bare).to_tree()
-    except ProxyFLError:  # the code of the method is not at hand: its parameters are shown as they are
+    except ProxyFLError:  # the code of the method is not at hand
         del bare["method"]
-        own = {"method": config.to_tree()["method"]}
-        defaults = resolve("", bare).to_tree() | own
+        known = False
+        defaults = resolve("", bare).to_tree()
     try:
-        return defaults, resolve(config.preset, bare).to_tree() | own
+        return defaults, resolve(preset, bare).to_tree(), known
     except ProxyFLError:  # the run is older than a change of the preset
-        return defaults, defaults
+        return defaults, defaults, known
 
 
 def _add_section(

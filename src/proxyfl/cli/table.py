@@ -152,7 +152,7 @@ def show(
     warning: str = "",
 ) -> None:
     """Tables on the terminal or in a file; ``csv`` is what they are in that format."""
-    from proxyfl.report.plot_style import write
+    from proxyfl.core.files import write_output
     from proxyfl.results import formats
 
     if form is Format.terminal and file is None:
@@ -169,7 +169,7 @@ def show(
     if file is None:
         typer.echo(printable(text), nl=False)
     else:
-        out().print(f"table      {write(file, text.encode())}", markup=False, soft_wrap=True)
+        out().print(f"table      {write_output(file, text.encode())}", markup=False, soft_wrap=True)
 
 
 def find_runs(places: Sequence[str]) -> list[Run]:

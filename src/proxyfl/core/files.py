@@ -38,6 +38,18 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_output(path: Path, content: bytes) -> Path:
+    """A file of a report: whole or not at all, its folder made where there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content)
+    except OSError as error:
+        raise RunError(
+            f"writing {path} failed: {error.strerror or error}; make room or choose another folder"
+        ) from error
+    return path
+
+
 def append_bytes(path: Path, content: bytes) -> None:
     """Add to the end and flush to the disk. A crash may leave a part: who reads must know how much counts."""
     with path.open("ab") as file:

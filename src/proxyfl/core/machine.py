@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -9,6 +10,10 @@ import sys
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
+
+LIMITS = ("ONEDNN_", "DNNL_", "MKLDNN_", "ATEN_")
+"""How the names of variables begin that change which instructions torch uses."""
 
 
 def usable_cores() -> int:
@@ -64,6 +69,17 @@ def _limit(name: str) -> str:
         return (CGROUP / name).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def processor() -> list[str]:
+    """What :func:`has_bf16` follows from, read without torch: the processor's instructions, where the system
+    lists them, and variables that have torch leave out some. Elsewhere the machine's name stands for them.
+    """
+    listed = ""
+    with contextlib.suppress(OSError), CPUINFO.open(encoding="utf-8", errors="replace") as lines:
+        listed = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    limits = sorted(f"{key}={value}" for key, value in os.environ.items() if key.startswith(LIMITS))
+    return [platform.system(), platform.machine(), listed or platform.node(), *limits]
 
 
 def has_bf16() -> bool:

@@ -37,9 +37,12 @@ def this_commit() -> str:
 
 @cache
 def source_hash() -> str:
-    """Of every source file: the same in a checkout and in an installed package."""
+    """Of every source file, presets and protocols included: the same in a checkout and in an installed
+    package.
+    """
     digest = hashlib.sha256()
-    for file in sorted(filter(Path.is_file, PACKAGE.rglob("*.py"))):
+    files = [file for kind in ("*.py", "*.toml") for file in PACKAGE.rglob(kind) if file.is_file()]
+    for file in sorted(files):
         content = file.read_bytes()
         digest.update(f"{file.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxyfl.core.errors import ConfigError, RunError, nearest
+from proxyfl.core.files import write_output
 from proxyfl.core.records import MEASURES
 from proxyfl.core.text import name_alone
 from proxyfl.report import plot_style
@@ -59,7 +60,7 @@ def plot(
     with plot_style.repeatable():
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         figure.savefig(content, format=kind, dpi=2 * plot_style.DPI, metadata=metadata)
-    return plot_style.write(place, content.getvalue())
+    return write_output(place, content.getvalue())
 
 
 def grouped(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:

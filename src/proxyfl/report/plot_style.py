@@ -15,8 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxyfl.core.errors import ConfigError, RunError, missing_extra
-from proxyfl.core.files import write_bytes
+from proxyfl.core.errors import ConfigError, missing_extra
+from proxyfl.core.files import write_output
 from proxyfl.methods import registry
 from proxyfl.results.formats import csv_text
 
@@ -151,13 +151,13 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
         content = io.BytesIO()
         with repeatable():
             figure.savefig(content, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
-        files.append(write(_beside(path, kind), content.getvalue()))
+        files.append(write_output(_beside(path, kind), content.getvalue()))
     return files
 
 
 def save_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """The data of a picture as CSV beside it."""
-    return write(_beside(path, "csv"), csv_text(header, rows).encode())
+    return write_output(_beside(path, "csv"), csv_text(header, rows).encode())
 
 
 def _beside(path: str | Path, kind: str) -> Path:
@@ -166,15 +166,3 @@ def _beside(path: str | Path, kind: str) -> Path:
     if not stem:
         raise ConfigError(f"'{path}' does not name a picture; give a file such as pictures/accuracy")
     return place.with_name(f"{stem}.{kind}")
-
-
-def write(path: Path, content: bytes) -> Path:
-    """A file of a report: whole or not at all, its folder made where there is none."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, content)
-    except OSError as error:
-        raise RunError(
-            f"writing {path} failed: {error.strerror or error}; make room or choose another folder"
-        ) from error
-    return path

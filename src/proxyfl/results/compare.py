@@ -8,14 +8,15 @@ paired by seed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from proxyfl.core.errors import ConfigError, ProxyFLError, nearest
+from proxyfl.core.errors import ConfigError, nearest
 from proxyfl.results.cells import Spread, difference, less_is_better, median_rounds, ranks, share_of
 from proxyfl.results.choice import choose
-from proxyfl.results.outcome import Outcome, Where, names_of, read_all
+from proxyfl.results.known import Known, about
+from proxyfl.results.outcome import Outcome, Where, read_all
 from proxyfl.results.paired import Difference
 from proxyfl.results.settings import BESIDE, FIRST, METHOD, order, plain, short_names, telling
 from proxyfl.runs.run import Run
@@ -29,11 +30,14 @@ Group = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Contender:
-    """A method, with those of its parameters that vary among its runs; ``label`` is both in words."""
+    """A method, with those of its parameters that vary among its runs; ``label`` is both in words, and
+    ``known`` what else tables need of the method.
+    """
 
     method: str
     own: tuple[tuple[str, Any], ...]
     label: str
+    known: Known = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.label
@@ -41,12 +45,7 @@ class Contender:
     @property
     def oracle(self) -> bool:
         """Whether it sees labels that a method may not: a bound, which is not ranked."""
-        from proxyfl.methods import registry
-
-        try:
-            return registry.find(self.method).method.oracle
-        except ProxyFLError:
-            return False
+        return self.known.oracle
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class Comparison:
     def contender(self, name: str) -> Contender:
         """By what it is called in the table, or by its method's name or alias where that has one variant."""
         exact = [each for each in self.contenders if str(each) == name]
-        alike = exact or [each for each in self.contenders if name in names_of(each.method)]
+        alike = exact or [each for each in self.contenders if name in each.known.names]
         if len(alike) == 1:
             return alike[0]
         if alike:
@@ -182,11 +181,13 @@ def compare(
         notes = [*notes, *chosen]
     settings, follow, own = _varying(outcomes)
     short = short_names(dict.fromkeys([*settings, *(key for keys in own.values() for key in keys)]))
-    called = _called(names or {}, short, own)
+    methods = about(own)
+    called = _called(names or {}, short, methods)
     cells: dict[tuple[Contender, Group], list[Outcome]] = defaultdict(list)
     for outcome in sorted(outcomes, key=lambda each: each.seed):
         group = tuple(outcome.settings.get(key, "–") for key in settings)
-        cells[_contender(outcome, own[outcome.method], called), group].append(outcome)
+        who = _contender(outcome, own[outcome.method], called, methods[outcome.method])
+        cells[who, group].append(outcome)
     return Comparison(
         settings=settings,
         follow=follow,
@@ -198,26 +199,28 @@ def compare(
     )
 
 
-def _called(given: Mapping[str, str], short: Mapping[str, str], methods: Collection[str]) -> dict[str, str]:
+def _called(
+    given: Mapping[str, str], short: Mapping[str, str], methods: Mapping[str, Known]
+) -> dict[str, str]:
     """Names of settings by their keys and of methods by theirs, the given ones first."""
     keys = {word: key for key, word in short.items()}
-    aliases = {alias: method for method in methods for alias in names_of(method)}
+    aliases = {alias: method for method, known in methods.items() for alias in known.names}
     called = dict(short)
     for name, new in given.items():
         key = name if name in short else keys.get(name) or aliases.get(name)
         if key is None:
-            known = nearest(name, [*methods, *keys])
-            raise ConfigError(f"nothing in the table is called '{name}', so it cannot be renamed; {known}")
+            near = nearest(name, [*methods, *keys])
+            raise ConfigError(f"nothing in the table is called '{name}', so it cannot be renamed; {near}")
         called[key] = new
     return called
 
 
-def _contender(outcome: Outcome, keys: Iterable[str], names: Mapping[str, str]) -> Contender:
+def _contender(outcome: Outcome, keys: Iterable[str], names: Mapping[str, str], known: Known) -> Contender:
     own = tuple((key, outcome.settings[key]) for key in keys)
     label = " ".join(
         [names.get(outcome.method, outcome.method), *(f"{names[key]}={plain(value)}" for key, value in own)]
     )
-    return Contender(outcome.method, own, label)
+    return Contender(outcome.method, own, label, known)
 
 
 def _varying(
@@ -271,14 +274,9 @@ def _following(
 
 def _place(contender: Contender) -> tuple[Any, ...]:
     """By rank, from the plain methods on; ``parent+addon`` after its parent."""
-    from proxyfl.methods import registry
-
-    name, parent = contender.method, contender.method.partition("+")[0]
-    if registry.shown(name).rank < registry.LAST:
-        parent = name
     return (
-        registry.shown(parent).rank,
-        name != parent,
-        name,
+        contender.known.rank,
+        contender.known.after,
+        contender.method,
         [(key, order(value)) for key, value in contender.own],
     )

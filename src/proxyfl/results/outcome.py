@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
 from proxyfl.core.records import MEASURES
+from proxyfl.results.known import about
 from proxyfl.results.settings import METHOD, Settings, distinguished_by, hashable, order, plain, settings_of
 from proxyfl.runs.directory import measured
 from proxyfl.runs.run import Run, Summary
@@ -148,7 +149,7 @@ def select(runs: Sequence[tuple[Run, Settings]], where: Where) -> Sequence[tuple
         if known and key not in known:
             raise ConfigError(f"no run has a setting '{key}'; {nearest(key, known)}")
         there = {settings[key] for _, settings in runs if key in settings}
-        fit = [name for value in values for name in names_of(str(value))] if key == METHOD else values
+        fit = _all_names(values, there) if key == METHOD else values
         kept = [(run, settings) for run, settings in runs if settings.get(key) in fit]
         if runs and not kept:
             listed = ", ".join(map(plain, sorted(there, key=order))) or "not set"
@@ -158,15 +159,11 @@ def select(runs: Sequence[tuple[Run, Settings]], where: Where) -> Sequence[tuple
     return runs
 
 
-def names_of(method: str) -> list[str]:
-    """A method's names: its own, and those that stand for it."""
-    from proxyfl.methods import registry
-
-    try:
-        name = registry.find(method).name
-    except ProxyFLError:
-        return [method]
-    return list(dict.fromkeys([method, name, *registry.aliases_of(name)]))
+def _all_names(methods: Iterable[Any], there: Iterable[Any]) -> list[str]:
+    """The names of methods and those that stand for them. Those that are there will be asked for next."""
+    asked = [*map(str, methods)]
+    known = about([*asked, *map(str, there)])
+    return [name for method in asked for name in known[method].names]
 
 
 def _without_copies(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[str]]:

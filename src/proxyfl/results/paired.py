@@ -23,9 +23,6 @@ FEWEST = 3
 PLACES = 9
 """Decimals of a difference that mean something: sums of accuracies that are equal may differ after them."""
 
-ENOUGH = 6
-"""Pairs from which chance alone gives all differences one sign in less than 5 % of cases."""
-
 EVERY_FLIP = 14
 """Pairs up to which every choice of signs is tried; beyond, as many as there are resamples."""
 
@@ -60,8 +57,13 @@ class Difference:
 
     @property
     def enough(self) -> bool:
-        """Whether so many pairs could rule out chance at all: with all differences of one sign, corrected."""
-        return self.family * 2.0 ** (1 - self.pairs) <= 1 - LEVEL
+        """Whether so many pairs can rule out chance at all, if every difference has the same sign."""
+        return self.family * one_sign(self.pairs) <= 1 - LEVEL
+
+
+def one_sign(pairs: int) -> float:
+    """How often pairs without any real difference all have the same sign."""
+    return 2.0 ** (1 - pairs)
 
 
 def paired_difference(ours: Mapping[Pair, float], theirs: Mapping[Pair, float]) -> Difference | None:
@@ -117,10 +119,9 @@ def holm(found: Sequence[Difference]) -> list[Difference]:
 
 def warning(pairs: int) -> str:
     """What an interval over so few pairs is worth; empty where there are enough."""
-    if not FEWEST <= pairs < ENOUGH:
+    if pairs < FEWEST or one_sign(pairs) <= 1 - LEVEL:
         return ""
-    by_chance = 100 * 2.0 ** (1 - pairs)
     return (
         f"{pairs} pairs are few: without any real difference, all {pairs} would have the same sign, and the "
-        f"interval would exclude 0, in at least {by_chance:.0f} % of cases"
+        f"interval would exclude 0, in at least {100 * one_sign(pairs):.0f} % of cases"
     )

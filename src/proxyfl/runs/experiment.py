@@ -17,7 +17,7 @@ from proxyfl.federation.loop import Observer
 from proxyfl.runs import checkpoint, own, repair
 from proxyfl.runs.build import assemble
 from proxyfl.runs.checkpoint import Checkpoint
-from proxyfl.runs.config_file import load_preset, load_toml
+from proxyfl.runs.config_file import load_preset, load_toml, recorded
 from proxyfl.runs.describe import require_names
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.extend import extend, lengthened
@@ -149,13 +149,13 @@ def resume(
         return experiment.run(directory, watching, workers, engine=engine, log=log, progress=progress)
     with run.require().locked():
         saved, warnings = checkpoint.load_newest(run, states=True)
+        repair.require_same_config(run, saved)
+        if saved.state.round < (rounds or recorded(run.config).federation.rounds):
+            warnings += repair.other_bits(run, exact)
         if rounds:
-            repair.require_same_config(run, saved)
             require_names(load_toml(run.config), str(run.path))
             saved = extend(run, saved, rounds)
         federation = _restored(run, saved, root or run.data_root(), workers, engine)
-        if saved.state.round < federation.config.federation.rounds:
-            warnings += repair.other_bits(run, exact)
         federation.recording = Recording(run, saved, warnings, locked=True)
         federation.state = saved.state
         federation.run(watching, log=log, progress=progress)
@@ -170,7 +170,6 @@ def _restored(
     engine: EngineFactory | None,
 ) -> Federation:
     """The federation that a run began with."""
-    repair.require_same_config(run, saved)
     if saved.run_files.get("data") == AT_SITES:
         raise RunError(
             f"{run.path} is a real federation's run; continue it with 'proxyfl deploy run {run.path.parent}'"

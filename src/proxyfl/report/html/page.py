@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import RunError
+from proxyfl.core.files import write_output
 from proxyfl.core.text import printable
-from proxyfl.report import plot_style
 from proxyfl.report.html.gather import COLOURS, gather
 from proxyfl.report.html.pieces import Labels
 from proxyfl.runs.run import Run
@@ -30,7 +30,7 @@ def write_report(
     """
     if not runs:
         raise RunError("there is no run to report on; name one or more")
-    return plot_style.write(Path(path), render(gather(runs, title, Labels(), tell)).encode())
+    return write_output(Path(path), render(gather(runs, title, Labels(), tell)).encode())
 
 
 def render(data: dict[str, Any]) -> str:
