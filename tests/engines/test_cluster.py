@@ -373,10 +373,10 @@ def test_a_run_whose_head_node_dies_ends_with_what_to_do_and_resumes_to_the_same
         for pid in doomed + (children(raylet.process.pid) if victims == "all" else []):
             os.kill(pid, signal.SIGKILL)
         _, said = process.communicate(timeout=50)  # after 60 seconds, Ray would have ended it anyway
-    assert process.returncode in (1, 2)
+    assert process.returncode in ((1, 2) if victims == "all" else (2,))
     (line,) = said.splitlines()
     assert line.startswith(f"error: the Ray cluster '{nodes.address}' is lost")
-    assert "'proxyfl resume RUN', without Ray" in line
+    assert "'proxyfl resume RUN'" in line
     wait_until_gone(lambda: marked(mark) + [pid for pid in training if b"ClientActor" in command_of(pid)])
     assert_resumed_to_the_same_bits(tmp_path, "--workers", "0")
 

@@ -191,14 +191,15 @@ class Overview:
 
 def _approvals(sites: Sequence[str], enrolled: Mapping[int, Enrolled], live: list[Table]) -> dict[str, str]:
     """Whether the owners of sites approved what the run asks for, ``given`` or ``missing``, where known."""
-    found = {sites[client]: "given" for client in enrolled}
+    known, found = set(sites), {sites[client]: "given" for client in enrolled}
     for line in live:
         text, client = str(line.get("text", "")), line.get("client")
         name = sites[client] if isinstance(client, int) and 0 <= client < len(sites) else ""
-        if (name and line["event"] == "answered") or " takes part" in text:
-            found[name or text.partition(" takes part")[0]] = "given"
-        elif (name or " cannot take part" in text) and approval.is_missing(text):
-            found[name or text.partition(" cannot take part")[0]] = "missing"
+        joined, refused = (text.partition(words)[0] for words in (" takes part", " cannot take part"))
+        if (name and line["event"] == "answered") or joined in known:
+            found[name or joined] = "given"
+        elif (name or refused in known) and approval.is_missing(text):
+            found[name or refused] = "missing"
     return found
 
 

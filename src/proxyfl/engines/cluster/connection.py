@@ -201,7 +201,8 @@ class Cluster:
 def _lost(address: str, why: str) -> str:
     return (
         f"the Ray cluster '{address}' is lost: {why}; the last checkpoint is kept: continue with "
-        "'proxyfl resume RUN', without Ray or on another cluster (--engine ray --address HOST:PORT)"
+        "'proxyfl resume RUN', or several runs with the same command, without Ray or on another cluster "
+        "(--engine ray --address HOST:PORT)"
     )
 
 
@@ -244,9 +245,9 @@ def _connected(address: str) -> Callable[[], None]:
             raise
         except Exception as error:  # Ray has no class for what goes wrong here
             raise _in_words(address, error) from error
+        stack.callback(_ray().shutdown)
         if address != LOCAL:  # which ends with this process, however that ends
             stack.callback(_witness(address).end)
-        stack.callback(_ray().shutdown)
         failing.pop_all()
     return stack.close
 
