@@ -1,12 +1,12 @@
-"""A million registered clients, a thousand in each round, one step each.
+"""A million registered clients, a thousand in each round, one step each; then two.
 
     python benchmarks/million.py [--clients 1000,100000,1000000] [--rounds 3] [--per-round 1000]
 
 A client is a range of indices into one store of drawn images. For each number of clients, in a process of
-its own: how long the partition takes to build, what it takes on disk, the CPU time of a round in one
-process, how much of it is not the clients' training (checks, folding, averaging, evaluation, checkpoint), and
-memory. Partitioning real labels is measured first: ``proxyfl.partition`` with four images per client, whose
-arrays count in the peak. Prints the table and writes ``results/million.csv``.
+its own: how long the partition takes to build, what it takes on disk, the time of a round in one process, how
+much of it is not the clients' training (checks, folding, averaging, evaluation, checkpoint), and memory.
+Partitioning real labels is measured first: ``proxyfl.partition`` with four images per client, whose arrays
+count in the peak. Prints the table and writes ``results/million.csv``.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ DEALT = 4
 
 COLUMNS = (
     "clients", "per round", "built from index ranges (s)", "partitioned (s)", "on disk (MB)", "start-up (s)",
-    "CPU time per round (s)", "server share (%)", "resident (MB)", "peak (MB)",
+    "steps per client", "wall time per round (s)", "CPU time per round (s)", "server share (%)",
+    "resident (MB)", "peak (MB)",
 )  # fmt: skip
 
 
 class Trained:
     """Adds up the CPU time of clients' training."""
 
-    def __init__(self, trainer: ClientTrainer) -> None:
-        self.train, self.spent = trainer.train, 0.0
+    def __init__(self, trainer: ClientTrainer, steps: int) -> None:
+        self.train, self.steps, self.spent = trainer.train, steps, 0.0
 
     def __call__(self, *given: Any, **named: Any) -> Update:
         began = time.process_time()
         update = self.train(*given, **named)
-        assert update.metrics["steps"] == 1
+        assert update.metrics["steps"] == self.steps
         self.spent += time.process_time() - began
         return update
 
@@ -65,7 +66,7 @@ def dealing_time(clients: int) -> float:
     return time.process_time() - began
 
 
-def measured(clients: int, per_round: int, rounds: int, folder: Path) -> dict[str, float]:
+def measured(clients: int, per_round: int, rounds: int, steps: int, folder: Path) -> dict[str, float]:
     """One number of clients, in this process."""
     torch.set_num_threads(1)
     dealt = dealing_time(clients)
@@ -73,26 +74,26 @@ def measured(clients: int, per_round: int, rounds: int, folder: Path) -> dict[st
     simulation = drawn_simulation(clients, labelled=4, unlabelled=8, images=20_000, size=8)
     built = time.process_time() - began
     config = settings(
-        METHOD, clients=clients, per_round=per_round, rounds=rounds + 1, dtype="fp32", train__epochs=1,
+        METHOD, clients=clients, per_round=per_round, rounds=rounds + 1, dtype="fp32", train__epochs=steps,
         train__batch=8, keep__snapshot_every=0,
     )  # fmt: skip
     found = []
     with staged(folder / "run", config, simulation, workers=0) as stage:
-        trained = stage.trainer.train = Trained(stage.trainer)  # type: ignore[method-assign]
+        trained = stage.trainer.train = Trained(stage.trainer, steps)  # type: ignore[method-assign]
         for turn in range(rounds + 1):
             trained.spent = 0.0
-            spent = time.process_time()
+            spent, clock = time.process_time(), time.perf_counter()
             stage.play()
-            spent = time.process_time() - spent
+            spent, clock = time.process_time() - spent, time.perf_counter() - clock
             if turn:
-                found.append((spent, 1 - trained.spent / spent, resident()))
+                found.append((clock, spent, 1 - trained.spent / spent, resident()))
             else:
                 ready = time.process_time() - began - spent
-    spent, server, held = (statistics.median(column) for column in zip(*found, strict=True))
+    clock, spent, server, held = (statistics.median(column) for column in zip(*found, strict=True))
     disk = (folder / "run" / "partition.safetensors").stat().st_size
     return {
-        "built": built, "dealt": dealt, "disk": disk, "start": ready, "spent": spent, "server": server,
-        "resident": held, "peak": peak_memory(),
+        "built": built, "dealt": dealt, "disk": disk, "start": ready, "steps": steps, "clock": clock,
+        "spent": spent, "server": server, "resident": held, "peak": peak_memory(),
     }  # fmt: skip
 
 
@@ -100,8 +101,8 @@ def row(clients: int, per_round: int, found: dict[str, float]) -> list[Any]:
     megabytes = [f"{found[name] / MEGABYTE:.1f}" for name in ("resident", "peak")]
     return [
         clients, per_round, f"{found['built']:.2f}", f"{found['dealt']:.2f}",
-        f"{found['disk'] / MEGABYTE:.1f}", f"{found['start']:.1f}", f"{found['spent']:.2f}",
-        f"{100 * found['server']:.1f}", *megabytes,
+        f"{found['disk'] / MEGABYTE:.1f}", f"{found['start']:.1f}", found["steps"], f"{found['clock']:.2f}",
+        f"{found['spent']:.2f}", f"{100 * found['server']:.1f}", *megabytes,
     ]  # fmt: skip
 
 
@@ -112,14 +113,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count; one more warms up")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "million.csv")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         with tempfile.TemporaryDirectory(prefix="proxyfl-million-") as folder:
-            print(json.dumps(measured(options.one, options.per_round, options.rounds, Path(folder))))
+            numbers = options.per_round, options.rounds, options.steps
+            print(json.dumps(measured(options.one, *numbers, Path(folder))))
         return
     rows = []
-    for clients in map(int, options.clients.split(",")):
-        call = [sys.executable, __file__, "--one", clients, "--per-round", options.per_round]
+    counts = [*map(int, options.clients.split(","))]
+    for clients, steps in [*((count, 1) for count in counts), (counts[-1], 2)]:
+        call = [
+            sys.executable,
+            __file__,
+            "--one",
+            clients,
+            "--steps",
+            steps,
+            "--per-round",
+            options.per_round,
+        ]
         done = subprocess.run(
             [*map(str, call), "--rounds", str(options.rounds)],
             stdout=subprocess.PIPE,

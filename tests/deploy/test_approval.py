@@ -30,7 +30,7 @@ from proxyfl.deploy.connector import Connector
 from proxyfl.deploy.desk import Desk
 from proxyfl.deploy.forward import Answer
 from proxyfl.deploy.settings import Deployment, Site
-from proxyfl.engines.flower.codec import answer_records, content, header_of
+from proxyfl.engines.flower.codec import answer_records, content, digest_of, header_of
 from proxyfl.engines.flower.protocol import spoken
 
 TYPES = {"F32": torch.float32, "I64": torch.int64}
@@ -93,6 +93,7 @@ def refused(site: Site, *words: Any, **more: Any) -> str:
     assert str(site.path) not in found["reason"]
     last = AuditLog(site.path).verify().lines[-1]
     assert (last["event"], last["reason"]) == ("refused", found["reason"])
+    assert (last["bytes"], last["sha256"]) == digest_of(found["reply"])  # what the server logs as received
     return str(found["reason"])
 
 
@@ -104,6 +105,19 @@ def test_what_was_approved_is_done_and_both_ends_are_noted(site: Site) -> None:
     assert sent["event"] == "sent"
     assert sent["bytes"] > 300_000
     assert len(sent["sha256"]) == 64
+
+
+def test_whatever_goes_wrong_at_a_site_is_logged_before_its_failure_leaves(site: Site, capsys: Any) -> None:
+    def act() -> RecordDict:
+        raise RunError(f"{site.path}/answers.json is damaged")
+
+    reply = Desk(site, app_of(site)).answer("train", message(site), act)
+    found, last = header_of(reply), AuditLog(site.path).verify().lines[-1]
+    assert (found["kind"], found["round"]) == ("failure", 1)
+    assert "RunError" in found["reason"]
+    assert str(site.path) not in found["reason"]
+    assert f"{site.path}/answers.json is damaged" in capsys.readouterr().err
+    assert (last["event"], last["reason"], last["sha256"]) == ("failed", found["reason"], digest_of(reply)[1])
 
 
 WIDER = {
@@ -551,14 +565,15 @@ def test_the_bound_on_repeats_holds_as_it_is_and_is_lower_under_differential_pri
                 act(repeats.Repeats(site, terms, "train", header))
 
 
-def test_counts_of_answers_are_pruned_with_their_run_and_never_guessed(site: Site) -> None:
+def test_counts_of_answers_are_pruned_with_their_run_and_never_guessed(site: Site, capsys: Any) -> None:
     assert ask(site, message(site))["kind"] == "update"
     (kept,) = pruning.kept_runs(site)
     file = kept.folder / repeats.FILE
     for damage in ("", "[]", "{}", '{"approval": 1, "answers": {"train 1": "x"}}'):
         file.write_text(damage)
-        with pytest.raises(RunError, match=r"answers\.json is damaged"):
-            ask(site, message(site))
+        found = ask(site, message(site))
+        assert (found["kind"], found["done"]) == ("failure", False)
+        assert "answers.json is damaged" in capsys.readouterr().err
     file.unlink()
     half = file.with_name(f".{file.name}.{2**30}.aside")
     half.write_text("{")  # by a process that is gone

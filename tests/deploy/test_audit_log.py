@@ -13,7 +13,7 @@ import pytest
 from calling import invoke
 from proxyfl.core.errors import RunError
 from proxyfl.deploy import audit
-from proxyfl.deploy.audit import AuditLog, Mark
+from proxyfl.deploy.audit import AuditLog, Mark, listed
 
 
 @pytest.fixture
@@ -147,15 +147,32 @@ def test_a_crash_before_the_head_was_written_loses_nothing(log: AuditLog) -> Non
     assert log.verify().head.number == 7
 
 
-def test_a_crash_between_the_first_line_and_its_head_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
+FIRST_CRASHES = {0: {"sent": 1}, 30: {"repaired": 1, "sent": 1}, None: {"sent": 2}}
+"""Bytes of the first line that are left; what the log holds after the next."""
+
+
+@pytest.mark.parametrize("left", FIRST_CRASHES)
+def test_a_crash_in_the_first_line_or_before_its_head_leaves_a_log_that_goes_on(
+    tmp_path: Path, left: int | None
+) -> None:
     log = AuditLog(tmp_path)
     log.add("sent", round=1)
+    log.file.write_bytes(log.file.read_bytes()[:left])
     log.head.unlink()
-    assert log.verify().head.number == 1
+    assert log.verify().head.number == (left is None)
     log.add("sent", round=2)
-    found = log.verify()
-    assert found.head.number == 2
-    assert found.events == {"sent": 2}
+    assert log.verify().events == FIRST_CRASHES[left]
+
+
+def test_the_line_that_a_crash_left_without_its_head_can_be_recorded_elsewhere(log: AuditLog) -> None:
+    head = log.head.read_bytes()
+    log.add("sent", round=6)
+    log.head.write_bytes(head)
+    noted = log.verify().head
+    assert noted.number == 6
+    assert log.verify(noted).head == noted
+    log.add("sent", round=7)
+    assert log.verify(noted).head.number == 7
 
 
 @pytest.mark.parametrize("state", ["two lines", "torn", "damaged head", "other start", "part", "second line"])
@@ -185,15 +202,13 @@ def test_a_log_cut_to_its_first_line_does_not_hold_the_line_noted_elsewhere(log:
 
 
 def test_a_round_of_thousands_of_sites_is_a_short_line_that_still_says_who() -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
-    from proxyfl.deploy.server_audit import listed
-
     names = [f"site-{number:04d}" for number in range(5000)]
     assert listed(names[:50]) == {"sites": names[:50]}
     many = listed(names)
     assert (many["sites"], many["count"]) == (names[:50], 5000)
     assert many["sites_sha256"] == audit.hashlib.sha256("\n".join(names).encode()).hexdigest()
     assert len(json.dumps(many)) < 1000
+    assert list(listed(names, "waiting")) == ["waiting", "count", "waiting_sha256"]
     assert listed([*names[:-1], "other"])["sites_sha256"] != many["sites_sha256"]
 
 

@@ -95,9 +95,12 @@ def test_the_page_of_a_federation_without_a_run_says_who_is_missing(deployed):
     live.tell("failed", client=1, text="round 1: site-02 is not connected")
     live.tell("answered", client=0, round=2, time=1.0)
     assert approvals() == ["given", "given"]
-    asks = "the site's owner did not approve the app; approve it before this site takes part"  # a site's own words
+    asks = "the site's owner did not approve the app; approve it before this site takes part"  # its words
     live.tell("note", text=f"site-01 cannot take part: {asks}")
     live.tell("failed", client=1, text=f"round 2: site-02 left out: {asks}")
+    assert approvals() == ["missing", "missing"]
+    live.tell("note", text="site-01 takes part from now on")
+    live.tell("note", text="site-01 did not answer yet: it did not run the app: its owner did not approve it")
     assert approvals() == ["missing", "missing"]
     json.dumps(watch.page(), allow_nan=False)
 

@@ -32,6 +32,8 @@ PART_BYTES = 5_000_000
 """A file is put aside at this size."""
 LONGEST, LONGEST_TEXT = 64_000, 1000
 """Bytes of a line, and characters of a text in it: longer ones are cut, since they may be from elsewhere."""
+MOST_NAMED = 50
+"""Sites that a line names."""
 PATIENCE = 30.0
 """Seconds that a line waits for another process to finish writing one."""
 RECENT = 1000
@@ -164,15 +166,15 @@ class AuditLog:
         return START if self._begun() else None
 
     def _begun(self) -> bool:
-        """Whether there is no file, or what a program leaves that ends before it writes the first head: one
-        whole line, the first of a chain. Whoever cuts a log to that could as well write one anew: a mark that
-        was recorded elsewhere shows both.
+        """Whether there is no file, or what a program leaves that ends before it writes the first head: the
+        first line of a chain, or a part of it. Whoever cuts a log to that could as well write one anew: a
+        mark that was recorded elsewhere shows both.
         """
         if not self.file.exists():
             return True
         with contextlib.suppress(OSError, RunError):
             first, end, rest = read_bounded(self.file, most=LONGEST + 1).partition(b"\n")
-            return bool(end) and not rest and Last.of(first).goes_on_from(START)
+            return not rest and (not end or Last.of(first).goes_on_from(START))
         return False
 
     def _last(self) -> tuple[Last, bytes]:
@@ -209,16 +211,18 @@ class AuditLog:
                 found.notes.append("the last line was being written when its program ended")
                 break
             line, now = _read(file, raw[:-1], place), Last.of(raw[:-1])
-            if since and now.mark.number == since.number and now.mark != since:
-                raise RunError(
-                    f"{file}, line {place}: number {since.number} is not the one that was recorded"
-                )
+            if since and now.mark.number == since.number:
+                if now.mark != since:
+                    raise RunError(
+                        f"{file}, line {place}: number {since.number} is not the one that was recorded"
+                    )
+                complete = complete or now.goes_on_from(noted)  # a crash came before the head was written
             if not since or now.mark.number > since.number:
                 _follows(file, place, line, last.mark)
                 found.take(line)
                 last = now
                 complete = complete or last.mark == noted
-        if since and noted.number < since.number:
+        if since and noted.number < since.number and not complete:
             raise RunError(f"number {since.number}, which was recorded elsewhere, is not in {self.folder}")
         if not complete or not self._ahead(last, noted):
             cut = "what follows was cut off" if last.mark.number < noted.number else "it was changed"
@@ -245,6 +249,14 @@ class AuditLog:
             return True
         now = self._noted()
         return now is not None and now.number >= last.mark.number - 1
+
+
+def listed(names: Sequence[str], what: str = "sites") -> dict[str, Any]:
+    """Sites in a line of bounded length: of many, the first, how many, and a hash of all names."""
+    if len(names) <= MOST_NAMED:
+        return {what: list(names)}
+    sha256 = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    return {what: list(names[:MOST_NAMED]), "count": len(names), f"{what}_sha256": sha256}
 
 
 def _cut(details: dict[str, Any]) -> dict[str, Any]:

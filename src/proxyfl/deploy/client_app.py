@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from proxyfl.core.errors import ConfigError, ProxyFLError
+from proxyfl.core.errors import ConfigError
 from proxyfl.deploy.app_template import PACKAGE
 
 if TYPE_CHECKING:
@@ -88,17 +87,14 @@ def app_mark() -> str:
 def _answer(message: Message, kind: str, act: Callable[[SiteSide], RecordDict]) -> Message:
     """A reply in any case. Flower would send an error's words, which may name this machine's files."""
     from proxyfl.core.state import Failure
-    from proxyfl.deploy.desk import Desk
+    from proxyfl.deploy.desk import Desk, unable
     from proxyfl.engines.flower.codec import answer_records
 
     try:
         site = this_site()
         records = Desk(site, app_mark()).answer(kind, message.content, lambda: act(site_side(site)))
-    except Exception as error:
-        words = str(error) if isinstance(error, ProxyFLError) else traceback.format_exc()
-        print(f"proxyfl: {words.rstrip()}", file=sys.stderr, flush=True)
-        reason = f"the site could not begin ({type(error).__name__}); the site's own output says why"
-        records = answer_records(Failure(0, 0, reason))
+    except Exception as error:  # its settings or its log cannot be used
+        records = answer_records(Failure(0, 0, unable(error)))
     return Message(records, reply_to=message)
 
 

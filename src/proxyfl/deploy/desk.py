@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 
-from proxyfl.core.errors import ConfigError
+from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.core.state import TRAIN, Failure
 from proxyfl.core.text import one_line
 from proxyfl.deploy import approval
@@ -54,8 +55,7 @@ class Desk:
         kind = str(header.get("purpose", TRAIN)) if kind == TRAIN else kind
         about = {"kind": kind, "round": header.get("round"), "run": header.get("run")}
         about = {name: value for name, value in about.items() if isinstance(value, str | int)}
-        size, digest = digest_of(records)
-        self.log.add("received", **about, bytes=size, sha256=digest)
+        self.log.add("received", **about, **_traced(records))
         try:
             negotiated(header, "the server", self.site.name)
             approved = None if self.site.insecure else self._require(kind, header)
@@ -68,12 +68,14 @@ class Desk:
             if repeats and header_of(answer).get("kind") != "failure":
                 repeats.add()
         except (ConfigError, Malformed) as error:
-            self._refuse(header, about, error)
-            return answer_records(Failure(_number(header, "round"), _number(header, "client"), str(error)))
-        size, digest = digest_of(answer)
+            answer = _failure(header, str(error))
+            self._refuse(header, {**about, **_traced(answer)}, error)
+            return answer
+        except Exception as error:
+            answer = _failure(header, unable(error))
         answered = header_of(answer)
         failed = {"reason": text(answered, "reason", 400)} if answered.get("kind") == "failure" else {}
-        self.log.add("failed" if failed else "sent", **about, **failed, bytes=size, sha256=digest)
+        self.log.add("failed" if failed else "sent", **about, **failed, **_traced(answer))
         return answer
 
     def _require(self, kind: str, header: Header) -> Approval:
@@ -89,6 +91,25 @@ class Desk:
         reason = one_line(error.in_full if isinstance(error, Refused) else str(error))
         words = f"proxyfl: {self.site.name}: refused: {reason}; {approval.cure(self.site)}"
         print(words, file=sys.stderr, flush=True)
+
+
+def unable(error: Exception) -> str:
+    """Why a site has no answer, as it leaves; an error's own words may name this machine's files, and are
+    printed here.
+    """
+    words = str(error) if isinstance(error, ProxyFLError) else "".join(traceback.format_exception(error))
+    print(f"proxyfl: {words.rstrip()}", file=sys.stderr, flush=True)
+    return f"the site could not begin ({type(error).__name__}); the site's own output says why"
+
+
+def _failure(header: Header, reason: str) -> RecordDict:
+    return answer_records(Failure(_number(header, "round"), _number(header, "client"), reason))
+
+
+def _traced(records: RecordDict) -> dict[str, Any]:
+    """By which a message is found in the log at its other end."""
+    size, digest = digest_of(records)
+    return {"bytes": size, "sha256": digest}
 
 
 def _read(records: RecordDict) -> Header:

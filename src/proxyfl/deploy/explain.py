@@ -97,7 +97,8 @@ def explain(deployment: Deployment) -> Explanation:
         enrols=(
             "the site's name",
             f"how many {deployment.called} it has: labelled, unlabelled, held out",
-            "its versions of proxyfl and torch",
+            "its versions of proxyfl, of torch and of messages",
+            "whether it shares its best model",
         ),
         up=(*up, *static_up, Item(f"number of {deployment.called}, seconds", 2, 16)),
         metrics=tuple(sorted(update.metrics)),

@@ -7,6 +7,7 @@ a look is quick and disturbs nobody.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
 from collections import Counter
@@ -27,6 +28,9 @@ from proxyfl.runs.directory import RunDirectory, measured
 from proxyfl.runs.run import Run, seconds_of
 
 OUTCOMES = ("answered", "late", "offline", "refused")
+SAID = re.compile(r"(?P<who>\S+) ((?P<joins>takes part)|cannot take part|did not answer yet)\b")
+"""How a note about a site begins that tells whether its owner approved what is asked for."""
+
 CONNECTED = 60.0
 """Seconds since its last request within which a site counts as connected: it asks for work far more often."""
 
@@ -195,11 +199,12 @@ def _approvals(sites: Sequence[str], enrolled: Mapping[int, Enrolled], live: lis
     for line in live:
         text, client = str(line.get("text", "")), line.get("client")
         name = sites[client] if isinstance(client, int) and 0 <= client < len(sites) else ""
-        joined, refused = (text.partition(words)[0] for words in (" takes part", " cannot take part"))
-        if (name and line["event"] == "answered") or joined in known:
-            found[name or joined] = "given"
-        elif (name or refused in known) and approval.is_missing(text):
-            found[name or refused] = "missing"
+        said = SAID.match(text)
+        name = name or (said["who"] if said else "")
+        if name in known and (line["event"] == "answered" or (said and said["joins"])):
+            found[name] = "given"
+        elif name in known and approval.is_missing(text):
+            found[name] = "missing"
     return found
 
 

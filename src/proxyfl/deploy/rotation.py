@@ -21,7 +21,7 @@ from proxyfl.core.files import append_bytes, write_bytes
 from proxyfl.deploy import approval, expiry, pki, signing
 from proxyfl.deploy.addresses import with_listen
 from proxyfl.deploy.app_template import write_app
-from proxyfl.deploy.audit import AuditLog
+from proxyfl.deploy.audit import AuditLog, listed
 from proxyfl.deploy.names import known_site
 from proxyfl.deploy.roster import NOTES, former_key, previous_key, previous_note, site_key
 from proxyfl.deploy.seen import seen_authority
@@ -217,7 +217,7 @@ def _finish_authority(deployment: Deployment, force: bool) -> None:
     (first, *_) = pki.read_authorities(authority)
     alone = first.public_bytes(Encoding.PEM)
     _require_authority(deployment)
-    AuditLog(deployment.path).add("authority finished", authority=newest, waiting=waiting)
+    AuditLog(deployment.path).add("authority finished", authority=newest, **listed(waiting, "waiting"))
     for file in (authority, *(deployment.site(name).ca_certificate for name in deployment.present)):
         write_bytes(file, alone)
     pair = deployment.server_certificate, deployment.server_key

@@ -19,7 +19,7 @@ from proxyfl.data import sources
 from proxyfl.deploy import approval, pki, rotation, signing
 from proxyfl.deploy.addresses import with_listen
 from proxyfl.deploy.app_template import write_app
-from proxyfl.deploy.audit import AuditLog
+from proxyfl.deploy.audit import AuditLog, listed
 from proxyfl.deploy.like import described, with_statistics
 from proxyfl.deploy.names import check_sites
 from proxyfl.deploy.server_data import open_server_data
@@ -279,7 +279,7 @@ def _furnish(deployment: Deployment, plan: Plan, final: Path, simulation: Simula
     for name in deployment.sites:
         write_site(deployment, name)
     _write_texts(deployment, final)
-    AuditLog(here).add("created", sites=list(deployment.sites), method=deployment.config.method.name)
+    AuditLog(here).add("created", **listed(deployment.sites), method=deployment.config.method.name)
     if simulation:
         _write_sample(here / "sample", deployment, simulation)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from flwr.app import MessageType, RecordDict
@@ -10,23 +9,12 @@ from flwr.app import MessageType, RecordDict
 from proxyfl.core.errors import ProxyFLError
 from proxyfl.core.state import Failure, Update
 from proxyfl.deploy import model_signing, signing
-from proxyfl.deploy.audit import AuditLog
+from proxyfl.deploy.audit import AuditLog, listed
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.settings import Deployment
 from proxyfl.engines.flower.codec import Malformed, digest_of, header_of, text
 from proxyfl.federation.loop import RoundReport
 from proxyfl.runs.settings import identity
-
-MOST_NAMED = 50
-"""Sites named in a line about a round; of more, the line holds the first, how many, and a hash of all."""
-
-
-def listed(names: list[str]) -> dict[str, Any]:
-    """The sites of a round, in a line of bounded length: the hash is that of their names, one per line."""
-    if len(names) <= MOST_NAMED:
-        return {"sites": names}
-    sha256 = hashlib.sha256("\n".join(names).encode()).hexdigest()
-    return {"sites": names[:MOST_NAMED], "count": len(names), "sites_sha256": sha256}
 
 
 class ServerAudit:
