@@ -86,7 +86,12 @@ finally:
 
 @pytest.mark.parametrize(
     "call",
-    ["show {run}", "table {runs}", "table {runs} --format csv", "config show digits --method sage"],
+    [
+        "table {runs}",
+        pytest.param("show {run}", marks=pytest.mark.slow),
+        pytest.param("table {runs} --format csv", marks=pytest.mark.slow),
+        pytest.param("config show digits --method sage", marks=pytest.mark.slow),
+    ],
 )
 def test_the_second_time_facts_of_the_program_are_read(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
