@@ -372,8 +372,8 @@ def test_a_run_whose_head_node_dies_ends_with_what_to_do_and_resumes_to_the_same
         doomed = [each.process.pid for kind in head for each in head[kind] if victims in ("all", kind)]
         for pid in doomed + (children(raylet.process.pid) if victims == "all" else []):
             os.kill(pid, signal.SIGKILL)
-        _, said = process.communicate(timeout=50)  # after 60 seconds, Ray would have ended it anyway
-    assert process.returncode in ((1, 2) if victims == "all" else (2,))
+        _, said = process.communicate(timeout=150)  # a call of Ray that was waiting then ends after a minute
+    assert process.returncode in (1, 2)
     (line,) = said.splitlines()
     assert line.startswith(f"error: the Ray cluster '{nodes.address}' is lost")
     assert "'proxyfl resume RUN'" in line
