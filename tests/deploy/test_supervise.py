@@ -237,6 +237,20 @@ def test_a_gate_without_a_sign_of_life_is_started_again(watched, clock):
     assert supervise.SILENT < clock.now - 1000 < supervise.SILENT + 10
 
 
+def test_a_gate_lives_as_long_as_its_sign_changes_whatever_the_clock_says(tmp_path, clock):
+    alive = tmp_path / "gate.alive"
+    sign = supervise.SignOfLife(alive)
+    assert not sign.is_missing()
+    for jump in (0, 3 * 3600, -5 * 3600):
+        for second in range(1, 60):
+            clock.now += 1
+            alive.touch()
+            os.utime(alive, (clock.now + jump, clock.now + jump))
+            assert not sign.is_missing(), (jump, second)
+    clock.now += supervise.SILENT + 1
+    assert sign.is_missing()
+
+
 def test_a_site_s_words_about_a_full_disk_do_not_count(watched):
     watched.live.tell("began")
     watched.live.tell("stopped", reason="client 1: No space left on device", text="stopped")

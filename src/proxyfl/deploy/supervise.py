@@ -144,7 +144,7 @@ class ServerWatch:
 
     def _watch(self, programs: Sequence[Program]) -> str:
         """Look until something is wrong that only a new start cures; says what."""
-        illness, idle = Illness(programs[0]), 0
+        illness, gate, idle = Illness(programs[0]), SignOfLife(sign_of_life(self.deployment)), 0
         while True:
             time.sleep(LOOK)
             self._tell_news()
@@ -159,7 +159,7 @@ class ServerWatch:
                 return f"the disk of {self.deployment.path} was full"
             if why := illness.look(operate.answers(self.deployment)):
                 return why
-            if len(programs) > 1 and self._gate_silent():
+            if len(programs) > 1 and gate.is_missing():
                 return "the gate does not answer"
             idle = idle + 1 if self.begun and not operate.is_running(self.deployment) else 0
             if idle > MISSES:
@@ -199,12 +199,6 @@ class ServerWatch:
         self._go_on()
         return 0
 
-    def _gate_silent(self) -> bool:
-        try:
-            return time.time() - sign_of_life(self.deployment).stat().st_mtime > SILENT
-        except OSError:
-            return False
-
     def _go_on(self) -> None:
         if self.owed and stop_asked(self.deployment):
             self.owed = False
@@ -224,6 +218,22 @@ class ServerWatch:
             if free >= ROOM:
                 return
             time.sleep(LOOK)
+
+
+class SignOfLife:
+    """A file that a program touches all the time. That its time changes is what counts: clocks may be set."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.touched, self.seen = file, 0.0, time.monotonic()
+
+    def is_missing(self) -> bool:
+        try:
+            touched = self.file.stat().st_mtime
+        except OSError:
+            return False
+        if touched != self.touched:
+            self.touched, self.seen = touched, time.monotonic()
+        return time.monotonic() - self.seen > SILENT
 
 
 class Illness:
