@@ -113,9 +113,7 @@ def test_a_site_whose_clock_jumps_by_hours_says_so_and_goes_on_once_it_is_right(
     assert_same_end(made, config, tmp_path)
 
 
-def test_a_server_whose_clock_jumps_by_hours_keeps_its_sites_waiting_until_it_is_right(
-    tmp_path, moving_clock
-):
+def test_a_server_whose_clock_jumps_ahead_keeps_its_sites_waiting_until_it_is_right(tmp_path, moving_clock):
     # By the library of ours: with libfaketime, Python cannot sleep (see clock.c).
     before, turn = moving_clock
     config = small(rounds=4)
@@ -124,12 +122,11 @@ def test_a_server_whose_clock_jumps_by_hours_keeps_its_sites_waiting_until_it_is
         server = federation.server(before=before)
         federation.sites()
         run = federation.run()
-        for round, (by, told) in enumerate(((3 * 3600, "s behind"), (-2 * 3600, "s ahead of")), start=2):
-            begun(federation, round)
-            turn(by)
-            federation.wait_text(federation.started["site-01"], told)
-            assert server.process.poll() is None
-            turn(0)
+        begun(federation, 2)
+        turn(3 * 3600)
+        federation.wait_text(federation.started["site-01"], "s behind")
+        assert server.process.poll() is None
+        turn(0)
         federation.finish(run)
     assert_nobody_was_lost(made)
     assert_same_end(made, config, tmp_path)
