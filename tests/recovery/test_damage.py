@@ -27,7 +27,7 @@ def test_one_file_at_a_time(patient: Patient) -> None:
     with opened_only(patient):
         assert patient.examine() == (AS_NEW, "")
         patient.heal()
-        found = fuzz(patient, cases=6 * KINDS, seed=14)
+        found = fuzz(patient, cases=6 * KINDS, seed=14)  # chosen: it spoils the newest of each kind
     refused = {kind for kind, verdicts in found.verdicts.items() if verdicts[REFUSED]}
     assert refused == {"config.toml"}
     assert all("restore it with 'cp " in words for words in found.words["config.toml"])
