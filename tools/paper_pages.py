@@ -45,9 +45,7 @@ def refreshed(text: str, results: Path, images: str = "images") -> str:
         elif kind == "reached":
             body = reached(*_exported(words, results))
         else:
-            name, size = words.split()
-            item = catalogue.item(name)
-            body = measured(item, scale(size), results / f"{size}-{item.exported or name}.csv")
+            body = measured(*_exported(words, results))
         return f"<!-- {kind}{words} -->\n{body}\n<!-- /{kind} -->"
 
     return BLOCK.sub(fill, text)
@@ -94,9 +92,13 @@ def reached(item: Item, size: Scale, results: Results) -> str:
 
 
 def _exported(words: str, results: Path) -> tuple[Item, Scale, Results]:
-    name, size = words.split()
-    file = results / f"{size}-{name}.csv"
-    return catalogue.item(name), scale(size), from_csv(file) if file.exists() else {}
+    """An item, a scale, and what is exported of them: of all data sets, or of the one that is named, too."""
+    name, size, *data = words.split()
+    item = catalogue.item(name)
+    file = results / f"{size}-{item.exported or name}.csv"
+    found = from_csv(file) if file.exists() else {}
+    chosen = {key: cell for key, cell in found.items() if not data or key[1].partition("@")[0] in data}
+    return item, scale(size), chosen
 
 
 def _columns(item: Item, size: Scale, results: Results) -> list[Column]:
@@ -155,12 +157,11 @@ def _reasons() -> list[str]:
     return [f"- {', '.join(where)}: {why}" for why, where in reasons.items()]
 
 
-def measured(item: Item, size: Scale, file: Path) -> str:
-    """The tables of the columns for which a file has results."""
+def measured(item: Item, size: Scale, results: Results) -> str:
+    """The tables of the columns that have results."""
     command = f"proxyfl paper run {item.name} --scale {size.name}"
-    if not file.exists():
+    if not results:
         return f"{name_of(item)}, scale {size.name}: not measured yet; `{command}`."
-    results = from_csv(file)
     columns = _columns(item, size, results)
     options = shlex.join(_options(item, size, results, columns))
     shown = [*tables(item, size, results, columns), *differences(item, size, results, columns)]

@@ -13,7 +13,7 @@ from proxyfl.paper.catalogue import ITEMS, item
 from proxyfl.paper.differences import differences
 from proxyfl.paper.items import Column
 from proxyfl.paper.questions import SAME_MASK
-from proxyfl.paper.results import Result, to_csv
+from proxyfl.paper.results import Result
 from proxyfl.paper.scales import scale
 from proxyfl.results.cells import difference
 from proxyfl.results.layout import Panel
@@ -114,10 +114,8 @@ def test_references_are_rows_of_their_items() -> None:
         assert {*references} <= {row.label for row in ITEMS[name].rows}
 
 
-def test_pages_show_it_below_the_table(cells: Cells, tmp_path: Path) -> None:
-    file = tmp_path / "mini-table2.csv"
-    file.write_text(to_csv(cells(ABLATION)), encoding="utf-8")
-    text = measured(item("table2"), scale("mini"), file)
+def test_pages_show_it_below_the_table(cells: Cells) -> None:
+    text = measured(item("table2"), scale("mini"), cells(ABLATION))
     assert "| GPT | +3.33 | +1.00 to +6.00 | 3 | better, few seeds |" in text
 
 

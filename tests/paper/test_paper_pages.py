@@ -34,6 +34,28 @@ def test_results_come_from_the_file_of_scale_and_item(made: Callable[..., Result
     assert f"<!-- proxyfl paper run table2 --scale mini {part} -->" in text
 
 
+def test_a_block_may_be_of_one_data_set(made: Callable[..., Result], tmp_path: Path) -> None:
+    accuracies = {"svhn@0.1": {2: 0.5, 3: 0.7}, "digits@0.1": {1: 0.9}}
+    results = {
+        ("GPT", column): [made("GPT", column, seed, [value]) for seed, value in each.items()]
+        for column, each in accuracies.items()
+    }
+    (tmp_path / "mini-table2.csv").write_text(to_csv(results), encoding="utf-8")
+    both, one, other = (
+        refreshed(block(f"measured table2 mini{data}"), tmp_path) for data in ("", " svhn", " digits")
+    )
+    assert "60.00 ± 14.14" in one
+    assert "--seeds 2,3 -->" in one
+    assert "90.00" in other
+    assert "digits" not in one
+    assert "SVHN" not in other
+    assert "60.00 ± 14.14" in both
+    assert "90.00" in both
+    drawn = refreshed(block("ranking table2 mini svhn"), tmp_path)
+    assert "mini-table2-svhn-0.1-ranking.png" in drawn
+    assert "digits" not in drawn
+
+
 def test_the_command_of_a_whole_item_has_no_part(made: Callable[..., Result], tmp_path: Path) -> None:
     rows = [row.label for row in item("fig2a").rows]
     results = {
@@ -70,8 +92,10 @@ def test_items_and_scales_are_tables_of_what_the_code_has(tmp_path: Path) -> Non
 def test_the_pages_have_every_part() -> None:
     pages = [page.read_text(encoding="utf-8") for page in DOCS.glob("paper*.md")]
     parts = [found[1] + (found[2] or "") for page in pages for found in BLOCK.finditer(page)]
-    shown = [f"measured {name} mini" for name in ("comparison", "table1", "table2", "table9", "cost")]
-    assert {*parts} >= {"items", "scales", "curves comparison mini", "ranking table1 mini", *shown}
+    shown = [f"measured {name} mini digits" for name in ("table1", "table2", "table9", "cost")]
+    shown += [f"measured {name} mini svhn" for name in ("table1", "table2")]
+    shown += ["measured comparison mini", "curves comparison mini", "ranking table1 mini digits"]
+    assert {*parts} >= {"items", "scales", *shown}
 
 
 def test_what_an_accuracy_costs_is_made_of_the_runs_of_table_1(

@@ -54,7 +54,7 @@ def test_ours_stands_beside_the_published_number_with_the_difference(ablation: d
 def test_reduced_scales_compare_gaps_and_not_accuracies(ablation: dict) -> None:  # type: ignore[type-arg]
     panel = tables(item("table2"), scale("mini"), ablation, [C10])[0]
     assert [column.heading for column in panel.columns] == ["method", "α=0.1: ours", "gap", "paper's gap"]
-    assert texts(panel, "FixMatch-GPL") == ["FixMatch-GPL", "85.00 ± 1.41", "−5.00", "−4.00"]
+    assert texts(panel, "FixMatch-GPL") == ["FixMatch-GPL", "85.00 ± 1.41", "−6.00", "−4.00"], "on seed 1"
     assert texts(panel, "GPT + ICPL") == ["GPT + ICPL", "90.00", "–", "–"]
     assert texts(panel, "GPT") == ["GPT", "–", "–", "−0.97"]
     assert texts(panel, "FixMatch-GPL with ProxyFL's mask")[1:] == ["–", "–", "–"]
@@ -222,7 +222,7 @@ def test_differences_have_colours_in_a_terminal(ablation: dict, made: Make) -> N
     lines = shown.get().splitlines()
     assert lines[0] == f"\x1b[1;33m{WARNING}\x1b[0m"
     assert "\x1b[32m+2.00\x1b[0m" in next(line for line in lines if "ICPL  " in line)
-    assert "\x1b[31m−5.00\x1b[0m" in next(line for line in lines if line.startswith("FixMatch-GPL  "))
+    assert "\x1b[31m−6.00\x1b[0m" in next(line for line in lines if line.startswith("FixMatch-GPL  "))
 
 
 def test_a_table_that_is_too_wide_goes_on_below() -> None:
@@ -239,7 +239,7 @@ def test_a_table_that_is_too_wide_goes_on_below() -> None:
 def test_formats_carry_the_numbers_and_the_warning(ablation: dict) -> None:  # type: ignore[type-arg]
     panels = tables(item("table2"), scale("mini"), ablation, [C10])
     markdown = to_markdown(panels, "proxyfl paper show table2")
-    assert "| FixMatch-GPL | *85.00 ± 1.41* | −5.00 | −4.00 |" in markdown
+    assert "| FixMatch-GPL | *85.00 ± 1.41* | −6.00 | −4.00 |" in markdown
     assert WARNING in markdown
     latex = formats.to_latex(panels, "proxyfl paper show table2")
     assert r"GPT + ICPL & \textbf{90.00} & -- & -- \\" in latex

@@ -100,8 +100,11 @@ def _accuracies(
     rows: list[tuple[Field, ...]] = []
     base = None if _absolute(item, size) or not printed.values else reference(item, printed, columns)
 
-    def pair(label: str, column: Column) -> tuple[float | None, float | None]:
-        ours = what.spread(results.get((label, column.key), ()), metric)
+    def pair(label: str, column: Column, beside: str = "") -> tuple[float | None, float | None]:
+        """Our mean, on seeds that the row beside it has, too, and the paper's number."""
+        seeds = {result.seed for result in results.get((beside or label, column.key), ())}
+        cell = [result for result in results.get((label, column.key), ()) if result.seed in seeds]
+        ours = what.spread(cell, metric)
         return ours.mean * what.factor if ours else None, printed.get(label, column.key + what.suffix)
 
     for row in item.rows:
@@ -112,7 +115,9 @@ def _accuracies(
             if printed.values and base is None:
                 fields += _compared(*pair(row.label, column), what)
             elif base is not None:
-                fields += _gaps(row.label, base, pair(row.label, column), pair(base, column), what)
+                fields += _gaps(
+                    row.label, base, pair(row.label, column, base), pair(base, column, row.label), what
+                )
         rows.append(tuple(fields))
     labels = {row.label for row in item.rows}
     gains = [
@@ -128,7 +133,8 @@ def _accuracies(
         )
     if base is not None:
         said.append(
-            f"Gap: difference from {base} in points; beside it, the same gap between the published numbers."
+            f"Gap: difference from {base} in points, on the seeds that both have; beside it, the same gap "
+            "between the published numbers."
         )
     caption = [*said, *remarks(item, size, columns)]
     name = (f"{item.name}-{columns[0].data}" if one_set else item.name) + what.suffix.replace(":", "-")

@@ -103,14 +103,12 @@ class Cluster:
 
     def room(self, needs: Needs) -> int:
         """How many such actors all living nodes have room for, if nobody else used them."""
-        self.require_head()
+        self.require_head()  # just before: Ray would ask a dead one for a minute
         return sum(needs.fitting(node["Resources"]) for node in self.ray.nodes() if node["Alive"])
 
     def require_head(self) -> None:
         """An error where the head node stays silent: Ray would wait for it, and then end this process."""
         began = time.monotonic()
-        if began - self._looked < LOOK_ROUND:
-            return
         while _silence(self.head):
             if time.monotonic() - began > SILENCE:
                 raise RunError(_lost(self.address, f"its head node at {self.head} does not respond"))
@@ -172,7 +170,8 @@ class Cluster:
 
     def first(self, refs: Sequence[Ref], seconds: float) -> set[Ref]:
         """Those of the answers that have come, after waiting for the first of them."""
-        self.require_head()
+        if time.monotonic() - self._looked > LOOK_ROUND:
+            self.require_head()
         if not refs:
             time.sleep(seconds)
             return set()
