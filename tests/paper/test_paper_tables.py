@@ -250,7 +250,7 @@ def test_formats_carry_the_numbers_and_the_warning(ablation: dict) -> None:  # t
     lines = formats.to_csv(panels, item="table2", scale="mini").splitlines()
     title = '"Table 2: What GPT and ICPL contribute (%), CIFAR-10"'
     assert lines[1] == f"table2,mini,{title},FixMatch-GPL,α=0.1: ours,85.00,1.41"
-    assert f"table2,mini,{title},FixMatch-GPL,α=0.1: gap,-5.00," in lines
+    assert f"table2,mini,{title},FixMatch-GPL,α=0.1: gap,-6.00," in lines
     assert f"table2,mini,{title},GPT,α=0.1: ours,," in lines
 
 
