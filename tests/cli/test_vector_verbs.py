@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_wine
 
 import proxyfl
 from calling import invoke
+from extras import extra
 
+datasets = extra("sklearn.datasets")
 KEYS = "data.keys=label=cultivar,without=bottle"
 
 
 @pytest.fixture(scope="module")
 def cellar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Bottles in a table, every third one with its cultivar; the same with all of them; a short run."""
-    root, wine = tmp_path_factory.mktemp("cellar"), load_wine()
+    root, wine = tmp_path_factory.mktemp("cellar"), datasets.load_wine()
     for name, known in (("wine", 3), ("new", 1)):
         rows = [",".join(["bottle", *wine.feature_names, "cultivar"])]
         for bottle, (values, label) in enumerate(zip(wine.data, wine.target, strict=True)):
@@ -64,7 +65,7 @@ def test_a_model_is_tested_and_asked_on_tables_and_arrays(cellar: Path, tmp_path
     assert "this is not a test" not in done.stderr
     done = invoke("eval", cellar / "run", "--data", f"table:{cellar / 'wine.csv'}")
     assert "warning: the run was trained on vectors in" in done.stderr
-    wine = load_wine().data
+    wine = datasets.load_wine().data
     np.savez(tmp_path / "some.npz", vectors=wine)
     answers = [
         json.loads(invoke("predict", cellar / "run", file, "--json").stdout)
@@ -75,7 +76,7 @@ def test_a_model_is_tested_and_asked_on_tables_and_arrays(cellar: Path, tmp_path
         told = torch.tensor([list(row["probabilities"].values()) for row in answer])
         assert torch.allclose(told, ours, atol=1e-6)
     assert answers[0][0]["vector"] == f"{cellar / 'new.csv'}, line 2"
-    assert (ours.argmax(1) == torch.from_numpy(load_wine().target)).float().mean() > 0.85
+    assert (ours.argmax(1) == torch.from_numpy(datasets.load_wine().target)).float().mean() > 0.85
     done = invoke("predict", cellar / "run", cellar / "run")
     assert (done.exit_code, "the model takes vectors" in done.stderr) == (2, True), done.stderr
 
@@ -89,7 +90,7 @@ def test_an_exported_model_takes_the_numbers_as_they_are(cellar: Path, tmp_path:
     page = file.with_suffix(".md").read_text(encoding="utf-8")
     assert "pipeline_tag: tabular-classification" in page
     assert "float32 vectors of shape (N, 13)" in page
-    wine = load_wine().data.astype(np.float32)
+    wine = datasets.load_wine().data.astype(np.float32)
     if form == "onnx":
         session = pytest.importorskip("onnxruntime").InferenceSession(str(file))
         theirs = torch.from_numpy(session.run(None, {"vectors": wine})[0])

@@ -359,7 +359,9 @@ def test_the_command_verifies_shows_and_names_what_is_broken(log: AuditLog, tmp_
     third = Mark(*_mark_of(lines(log)[2].rstrip()))
     rows = invoke("deploy", "audit", tmp_path, "--json", "--since", third)
     assert [json.loads(row)["round"] for row in rows.stdout.splitlines()] == [4, 5]
-    log.file.write_bytes(log.file.read_bytes().replace(b"4000", b"9000"))
+    text = log.file.read_bytes()
+    log.file.write_bytes(text.replace(b'"bytes":4000', b'"bytes":9000'))
+    assert log.file.read_bytes() != text
     broken_one = invoke("deploy", "audit", tmp_path)
     assert broken_one.exit_code == 1
     assert "line 5: number 4 before it was changed" in broken_one.stderr

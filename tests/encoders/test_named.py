@@ -12,6 +12,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import proxyfl
+from extras import extra
 from proxyfl.cli import app
 from proxyfl.core.errors import ConfigError
 from proxyfl.encoders import load_encoder
@@ -19,7 +20,7 @@ from proxyfl.encoders.named import _read
 from proxyfl.runs.settings import identity, resolve
 from toybox import Stopped, Told
 
-transformers = pytest.importorskip("transformers")
+transformers = extra("transformers")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 EYE = {"image_size": 8, "patch_size": 4, **SMALL}

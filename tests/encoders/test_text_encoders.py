@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import proxyfl
+from extras import extra
 from proxyfl.cli import app
 from proxyfl.core.errors import ConfigError
 from proxyfl.data.texts import pack
@@ -17,8 +18,7 @@ from proxyfl.encoders import load_encoder
 from proxyfl.encoders.named import _read
 from proxyfl.encoders.tokens import pooled
 
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
+transformers, tokenizers = extra("transformers"), extra("tokenizers")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "red", "rose", "wine", "blue", "sea", "sky"]

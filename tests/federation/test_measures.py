@@ -8,9 +8,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as theirs
 
+from extras import extra
 from proxyfl.federation import measures
+
+theirs = extra("sklearn.metrics")
 
 
 def drawn(images: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

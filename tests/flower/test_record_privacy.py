@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'proxyfl[flower]'")
-pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'proxyfl[dp]'")
 
 from loopback import deployment, experiment, loopback
 from serving import connect, server
 
+from extras import extra
 from proxyfl.aggregation.accountant import epsilon
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy import members
@@ -21,6 +21,8 @@ from proxyfl.deploy.explain import explain
 from proxyfl.federation.records import RecordPrivacy
 from proxyfl.methods.registry import method_of
 from proxyfl.runs.run import Run
+
+extra("opacus", ": pip install 'proxyfl[dp]'")
 
 PRIVATE = {
     "privacy__record_clip": 1.0,
