@@ -75,8 +75,9 @@ test-full: $(READY)
 quick: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow"
 
+# One worker more than there are cores: many slow tests wait for the programs that they started.
 every: $(READY)
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist worksteal
 
 # Kills, failing disks and damaged files, by the thousand: an hour on two cores that have nothing else to do.
 torture: $(READY)

@@ -12,7 +12,7 @@ from proxyfl.aggregation.effort import Effort, most_effort
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.state import Failure, Update
 from proxyfl.methods import create
-from toybox import Told, every_method, make_simulation, play, tiny_config
+from toybox import Told, every_method, little_config, make_simulation, play
 
 TRAIN = TrainSettings(epochs=5, batch=128, mu=2)
 
@@ -70,7 +70,7 @@ def test_what_honest_clients_report_is_within_their_means(
 ) -> None:
     """Of every method every update is taken, and without the room that is left for methods of one's own."""
     tune = {"method__gpt__epochs": 1} if "gpt" in {part.name for part in create(name).parts} else {}
-    config = tiny_config(name, per_round=4, rounds=1, **settings, **tune)
+    config = little_config(name, per_round=4, rounds=1, **settings, **tune)
     told = Heard()
     play(config, make_simulation(**ODD), tmp_path, observers=[told])
     updates = [answer for kind, answer in told.calls if kind == "answered"]
@@ -100,7 +100,7 @@ def test_counts_and_losses_beyond_a_clients_means_leave_no_trace(tmp_path: Path)
                     answer.metrics["loss/supervised"] = 1e19
                 yield answer
 
-    config = tiny_config("fixmatch-gpl+prior", per_round=4, rounds=1)
+    config = little_config("fixmatch-gpl+prior", per_round=4, rounds=1)
     told = Told()
     play(config, make_simulation(), tmp_path, observers=[told], engine=Boasting)
     metrics = told.reports[0].metrics

@@ -21,7 +21,7 @@ from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Engine, Server, play_round
 from proxyfl.federation.sampling import Population
 from proxyfl.report.html.records import Records, failures
-from toybox import Told, assemble, make_simulation, play, run_rounds, same_bits, same_state, tiny_config
+from toybox import Told, assemble, little_config, make_simulation, play, run_rounds, same_bits, same_state
 
 CLIENTS, ROUNDS = 8, 3
 BAD = (1, 6)
@@ -111,7 +111,7 @@ class Failing(Spoiling):
 def federation_of(method: str) -> tuple[Any, Any]:
     sizes = {"labelled": (2,) * CLIENTS, "unlabelled": (6,) * CLIENTS}
     more = {"method__helper_every": 2} if method == "fedmatch" else {}
-    config = tiny_config(method, clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS, **more)
+    config = little_config(method, clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS, **more)
     return config, make_simulation(**sizes)
 
 

@@ -37,7 +37,7 @@ from proxyfl.core.state import ServerState, Tensors, Update
 from proxyfl.methods import create
 from proxyfl.methods.context import ServerContext
 from proxyfl.runs.settings import resolve
-from toybox import make_simulation, play, same_state, tiny_config
+from toybox import little_config, make_simulation, play, same_state
 
 MODULES = ("", ".base", ".clipping", ".coordinates", ".krum", ".mean", ".privacy", ".server")
 
@@ -122,8 +122,8 @@ def test_a_plug_in_trains(tmp_path: Path) -> None:
     file.write_text(PLUGIN)
     load_plugin(str(file))
     simulation = make_simulation()
-    own = play(tiny_config("proxyfl", aggregation__rule="plain"), simulation, tmp_path / "own")
-    assert same_state(own, play(tiny_config("proxyfl"), simulation, tmp_path / "mean"))
+    own = play(little_config("proxyfl", aggregation__rule="plain"), simulation, tmp_path / "own")
+    assert same_state(own, play(little_config("proxyfl"), simulation, tmp_path / "mean"))
 
 
 @pytest.mark.parametrize(

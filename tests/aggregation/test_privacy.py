@@ -31,7 +31,7 @@ from proxyfl.federation.sampling import Population, sample_clients
 from proxyfl.methods import create, recipes
 from proxyfl.methods.context import ServerContext
 from proxyfl.runs.settings import resolve
-from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, assemble, little_config, make_simulation, play, same_bits, same_state
 
 STATE = ServerState(
     4, {"w": torch.zeros(3), "norm.running_var": torch.full((2,), 1e-4), "steps": torch.tensor(7)}
@@ -353,7 +353,7 @@ def test_poisson_sampling() -> None:
 
 
 def test_rounds_that_nobody_is_drawn_for_move_the_weights_too(tmp_path: Path) -> None:
-    ours = tiny_config(
+    ours = little_config(
         "fedavg", per_round=1, rounds=6, federation__weighting="uniform", federation__sampling="poisson",
         privacy__clip=0.5,
     )  # fmt: skip
@@ -367,7 +367,7 @@ def test_rounds_that_nobody_is_drawn_for_move_the_weights_too(tmp_path: Path) ->
 
 @pytest.mark.parametrize("where", ["server", "site"])
 def test_a_private_run(tmp_path: Path, where: str) -> None:
-    ours = tiny_config(
+    ours = little_config(
         "flexmatch", per_round=2, federation__weighting="uniform", federation__sampling="poisson",
         privacy__clip=0.5, privacy__where=where,
     )  # fmt: skip
@@ -406,7 +406,7 @@ def test_the_page_says_what_the_hooks_say() -> None:
 
 @pytest.mark.slow
 def test_sites_noise_their_updates_in_worker_processes_too(tmp_path: Path) -> None:
-    ours = tiny_config("sage", federation__weighting="uniform", privacy__clip=0.5, privacy__where="site")
+    ours = little_config("sage", federation__weighting="uniform", privacy__clip=0.5, privacy__where="site")
     simulation = make_simulation()
     here = play(ours, simulation, tmp_path / "here")
     federation, _ = assemble(tmp_path / "there", ours, simulation, 2)

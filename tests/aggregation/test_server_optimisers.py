@@ -16,7 +16,7 @@ from proxyfl.core.state import ServerState, Update
 from proxyfl.methods import create
 from proxyfl.methods.context import ServerContext
 from proxyfl.runs.settings import identity, resolve
-from toybox import Stopped, Told, make_simulation, play, same_state, tiny_config
+from toybox import Stopped, Told, little_config, make_simulation, play, same_state
 
 OLD = {
     "w": torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64),
@@ -138,7 +138,7 @@ def test_no_run_is_renamed() -> None:
 
 
 def test_a_resumed_run_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
-    config = tiny_config(
+    config = little_config(
         "fedavg", rounds=3, aggregation__optimiser="fedadam", aggregation__lr=0.05, aggregation__tau=0.01
     )
     simulation, told = make_simulation(), Told(stop_after=1)
@@ -151,7 +151,7 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     assert same_state(whole, play(config, simulation, tmp_path / "half", state=kept))
     forgetful = ServerState(kept.round, kept.weights, {}, kept.versions, kept.carry)
     assert not same_state(whole, play(config, simulation, tmp_path / "half", state=forgetful))
-    plain = tiny_config("fedavg", rounds=3)
+    plain = little_config("fedavg", rounds=3)
     assert not same_state(whole, play(plain, simulation, tmp_path / "plain"))
 
 

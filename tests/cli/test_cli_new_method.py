@@ -154,6 +154,7 @@ def test_in_a_checkout_it_joins_the_methods_there(call, checkout):
     assert_tidy_by_its_own_rules(checkout, "tests", "src/proxyfl/methods/swift_lead.py")
 
 
+@pytest.mark.slow
 def test_a_checkout_elsewhere_is_named_with_into(call, checkout, monkeypatch):
     (checkout / "src" / "inside").mkdir()
     monkeypatch.chdir(checkout / "src" / "inside")
@@ -205,6 +206,10 @@ def test_names_that_a_checkout_has(call, checkout):
         result = call("new-method", name)
         assert (result.exit_code, result.stderr) == (2, f"error: {reason}; choose another name\n")
         assert contents(checkout) == before
+
+
+@pytest.mark.slow
+def test_a_module_of_the_package_hides_no_other(call, checkout):
     assert call("new-method", "json").exit_code == 0  # proxyfl.methods.json hides nothing
 
 

@@ -17,7 +17,7 @@ from proxyfl.engines.cluster.connection import Lost, Needs
 from proxyfl.engines.cluster.engine import ClusterEngine
 from proxyfl.engines.crew import Job
 from proxyfl.runs import build
-from toybox import Stopped, Told, make_simulation, play, same_state, tiny_config
+from toybox import Stopped, Told, little_config, make_simulation, play, same_state
 
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
 
@@ -102,7 +102,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> type[PretendedCluster]:
 
 
 def engine_of(method: str = "fedavg", **options: Any) -> tuple[ClusterEngine, Any]:
-    config = tiny_config(method)
+    config = little_config(method)
     federation = build.assemble(config, SIMULATION, engine=RayEngine(**options))
     engine = federation.server.engine
     assert isinstance(engine, ClusterEngine)
@@ -126,7 +126,7 @@ def test_answers_come_in_the_order_of_the_tasks_and_no_actor_is_hired_for_nothin
 
 
 def test_momentum_that_clients_keep_travels_and_lies_with_the_run(tmp_path: Path) -> None:
-    config = tiny_config("fedavg", rounds=3, per_round=3, train__keep_momentum="clients")
+    config = little_config("fedavg", rounds=3, per_round=3, train__keep_momentum="clients")
     here = play(config, SIMULATION, tmp_path / "inline")
     cut = build.assemble(config, SIMULATION, engine=RayEngine()).record(tmp_path / "ray")
     with pytest.raises(Stopped):

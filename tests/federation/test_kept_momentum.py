@@ -14,7 +14,7 @@ from proxyfl.core.errors import ConfigError
 from proxyfl.core.state import Tensors, namespace
 from proxyfl.federation.client import MOMENTUM
 from proxyfl.methods.context import OWN_MOMENTUM
-from toybox import Stopped, Told, same_bits, same_state, tiny_config
+from toybox import Stopped, Told, little_config, same_bits, same_state
 
 
 def clouds(where: str, method: str, **train: Any) -> proxyfl.Federation:
@@ -82,7 +82,7 @@ def test_a_run_that_goes_on_has_the_same_momentum(who: str, tmp_path: Path) -> N
 )
 def test_what_cannot_be_meant_is_refused(method: str, changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
-        tiny_config(method, **{f"train__{name}": value for name, value in changes.items()})
+        little_config(method, **{f"train__{name}": value for name, value in changes.items()})
 
 
 @pytest.mark.parametrize(

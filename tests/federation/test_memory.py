@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from proxyfl.core.state import Failure, Task, Tensors, Update
 from proxyfl.federation.client_store import ClientStore
 from proxyfl.federation.loop import Engine, RoundReport
-from toybox import Told, assemble, make_simulation, play, run_rounds, tiny_config
+from toybox import Told, assemble, little_config, make_simulation, play, run_rounds
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -55,7 +55,7 @@ def test_no_more_updates_are_held_for_sixty_clients_than_for_five(tmp_path: Path
     most = {}
     for clients in (5, 60):
         simulation = make_simulation((6,) * clients, (26,) * clients)
-        config = tiny_config(method, rounds=1, clients=clients, per_round=clients)
+        config = little_config(method, rounds=1, clients=clients, per_round=clients)
         federation, trainer = assemble(tmp_path / str(clients), config, simulation, workers=0)
         state = federation.start(trainer.initial_weights())
         form = federation.method.extras_form_all(federation.context(state))
@@ -99,7 +99,7 @@ def no_collector() -> Iterator[None]:
 def test_a_round_leaves_no_tensor_behind(tmp_path: Path, method: str) -> None:
     census = Census()
     # Every client in every round: 16 bytes are kept for each that took part, and none is new after the first.
-    config = tiny_config(method, rounds=5, per_round=4, keep__snapshot_every=0)
+    config = little_config(method, rounds=5, per_round=4, keep__snapshot_every=0)
     play(config, make_simulation(), tmp_path, observers=[census])
     assert census.found[2:] == [census.found[2]] * 3
 
@@ -127,7 +127,7 @@ def test_state_is_loaded_and_saved_only_for_those_who_take_part(
     tmp_path: Path, method: str, registered: int
 ) -> None:
     simulation = make_simulation((1,) * registered, (1,) * registered)
-    config = tiny_config(method, rounds=3, clients=registered, per_round=4)
+    config = little_config(method, rounds=3, clients=registered, per_round=4)
     federation, trainer = assemble(tmp_path, config, simulation, workers=0)
     trainer.store = kept = CountedStore(tmp_path / "clients", 3)
     federation.store = store = CountedStore(tmp_path / "server", 3)

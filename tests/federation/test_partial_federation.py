@@ -18,6 +18,8 @@ from toybox import Told, assemble, make_simulation, play, same_bits, same_state,
 HEAD = {"model__trainable": "head"}
 LORA = {"model__lora_rank": 2, "model__trainable": "head"}
 LAST = {"model__trainable": "trunk.stage3.*,classifier.*", "model__norm": "group"}
+QUICK = ("fedavg", "fedloke", "feddure", "proxyfl")
+"""A round of weights alone, one with two models at each client, one with gradients of its own, the whole."""
 FIRST = sorted(set({recipe.method: recipe.name for recipe in reversed(recipes("clients"))}.values()))
 
 
@@ -66,7 +68,9 @@ def test_workers_give_the_same_bits(partly, tmp_path):
     assert all(map(same_state, inline, workers))
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FIRST]
+)
 def test_every_kind_of_method_trains_a_wide_network_and_adapters_of_it(name, tmp_path):
     for partly in ({}, LORA):
         config, told = tiny_config(name, model__name="wrn-16-1", rounds=1, **partly), Told()

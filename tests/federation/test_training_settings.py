@@ -12,7 +12,7 @@ from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.methods.optimisers import usual_optimiser
 from proxyfl.runs.settings import identity
-from toybox import make_simulation, play, same_state, tiny_config
+from toybox import little_config, make_simulation, play, same_state
 
 SIMULATION = make_simulation()
 
@@ -55,19 +55,21 @@ def test_nesterov() -> None:
     [{"optimiser": "adamw", "lr": 0.01}, {"schedule": "cosine"}, {"max_grad_norm": 0.01}, {"nesterov": True}],
 )
 def test_each_changes_the_result_and_the_identity(tmp_path: Path, changes: dict[str, Any]) -> None:
-    usual = tiny_config("fixmatch-gpl")
-    other = tiny_config("fixmatch-gpl", **{f"train__{name}": value for name, value in changes.items()})
+    usual = little_config("fixmatch-gpl")
+    other = little_config("fixmatch-gpl", **{f"train__{name}": value for name, value in changes.items()})
     ends = [play(config, SIMULATION, tmp_path / str(k)) for k, config in enumerate((usual, other))]
     assert not same_state(*ends)
     assert identity(usual) != identity(other)
 
 
 def test_a_clipped_gradient_moves_the_weights_no_further(tmp_path: Path) -> None:
-    config = tiny_config(
+    config = little_config(
         "fedavg", rounds=1, per_round=1, train__max_grad_norm=0.001, train__momentum=0.0,
         train__weight_decay=0.0, train__lr=1.0, federation__weighting="uniform",
     )  # fmt: skip
-    start = play(tiny_config("fedavg", rounds=1, per_round=1, train__lr=0.0), SIMULATION, tmp_path / "start")
+    start = play(
+        little_config("fedavg", rounds=1, per_round=1, train__lr=0.0), SIMULATION, tmp_path / "start"
+    )
     end = play(config, SIMULATION, tmp_path / "end")
     moved = [
         (end.weights[name] - value).norm() ** 2
@@ -90,4 +92,4 @@ def test_a_clipped_gradient_moves_the_weights_no_further(tmp_path: Path) -> None
 )
 def test_what_cannot_be_meant_is_refused(method: str, changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
-        tiny_config(method, **{f"train__{name}": value for name, value in changes.items()})
+        little_config(method, **{f"train__{name}": value for name, value in changes.items()})

@@ -220,7 +220,7 @@ def interrupting(usual):
 
 
 def test_only_sites_that_take_part_make_a_quorum(tmp_path, small):
-    deployed = deployment(tmp_path / "f", small, deadline=1.0)
+    deployed = deployment(tmp_path / "f", small, deadline=1.0, patience=20.0)
     net = connect(deployed, small)
     for node in (52, 53):
         net.nodes[node].handler = bad_counts(labelled=-1)

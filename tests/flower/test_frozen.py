@@ -17,12 +17,12 @@ from proxyfl.engines.flower.grid import Courier, FlowerEngine
 from proxyfl.federation.client import numerics
 from proxyfl.federation.loop import play_round
 from proxyfl.runs import build
-from toybox import Told, make_simulation, run_rounds, same_state, tiny_config
+from toybox import Told, little_config, make_simulation, run_rounds, same_state
 
 
 def federation(folder, start=None, **partly):
     """Settings, simulation and server, its engine and the sites."""
-    config = tiny_config("proxyfl", rounds=3, per_round=4, **partly)
+    config = little_config("proxyfl", rounds=3, per_round=4, **partly)
     simulation = make_simulation()
     built = build.assemble(config, simulation, start=start, workers=0)
     built.settle(folder / "server")
@@ -62,7 +62,7 @@ def test_the_same_bits_as_inline_and_frozen_tensors_once(started, sent, tmp_path
     partly = {"model__lora_rank": 2, "model__trainable": "head"}
     start = None
     if started:
-        start = build.assemble(tiny_config("proxyfl", seed=5), make_simulation(), workers=0).trainer.plain
+        start = build.assemble(little_config("proxyfl", seed=5), make_simulation(), workers=0).trainer.plain
     here = played(federation(tmp_path / "inline", start, **partly)[0])
     there = played(*federation(tmp_path / "sites", start, **partly))
     assert [report.metrics["failed"] for report in there] == [{}, {}, {}]
@@ -74,7 +74,7 @@ def test_the_same_bits_as_inline_and_frozen_tensors_once(started, sent, tmp_path
 
 
 def test_a_site_that_lost_them_gets_them_again(sent, tmp_path):
-    start = build.assemble(tiny_config("proxyfl", seed=5), make_simulation(), workers=0).trainer.plain
+    start = build.assemble(little_config("proxyfl", seed=5), make_simulation(), workers=0).trainer.plain
     built, engine = federation(tmp_path, start, model__trainable="head")
     told = Told()
     with numerics(built.config.compute):

@@ -18,7 +18,7 @@ from proxyfl.core.errors import BelowQuorum, RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines.flower import codec, grid
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
-from toybox import make_simulation, play, same_state, tiny_config
+from toybox import little_config, make_simulation, play, same_state
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ BAD = {
 
 def played(folder, spoil):
     """The final state and the failures of a run in which one of four sites is spoilt."""
-    config, simulation = tiny_config("proxyfl", per_round=4), make_simulation()
+    config, simulation = little_config("proxyfl", per_round=4), make_simulation()
     engine, places = flower(config, simulation, folder)
     spoil(engine.courier.grid.nodes[102], handled_by(places[2]))
     told = []
@@ -217,7 +217,10 @@ def without(tmp_path_factory):
     return played(tmp_path_factory.mktemp("away"), away)[0]
 
 
-@pytest.mark.parametrize("reason", BAD)
+@pytest.mark.parametrize(
+    "reason",
+    [pytest.param(reason, marks=[] if reason == "not finite" else pytest.mark.slow) for reason in BAD],
+)
 def test_a_hostile_site_is_left_out_by_name_and_the_run_ends_as_without_it(reason, tmp_path, without):
     def hostile(node, honest):
         node.handler = bent(honest, BAD[reason])
@@ -244,7 +247,7 @@ class Listener:
 
 
 def test_below_quorum_is_an_error_of_its_own(tmp_path):
-    config, simulation = tiny_config("fedavg", federation__quorum=2), make_simulation()
+    config, simulation = little_config("fedavg", federation__quorum=2), make_simulation()
     engine, _ = flower(config, simulation, tmp_path)
     for node in (100, 101, 102):
         engine.courier.grid.nodes[node].online = False

@@ -16,7 +16,7 @@ from proxyfl.core.rng import rng
 from proxyfl.data.stream import Stream
 from proxyfl.methods import create
 from proxyfl.methods.context import ClientContext
-from toybox import Told, assemble, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, assemble, little_config, make_simulation, play, same_bits, same_state
 from toyclient import CPU, UNLABELLED, Pool, batch, context, predictions, step
 
 NAME = "gpl-all-corrected"
@@ -79,9 +79,9 @@ def test_what_a_small_share_corrects_a_larger_one_corrects_too() -> None:
 
 def test_with_no_label_corrected_it_trains_like_gpl_all(tmp_path: Path) -> None:
     simulation = make_simulation()
-    plain = play(tiny_config("gpl-all"), simulation, tmp_path / "plain")
-    none = play(tiny_config(NAME, method__corrected=0.0), simulation, tmp_path / "none")
-    every = play(tiny_config(NAME), simulation, tmp_path / "every")
+    plain = play(little_config("gpl-all"), simulation, tmp_path / "plain")
+    none = play(little_config(NAME, method__corrected=0.0), simulation, tmp_path / "none")
+    every = play(little_config(NAME), simulation, tmp_path / "every")
     assert same_bits(none.weights, plain.weights)
     assert not same_bits(every.weights, plain.weights)
 
@@ -89,7 +89,7 @@ def test_with_no_label_corrected_it_trains_like_gpl_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("pool", "count"), [("all", 10), ("unlabelled", 7)])
 def test_the_truth_follows_the_pool(pool: str, count: int) -> None:
     simulation = make_simulation((3,), (7,))
-    config = tiny_config(NAME, train__pool=pool)
+    config = little_config(NAME, train__pool=pool)
     for oracle in (True, False):
         data = simulation.holdings.client(0, oracle=oracle)
         stream = Stream(
@@ -117,7 +117,7 @@ def test_who_is_no_oracle_cannot_ask() -> None:
 @pytest.mark.slow
 def test_a_worker_process_has_the_truth_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "loaded", [])  # those of other tests may be gone by now
-    simulation, config = make_simulation(), tiny_config(NAME, rounds=1, method__corrected=0.5)
+    simulation, config = make_simulation(), little_config(NAME, rounds=1, method__corrected=0.5)
     here, there = Told(), Told()
     inline = play(config, simulation, tmp_path / "inline", observers=[here])
     federation, _ = assemble(tmp_path / "pool", config, simulation, 1)

@@ -19,7 +19,7 @@ from proxyfl.methods import feddure
 from proxyfl.methods.context import ClientContext, Outputs
 from proxyfl.methods.feddure import FedDure, labelled_loss, new_regulator, trusted
 from proxyfl.runs.simulation import Simulation, prepare
-from toybox import Told, make_simulation, play, same_bits, same_state, tiny_config
+from toybox import Told, little_config, make_simulation, play, same_bits, same_state
 
 CPU = torch.device("cpu")
 
@@ -133,11 +133,11 @@ def test_regulator_is_drawn_from_its_generator_alone() -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> Simulation:
-    return prepare(tiny_config("fedavg", subset=200))
+    return prepare(little_config("fedavg", subset=200))
 
 
 def config(**settings: Any) -> Config:
-    return tiny_config("feddure", subset=200, **settings)
+    return little_config("feddure", subset=200, **settings)
 
 
 @pytest.mark.slow

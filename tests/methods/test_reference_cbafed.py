@@ -15,7 +15,7 @@ from proxyfl.methods import create
 from proxyfl.methods.cbafed import balanced_labels, class_shares, class_thresholds
 from proxyfl.methods.context import ServerContext
 from proxyfl.runs.simulation import Simulation
-from toybox import Told, assemble, make_simulation, play, same_bits, tiny_config
+from toybox import Told, assemble, little_config, make_simulation, play, same_bits
 from toyclient import CPU, Pool, batch, context, predictions
 
 SHARES = [0.4, 0.35, 0.23, 0.02]
@@ -92,7 +92,7 @@ def test_a_round_of_a_client_without_labels() -> None:
 def answers(client: int, **more: Any) -> Update:
     """Of a client in round 2: number 0 has labels, the others have none."""
     given = {"method__warmup": 1, "method__tau": 0.05, "train__mu": 1, **more}
-    config = tiny_config("cbafed", subset=160, scenario="partial", **given)
+    config = little_config("cbafed", subset=160, scenario="partial", **given)
     _, trainer = assemble("", config, toy(), workers=0)
     weights = trainer.initial_weights()
     task = Task(2, client, weights, {"cbafed/shares": torch.full((10,), 0.1)})
@@ -131,7 +131,7 @@ def test_epochs_and_rate_of_clients_without_labels() -> None:
 def test_in_the_warm_up_labelled_clients_train_alone(tmp_path: Path) -> None:
     told = Told()
     given = {"per_round": 4, "rounds": 3, "method__warmup": 2, "method__tau": 0.05}
-    play(tiny_config("cbafed", scenario="partial", **given), toy(), tmp_path, observers=[told])
+    play(little_config("cbafed", scenario="partial", **given), toy(), tmp_path, observers=[told])
     assert [report.metrics["clients"] for report in told.reports] == [[0], [0], [0, 1, 2, 3]]
     assert all(report.metrics["failed"] == {} for report in told.reports)
     assert told.reports[1].metrics["pseudo"] == {}

@@ -15,7 +15,7 @@ from proxyfl.data.stream import Batch
 from proxyfl.methods import create
 from proxyfl.methods.flfl import adaptive_threshold, ascended
 from proxyfl.runs.simulation import prepare
-from toybox import assemble, play, same_bits, tiny_config
+from toybox import assemble, little_config, play, same_bits
 from toyclient import CLASSES, Pool, arrays, batch, context, predictions, slow_features, softmax
 
 POOL, TAU, RHO, ETA, LR, CLIP = 20, 0.6, 0.3, 0.02, 0.1, 0.5
@@ -143,11 +143,11 @@ def test_clients_weigh_by_what_they_have_to_learn() -> None:
 def test_the_server_trains_before_round_1(tmp_path: Path) -> None:
     """As long as pretrain says; statistics of static batch norm are there when clients first use them."""
     given = {"subset": 160, "scenario": "server", "rounds": 1, "model__norm": "static"}
-    simulation = prepare(tiny_config("flfl", **given))
+    simulation = prepare(little_config("flfl", **given))
 
     def start(epochs: int) -> dict[str, torch.Tensor]:
         server, trainer = assemble(
-            tmp_path, tiny_config("flfl", method__pretrain=epochs, **given), simulation
+            tmp_path, little_config("flfl", method__pretrain=epochs, **given), simulation
         )
         return server.start(trainer.initial_weights()).weights
 
@@ -163,9 +163,9 @@ def test_the_server_trains_before_round_1(tmp_path: Path) -> None:
 def test_the_perturbed_pass_leaves_statistics_alone(tmp_path: Path) -> None:
     """Running means of batch norm see each image once, at the weights that are trained."""
     given = {"subset": 160, "scenario": "server", "rounds": 1, "method__pretrain": 0}
-    simulation = prepare(tiny_config("flfl", **given))
-    state = play(tiny_config("flfl", method__tau=0.05, **given), simulation, tmp_path)
-    still = play(tiny_config("flfl", method__tau=1.0, **given), simulation, tmp_path)
+    simulation = prepare(little_config("flfl", **given))
+    state = play(little_config("flfl", method__tau=0.05, **given), simulation, tmp_path)
+    still = play(little_config("flfl", method__tau=1.0, **given), simulation, tmp_path)
     tracked = [name for name in state.weights if name.endswith("num_batches_tracked")]
     assert tracked
     assert all(torch.equal(state.weights[name], still.weights[name]) for name in tracked)

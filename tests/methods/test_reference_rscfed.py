@@ -18,7 +18,7 @@ from proxyfl.methods.base import Method
 from proxyfl.methods.context import ServerContext
 from proxyfl.methods.rscfed import draw_subsets, sharpen
 from proxyfl.runs.simulation import Simulation
-from toybox import Told, make_simulation, play, same_bits, tiny_config
+from toybox import Told, little_config, make_simulation, play, same_bits
 from toyclient import CPU, Pool, Toy, arrays, batch, context, logits_of, predictions, softmax
 
 TENSORS = [
@@ -184,7 +184,7 @@ def toy() -> Simulation:
 def test_rounds_with_a_warm_up(tmp_path: Path) -> None:
     told = Told()
     given = {"per_round": 4, "rounds": 3, "method__warmup": 1, "method__subset_size": 2}
-    play(tiny_config("rscfed", scenario="partial", **given), toy(), tmp_path, observers=[told])
+    play(little_config("rscfed", scenario="partial", **given), toy(), tmp_path, observers=[told])
     first, *later = (report.metrics for report in told.reports)
     assert (first["clients"], first["idle"]) == ([0], [1, 2, 3])
     size = told.reports[0].state.weights

@@ -13,7 +13,7 @@ from proxyfl.core.state import Update
 from proxyfl.methods import create
 from proxyfl.methods.semifl import mixed_cross_entropy
 from proxyfl.runs.simulation import prepare
-from toybox import Told, play, same_bits, tiny_config
+from toybox import Told, little_config, play, same_bits
 from toyclient import Pool, batch, context, predictions
 
 TAU, POOL = 0.4, 20
@@ -80,14 +80,14 @@ def test_who_has_nothing_to_fix_sits_out() -> None:
 
 def test_if_all_sit_out_the_server_trains_alone(tmp_path: Path) -> None:
     given = {"subset": 160, "scenario": "server", "rounds": 1}
-    config = tiny_config("semifl", method__tau=1.0, method__strict=True, **given)
+    config = little_config("semifl", method__tau=1.0, method__strict=True, **given)
     simulation, told = prepare(config), Told()
     ours = play(config, simulation, tmp_path, observers=[told])
-    alone = play(tiny_config("server-only", **given), simulation, tmp_path)
+    alone = play(little_config("server-only", **given), simulation, tmp_path)
     assert same_bits(ours.weights, alone.weights)
     metrics = told.reports[0].metrics
     assert (metrics["clients"], len(metrics["idle"]), metrics["failed"]) == ([], 2, {})
     assert metrics["pseudo"]["selected"] == 0
-    more = play(tiny_config("semifl", method__tau=1.0, method__strict=True, method__server_epochs=2, **given),
-                simulation, tmp_path)  # fmt: skip
+    longer = little_config("semifl", method__tau=1.0, method__strict=True, method__server_epochs=2, **given)
+    more = play(longer, simulation, tmp_path)
     assert not same_bits(ours.weights, more.weights)

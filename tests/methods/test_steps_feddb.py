@@ -13,7 +13,7 @@ from torch import Tensor
 from proxyfl.core.state import Update
 from proxyfl.methods import create
 from proxyfl.methods.context import ServerContext
-from toybox import Told, assemble, make_simulation, play, tiny_config
+from toybox import Told, assemble, little_config, make_simulation, play
 from toyclient import CLASSES, Pool, batch, context, predictions, step
 
 TAU, POOL = 0.6, 20
@@ -103,7 +103,7 @@ def two_clients(folder: Path, rounds: int, **options: Any) -> Told:
     """Rounds of two clients of very different size."""
     told = Told()
     settings = {f"method__{name}": value for name, value in options.items()}
-    config = tiny_config(
+    config = little_config(
         "feddb", clients=2, per_round=2, rounds=rounds, train__lr=0.5, method__tau=0.2, **settings
     )
     play(config, make_simulation(*SIZES), folder, observers=[told])
@@ -142,7 +142,7 @@ def test_the_mean_has_the_weights_that_balance_predictions(solver: str, tmp_path
 
 def first_weights(folder: Path) -> dict[str, Tensor]:
     """What those rounds begin with."""
-    config = tiny_config("feddb", clients=2, per_round=2)
+    config = little_config("feddb", clients=2, per_round=2)
     _, trainer = assemble(folder, config, make_simulation(*SIZES), workers=0)
     return {name: value.double() for name, value in trainer.initial_weights().items()}
 

@@ -17,7 +17,7 @@ from proxyfl.methods import create
 from proxyfl.methods.addons import tune_proxies
 from proxyfl.methods.base import Method
 from proxyfl.methods.context import ClientContext, ServerContext
-from toybox import Told, make_simulation, play, tiny_config
+from toybox import Told, little_config, make_simulation, play
 from toyclient import (
     CLASSES,
     CPU,
@@ -374,7 +374,7 @@ def test_steps_taken_in_a_round(tmp_path: Any) -> None:
     simulation = make_simulation((10, 10), (54, 54))
     for steps, expected in (("matched", 16), ("labelled", 4)):  # 64 // 8 and ceil(10 / 8), two clients
         told = Told()
-        config = tiny_config("fedavg", clients=2, rounds=1, method__steps=steps)
+        config = little_config("fedavg", clients=2, rounds=1, method__steps=steps)
         play(config, simulation, tmp_path, observers=[told])
         taken = [answer.metrics["steps"] for kind, answer in told.calls if kind == "answered"]
         assert sum(taken) == expected

@@ -221,11 +221,11 @@ def test_real_runs_record_what_the_table_counts(runs: dict[str, list[Run]], meth
 
 METHODS = [
     ("fixmatch-lpl", "FixMatch"),
-    ("fedprox", "FixMatch"),
-    ("flexmatch", "FixMatch"),
+    pytest.param("fedprox", "FixMatch", marks=pytest.mark.slow),
+    pytest.param("flexmatch", "FixMatch", marks=pytest.mark.slow),
     ("fedloke", "FixMatch"),
     ("fedlabel", "FedLabel"),
-    ("feddure", "FedDure"),
+    pytest.param("feddure", "FedDure", marks=pytest.mark.slow),
     ("feddb", "FedDB"),
     ("sage", "SAGE"),
     ("fixmatch-gpl+proto", "prototypes"),

@@ -30,12 +30,12 @@ from proxyfl.runs.loggers import scalars
 from proxyfl.runs.progress import LiveProgress
 from proxyfl.runs.schema import require_records
 from proxyfl.runs.settings import resolve
-from toybox import Stopped, Told, tiny_config
+from toybox import Stopped, Told, little_config
 from written_runs import write_run
 
 
 def play(where: Path, stop_after: int | None = None, every: int = 2) -> Told:
-    config = tiny_config(
+    config = little_config(
         "fixmatch-gpl", rounds=5, data__subset=150, keep__snapshot_every=1, federation__evaluate_every=every
     )
     told = Told(stop_after)

@@ -18,12 +18,12 @@ from proxyfl.core.state import ServerState
 from proxyfl.federation.loop import RoundReport
 from proxyfl.runs import loggers
 from proxyfl.runs.experiment import resume
-from toybox import Stopped, Told, tiny_config
+from toybox import Stopped, Told, little_config
 
 
 def train(path: Path, name: str, stop_after: int | None = None) -> None:
     """A run of three rounds, or its first ones."""
-    config = tiny_config("fixmatch-gpl", rounds=3, data__subset=150)
+    config = little_config("fixmatch-gpl", rounds=3, data__subset=150)
     with loggers.find(name)(path, config) as logger:
         observers = [logger, Told(stop_after)]
         if path.exists():
@@ -118,7 +118,7 @@ class Fragile(loggers.Logger):
     extra, cure = "fragile", "hold it gently"
 
     def __init__(self, fails_at: str) -> None:
-        super().__init__(Path("runs/one"), tiny_config())
+        super().__init__(Path("runs/one"), little_config())
         self.fails_at, self.calls = fails_at, list[str]()
 
     def _do(self, task: str) -> None:

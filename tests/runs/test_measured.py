@@ -14,7 +14,7 @@ from proxyfl.core.records import MEASURES
 from proxyfl.report.html.gather import gather
 from proxyfl.results.frames import rounds_frame
 from proxyfl.runs.settings import identity
-from toybox import Told, tiny_config
+from toybox import Told, little_config
 from written_runs import write_run
 
 HAVE = [name for name in MEASURES if name != "top5"]
@@ -22,7 +22,7 @@ HAVE = [name for name in MEASURES if name != "top5"]
 
 
 def config(**more):
-    return tiny_config("fedavg", rounds=2, data__subset=150, **more)
+    return little_config("fedavg", rounds=2, data__subset=150, **more)
 
 
 @pytest.fixture(scope="module")

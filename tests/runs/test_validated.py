@@ -14,12 +14,12 @@ from proxyfl.report.html.gather import gather
 from proxyfl.results.choice import choose
 from proxyfl.results.outcome import read
 from proxyfl.runs.settings import identity
-from toybox import Stopped, Told, tiny_config
+from toybox import Stopped, Told, little_config
 from written_runs import write_run
 
 
 def config(**more):
-    return tiny_config("fixmatch-lpl", rounds=3, data__subset=300, **more)
+    return little_config("fixmatch-lpl", rounds=3, data__subset=300, **more)
 
 
 @pytest.fixture(scope="module")

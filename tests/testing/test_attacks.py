@@ -17,7 +17,7 @@ from proxyfl.testing.attacks import (
     proxy_poisoning,
     sign_flip,
 )
-from toybox import Told, make_simulation, play, tiny_config
+from toybox import Told, little_config, make_simulation, play
 
 OLD = {
     "w": torch.tensor([1.0, 2.0]),
@@ -102,7 +102,7 @@ def test_the_engine_alters_attackers_updates_alone() -> None:
 
 def test_krum_leaves_a_replaced_model_out_of_everything(tmp_path: Path) -> None:
     simulation = make_simulation((6,) * 6, (26,) * 6)
-    config = tiny_config(
+    config = little_config(
         "proxyfl", clients=6, per_round=6, rounds=1, aggregation__rule="krum", aggregation__hostile=0.15
     )
     told = Told()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -14,6 +15,11 @@ from readers import READERS
 
 EXAMPLES = 12
 LONG = 600
+
+
+@functools.cache
+def sample(name: str) -> bytes:
+    return READERS[name].sample()
 
 
 def try_it(name: str, content: bytes) -> object:
@@ -51,7 +57,7 @@ def mutated(draw: st.DrawFn, sample: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", READERS)
 def test_the_valid_sample_is_read(name: str) -> None:
-    assert try_it(name, READERS[name].sample()) is not None
+    assert try_it(name, sample(name)) is not None
 
 
 def property_test(examples: int):
@@ -62,8 +68,8 @@ def property_test(examples: int):
     @quiet
     @given(data=st.data())
     def check(name: str, data: st.DataObject) -> None:
-        sample = READERS[name].sample()
-        try_it(name, data.draw(st.one_of(mutated(sample), mutated(sample), st.binary(max_size=300))))
+        valid = sample(name)
+        try_it(name, data.draw(st.one_of(mutated(valid), mutated(valid), st.binary(max_size=300))))
 
     return check
 
@@ -85,6 +91,6 @@ def test_nothing_at_all_and_the_wrong_kind_of_file(name: str) -> None:
         b"",
         b"\0" * 4096,
         b"\xff" * 999,
-        *(READERS[other].sample() for other in ("npz", "tar", "svhn")),
+        *(sample(other) for other in ("npz", "tar", "svhn")),
     ):
         try_it(name, content)
