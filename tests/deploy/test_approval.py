@@ -587,3 +587,19 @@ def test_counts_of_answers_are_pruned_with_their_run_and_never_guessed(site: Sit
 @pytest.mark.parametrize("header", [{"round": -1}, {"run": "../x"}, {"run": None}], ids=str)
 def test_no_name_of_a_round_or_run_is_a_way_around_the_count(site: Site, header: dict[str, Any]) -> None:
     assert re.search("not round -1|names no run", refused(site, message(site, **header)))
+
+
+def test_at_its_start_a_site_approves_what_its_folder_offers_and_not_what_the_server_requested(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner withdraws by deleting the approval; the start line of the service has --approve."""
+    monkeypatch.setattr(supervise, "take_part", lambda *words: None)
+    offered = approval.read(site).offer.config.federation.rounds
+    wider = merge(approval.read(site).offer.tree["config"], nested({"federation.rounds": 999}))
+    approval.note_asked(site, "", {"config": wider})
+    assert approval.newest_offer(site)[1]
+    (site.path / approval.APPROVAL_FILE).unlink()
+    done = invoke("deploy", "site", site.path, "--data", tmp_path, "--approve")
+    assert done.exit_code == 0, done.output
+    assert "offered in its folder" in done.stdout
+    assert approval.read(site).offer.config.federation.rounds == offered

@@ -265,6 +265,33 @@ def test_a_crash_while_an_authority_is_made_is_made_good(
     assert len(pki.read_authorities(made.ca_certificate)) == 2
 
 
+@pytest.mark.parametrize("written", range(5))
+def test_a_crash_while_an_authority_is_finished_can_be_repeated(
+    written: int, own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a ca.crt that trusts a stolen key would be sent to sites, and nobody would know."""
+    made = Deployment.read(own_trial)
+    rotation.begin_authority(own_trial)
+    calls, write = [], rotation.write_bytes
+
+    def cut(file: Path, content: bytes) -> None:
+        calls.append(file)
+        if len(calls) > written:
+            raise OSError("power cut")
+        write(file, content)
+
+    for place in (rotation, pki):
+        monkeypatch.setattr(place, "write_bytes", cut)
+    with pytest.raises(OSError, match="power cut"):
+        rotation.finish_authority(own_trial, force=True)
+    monkeypatch.undo()
+    said = rotation.finish_authority(own_trial, force=True)
+    assert sum("ca.crt" in line and "scp" in line for line in said) == 3
+    files = [made.ca_certificate, *(made.site(name).ca_certificate for name in made.present)]
+    assert [len(pki.read_authorities(file)) for file in files] == [1] * 4
+    pki.check_server(made.server_certificate, made.ca_certificate)
+
+
 @pytest.mark.parametrize(
     "step", ["create_site_keys", "write_private", "write_bytes", "issue_site", "nothing"]
 )
@@ -448,6 +475,26 @@ def test_a_backup_of_what_runs_and_over_what_exists_is_refused(filled: Path, tmp
         backup.restore(file, filled)
     with pytest.raises(ConfigError, match="neither a deployment nor a site"):
         backup.back_up(tmp_path, tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize("linked", ["run", "run/models/last.safetensors", "site-01/state/site-01"])
+def test_what_a_link_leads_to_is_not_left_out_silently(linked: str, filled: Path, tmp_path: Path) -> None:
+    place, file = filled / linked, tmp_path / "x.tar"
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    done = invoke("deploy", "backup", filled / "site-01" if "site" in linked else filled, file)
+    assert done.exit_code == 2
+    assert f"{place} is a link" in " ".join(done.stderr.split())
+    assert not file.exists()
+
+
+def test_more_files_than_a_backup_can_name_are_refused_before_it_is_written(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "SHORT", 1000)
+    with pytest.raises(RunError, match="too many"):
+        backup.back_up(filled, tmp_path / "x.tar")
+    assert not (tmp_path / "x.tar").exists()
 
 
 def test_a_backup_into_a_missing_folder_says_so_and_one_that_fails_is_logged_as_failed(

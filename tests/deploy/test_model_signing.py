@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from calling import invoke
 from proxyfl.core.errors import RunError
+from proxyfl.core.files import sha256
 from proxyfl.deploy import model_signing, pki, rotation
+from proxyfl.deploy.audit import AuditLog
+from proxyfl.deploy.server_audit import ServerAudit
 from proxyfl.deploy.settings import Deployment
 
 
@@ -25,8 +30,16 @@ def made(own_trial: Path) -> Deployment:
 
 @pytest.fixture
 def model(made: Deployment) -> Path:
-    model_signing.sign_models(made, round=3)
+    signed_anew(made, round=3)
     return made.run / "models" / "last.safetensors"
+
+
+def signed_anew(made: Deployment, **about: Any) -> list[str]:
+    """What is signed where models have changed."""
+    files = list(model_signing.unsigned(made))
+    for file in files:
+        model_signing.sign(file, made, **about)
+    return [file.stem for file in files]
 
 
 def broken(model: Path, authority: Path) -> str:
@@ -58,10 +71,10 @@ def test_a_signed_model_is_known_by_the_authority_alone(
 
 def test_models_are_signed_again_when_they_change_and_only_then(made: Deployment, model: Path) -> None:
     before = model_signing.signature_file(model).read_bytes()
-    assert model_signing.sign_models(made, round=4) == {}
+    assert signed_anew(made, round=4) == []
     assert model_signing.signature_file(model).read_bytes() == before
     model.write_bytes(b"weights of round 4")
-    assert list(model_signing.sign_models(made, round=4)) == ["last"]
+    assert signed_anew(made, round=4) == ["last"]
     assert model_signing.check(model, made.ca_certificate).about["round"] == 4
 
 
@@ -148,7 +161,7 @@ def test_an_older_model_is_verified_with_the_retired_authority_and_a_newer_one_i
     assert "federation trial, round 3" in done.stdout
     assert invoke("verify", model, "--ca", made.ca_certificate).exit_code == 1
     model.write_bytes(b"weights of round 4")
-    model_signing.sign_models(made, round=4)
+    signed_anew(made, round=4)
     assert invoke("verify", model, "--ca", made.ca_certificate).exit_code == 0
     assert "another federation's" in broken(model, retired)
 
@@ -160,3 +173,35 @@ def test_the_run_of_a_federation_knows_whose_it_is(made: Deployment, tmp_path: P
     made.server_key.unlink()
     assert model_signing.deployment_of(made.run) is None
     assert model_signing.deployment_of(tmp_path / "run") is None
+
+
+def test_any_byte_of_a_signatures_certificate_may_be_another(made: Deployment, model: Path) -> None:
+    """Nothing but an error of ours comes of it: cryptography has others, for versions and extensions."""
+    file = model_signing.signature_file(model)
+    record = json.loads(file.read_text())
+    der = base64.b64decode("".join(record["certificate"].splitlines()[1:-1]))
+    for place in range(0, len(der), 3):
+        changed = der[:place] + bytes([der[place] ^ 5]) + der[place + 1 :]
+        pem = (
+            f"-----BEGIN CERTIFICATE-----\n{base64.encodebytes(changed).decode()}-----END CERTIFICATE-----\n"
+        )
+        file.write_text(json.dumps({**record, "certificate": pem}))
+        with pytest.raises(RunError):
+            model_signing.check(model, made.ca_certificate)
+
+
+def test_a_model_is_signed_once_the_log_has_it_and_with_its_round(made: Deployment) -> None:
+    audit = ServerAudit(made, None)  # type: ignore[arg-type]
+    model = made.run / "models" / "last.safetensors"
+    log = made.path / "audit"
+    log.rename(made.path / "aside")
+    log.touch()
+    with pytest.raises(RunError, match="without being logged"):
+        audit.sign(round=3)
+    assert not model_signing.signature_file(model).exists()
+    log.unlink()
+    (made.path / "aside").rename(log)
+    audit.begin("run resumed", round=3)  # as after a kill between the checkpoint and the signature
+    assert model_signing.check(model, made.ca_certificate).about["round"] == 3
+    (line,) = [line for line in AuditLog(made.path).verify().lines if line["event"] == "signed"]
+    assert (line["model"], line["round"], line["sha256"]) == ("last", 3, sha256(model))

@@ -232,6 +232,39 @@ def read_model(content: bytes, folder: Path) -> Any:
     return trained(torch.zeros(1, card.channels, card.image_size, card.image_size, dtype=torch.uint8))
 
 
+def dicom_sample() -> bytes:
+    from pydicom.dataset import Dataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+
+    data = Dataset()
+    data.file_meta = FileMetaDataset()
+    data.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    data.file_meta.MediaStorageSOPClassUID = data.SOPClassUID = SecondaryCaptureImageStorage
+    data.file_meta.MediaStorageSOPInstanceUID = data.SOPInstanceUID = "1.2.3"
+    data.Rows, data.Columns, data.SamplesPerPixel = 8, 8, 1
+    data.PhotometricInterpretation, data.PixelRepresentation = "MONOCHROME2", 0
+    data.BitsAllocated, data.BitsStored, data.HighBit = 16, 12, 11
+    data.PixelData = bytes(128)
+    stream = io.BytesIO()
+    data.save_as(stream, enforce_file_format=True)
+    return stream.getvalue()
+
+
+def nifti_sample(extension: bytes = b"") -> bytes:
+    """A volume of 8 × 8 × 3, with or without an extension of its header."""
+    import nibabel
+
+    volume = nibabel.Nifti1Image(np.arange(192, dtype=np.int16).reshape(8, 8, 3), np.eye(4))
+    if extension:
+        volume.header.extensions.append(nibabel.nifti1.Nifti1Extension(6, extension))
+    return bytes(volume.to_bytes())
+
+
+def read_medical(content: bytes, folder: Path, ending: str) -> Any:
+    (folder / f"a.{ending}").write_bytes(content)
+    return decode_all(survey([folder / f"a.{ending}"]), 1, 8, "reading")[0]
+
+
 READERS: dict[str, Reader] = {
     "npz": Reader(npz_sample, read_npz),
     "idx": Reader(lambda: idx_bytes(pixels(3, 8, 8)), read_idx),
@@ -244,6 +277,12 @@ READERS: dict[str, Reader] = {
     "svhn": Reader(svhn_sample, read_svhn),
     "svhn_plain": Reader(lambda: svhn_sample(compressed=False), read_svhn),
     **{f"image_{form}": Reader(lambda form=form: image_sample(form), read_image) for form in FORMATS},
+    "dicom": Reader(dicom_sample, lambda content, folder: read_medical(content, folder, "dcm")),
+    "nifti": Reader(nifti_sample, lambda content, folder: read_medical(content, folder, "nii")),
+    "nifti_gz": Reader(
+        lambda: gzip.compress(nifti_sample(b"a note")),
+        lambda content, folder: read_medical(content, folder, "nii.gz"),
+    ),
     "tar": Reader(lambda: tar_sample("w"), read_archive),
     "tar_gz": Reader(lambda: tar_sample("w:gz"), read_archive),
     "zip": Reader(zip_sample, read_archive),

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hostile_png import png
 from PIL import Image
-from readers import idx_bytes, image_sample, model_sample, npz_sample
+from readers import dicom_sample, idx_bytes, image_sample, model_sample, nifti_sample, npz_sample
 
 from proxyfl.core.checksum import read_verified, write_verified
 
@@ -78,6 +78,28 @@ def long_idx() -> bytes:
     return swollen(head, LARGE, 31)
 
 
+def deflated_dicom() -> bytes:
+    """The header of a DICOM file, after which all is compressed: tags before the pixels, too."""
+    meta = dicom_sample()[: 128 + 4]
+    syntax = b"1.2.840.10008.1.2.1.99"
+    group = b"\x02\0\x10\0UI" + struct.pack("<H", len(syntax)) + syntax
+    head = meta + b"\x02\0\0\0UL\x04\0" + struct.pack("<I", len(group)) + group
+    comment = b"\x08\0\x70\x10OB\0\0" + struct.pack("<I", LARGE)
+    return head + swollen(comment, LARGE, -15)
+
+
+def nifti_note(length: int) -> Callable[[], bytes]:
+    """A volume whose header is followed by a note of so many bytes, as it claims."""
+
+    def make() -> bytes:
+        sample = bytearray(nifti_sample(b"a note"))
+        struct.pack_into("<f", sample, 108, 352 + length)
+        struct.pack_into("<i", sample, 352, length)
+        return swollen(bytes(sample[:360]), length, 31)
+
+    return make
+
+
 def large_image() -> bytes:
     """As many pixels as may be, in the mode that takes most memory."""
     stream = io.BytesIO()
@@ -125,6 +147,8 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes], int]] = {
     "many channels": ("model", card(channels=10**7, mean=[0.0] * 3, std=[1.0] * 3), SMALL),
     "large images": ("model", card(image_size=10**6), SMALL),
     "many clients": ("config", lambda: b"[partition]\nclients = 1000000000000", SMALL),
+    "a deflated dicom": ("dicom", deflated_dicom, SMALL),
+    "a nifti's long note": ("nifti_gz", nifti_note(LARGE), SMALL),
     "a hidden array": ("npz", hidden_array, SMALL),
     "a long config": ("config", lambda: b"#" * (30 << 20), SMALL + 70),
     "an npz header": ("npz", long_header, SMALL + 70),

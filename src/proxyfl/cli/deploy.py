@@ -101,7 +101,7 @@ def site(
     settings = Site.read(folder)
     _warn_insecure(settings)
     if approve and not settings.insecure and not (settings.path / APPROVAL_FILE).exists():
-        deploy_trust.agree(settings, yes=True)
+        deploy_trust.agree(settings, yes=True, of_folder=True)
     end_on_signals("SIGTERM", "SIGHUP")
     supervise.take_part(settings, data, _tell, server)
 

@@ -50,13 +50,16 @@ def approve(
     agree(Site.read(folder), yes, hash)
 
 
-def agree(site: Site, yes: bool, reviewed: str | None = None) -> None:
-    """Show an offer and approve it, if the owner says so, and if it has the hash that was ``reviewed``."""
+def agree(site: Site, yes: bool, reviewed: str | None = None, *, of_folder: bool = False) -> None:
+    """Show an offer and approve it, if the owner says so, and if it has the hash that was ``reviewed``.
+
+    ``of_folder``: whatever the server requested in the meantime, what the site's folder offers.
+    """
     from proxyfl.core.plugins import load_plugins
     from proxyfl.deploy import approval
 
     load_plugins(())
-    offer, asked = approval.newest_offer(site)
+    offer, asked = approval.newest_offer(site, of_folder=of_folder)
     if reviewed is not None:
         approval.require_terms(site, offer, reviewed)
     show_offer(site, offer, asked)

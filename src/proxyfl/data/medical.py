@@ -13,8 +13,10 @@ Of several frames or slices the middle one is taken; ``FILE#K`` in a table names
 
 from __future__ import annotations
 
+import gzip
 import logging
 import re
+import struct
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +39,12 @@ TAGS = (
     "WindowCenter", "WindowWidth", "VOILUTFunction", "PixelData",
 )  # fmt: skip
 """All that is read of a DICOM file."""
+
+DEFLATED = "1.2.840.10008.1.2.1.99"
+"""The transfer syntax in which the tags are compressed, too."""
+
+EXTENSIONS = 1 << 20
+"""Bytes between a NIfTI file's header and its values."""
 
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 GREYS = ("MONOCHROME1", "MONOCHROME2")
@@ -75,10 +83,16 @@ def _read_dicom(file: Path, place: int | None) -> Pixels:
         raise DataError(_missing(file, "DICOM", "pydicom")) from None
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)  # its words quote values of the file
     try:
+        if pydicom.filereader.read_file_meta_info(file).get("TransferSyntaxUID") == DEFLATED:
+            raise DataError(  # it would be unpacked as a whole before any of its sizes can be read
+                f"{file} is deflated as a whole, not its pixels; unpack it (for example with dcmconv +te)"
+            )
         found = pydicom.dcmread(file, specific_tags=list(TAGS))
         rows, columns = int(found.Rows), int(found.Columns)
         frames, kind = int(found.get("NumberOfFrames") or 1), str(found.PhotometricInterpretation)
         packing = found.file_meta.TransferSyntaxUID
+    except DataError:
+        raise
     except Exception as error:
         raise DataError(_unreadable(file, "DICOM", error)) from None
     if rows * columns > MAX_PIXELS:
@@ -159,6 +173,8 @@ def _volume(file: Path, changed: int, size: int) -> tuple[Pixels, float, float]:
         kind = nibabel.Nifti1Image if _is_first(file) else nibabel.Nifti2Image
         volume = kind.from_filename(file)
         shape = tuple(int(side) for side in volume.shape)
+    except DataError:
+        raise
     except Exception as error:
         raise DataError(_unreadable(file, "NIfTI", error)) from None
     while len(shape) > 3 and shape[-1] == 1:
@@ -182,12 +198,25 @@ def _volume(file: Path, changed: int, size: int) -> tuple[Pixels, float, float]:
 
 
 def _is_first(file: Path) -> bool:
-    """Whether a file says that it is of NIfTI's first version; the second has a longer header."""
-    import gzip
+    """Whether a file says that it is of NIfTI's first version; the second has a longer header.
 
+    What stands between header and values would be read whatever sizes it claims: it is measured before.
+    """
     opener = gzip.open if file.name.lower().endswith(".gz") else open
     with opener(file, "rb") as content:
-        return b"\x5c\x01\x00\x00" in (start := content.read(4)) or start == b"\x00\x00\x01\x5c"
+        start = content.read(4)
+        order = "<" if start[1:] == b"\x01\x00\x00" or start[1:] == b"\x02\x00\x00" else ">"
+        first = bool(struct.unpack(f"{order}i", start)[0] == 348)
+        head = start + content.read(344 if first else 536)
+        (begin,) = struct.unpack_from(f"{order}f" if first else f"{order}q", head, 108 if first else 168)
+        if content.read(4)[:1] not in (b"", b"\0"):
+            left = begin - len(head) - 4
+            while left >= 16 or left < 0:
+                (length,) = struct.unpack(f"{order}i4x", content.read(8))
+                if not 8 <= length <= left <= EXTENSIONS:
+                    raise DataError(f"{file} is damaged: what follows its header has no possible size")
+                left -= len(content.read(length - 8)) + 8
+    return first
 
 
 def _chosen(file: Path, place: int | None, count: int, what: str) -> int:

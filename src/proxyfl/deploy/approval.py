@@ -115,10 +115,12 @@ def write_offers(deployment: Deployment, names: Sequence[str] | None = None) -> 
             offer.write(deployment.site_folder(name) / OFFER_FILE)
 
 
-def newest_offer(site: Site) -> tuple[Offer, bool]:
-    """What there is to agree to, and whether it is what the server asked for: the newer of the two."""
+def newest_offer(site: Site, *, of_folder: bool = False) -> tuple[Offer, bool]:
+    """What there is to agree to, and whether it is what the server asked for: the newer of the two, or that
+    of the site's folder alone.
+    """
     handed, asked = site.path / OFFER_FILE, site.state / ASKED_FILE
-    found = [file for file in (handed, asked) if file.is_file()]
+    found = [file for file in ((handed,) if of_folder else (handed, asked)) if file.is_file()]
     if not found:
         raise ConfigError(
             f"{handed} is missing: it says what this site is to agree to; the federation's operator makes it "

@@ -90,6 +90,8 @@ def _archive(raw: IO[bytes], place: Path, what: dict[str, Any], step: Step) -> i
     hashes = {str(file.relative_to(place)): "0" * 64 for file in files}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     about = {"format": FORMAT, **what, "time": now, "files": hashes}
+    if len(json.dumps(about, indent=1)) > SHORT:
+        raise RunError(f"{place} has {len(files)} files, too many for one back-up; move old runs away first")
     try:
         with tarfile.open(fileobj=raw, mode="w", dereference=True) as archive:
             start = _add_bytes(archive, CONTENTS, json.dumps(about, indent=1).encode())
@@ -260,7 +262,13 @@ def _files(place: Path) -> Iterator[Path]:
         if here in states:
             folders[:], files = [one for one in folders if one == states[here]], []
         folders[:] = [one for one in folders if not one.startswith(".")]
+        files = [one for one in files if not one.startswith(".")]
+        for one in map(here.joinpath, (*folders, *files)):
+            if one.is_symlink():
+                raise RunError(
+                    f"{one} is a link, and what it leads to would not be in the back-up; put the folder or "
+                    "file itself there, mount its disk there, or name its place in the settings instead"
+                )
         for file in map(here.joinpath, files):
-            passing = file.name.startswith(".") or (here.name == FOLDER and file.suffix == ".lock")
-            if not passing and file.is_file() and not file.is_symlink():
+            if file.is_file() and not (here.name == FOLDER and file.suffix == ".lock"):
                 yield file

@@ -23,11 +23,11 @@ from typing import Any
 
 import httpx
 
-from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.errors import ConfigError, ProxyFLError
 from proxyfl.deploy import fleet, forward, pki, seen, signing
 from proxyfl.deploy.forward import Answer, Receive, Scope, Send
-from proxyfl.deploy.roster import node_key, noted, previous_note, site_keys
-from proxyfl.deploy.settings import Deployment
+from proxyfl.deploy.roster import former_key, node_key, noted, previous_note, site_key, site_keys
+from proxyfl.deploy.settings import Deployment, Site
 from proxyfl.deploy.tally import Tally
 
 CONNECTIONS = 32
@@ -113,19 +113,39 @@ class Sites:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.names: dict[bytes, str] = {}
+        self.known: dict[bytes, Site] = {}
         self.until = 0.0
+        self.reported = ""
 
     def name(self, key: bytes) -> str | None:
         if time.monotonic() > self.until:
-            self.names = {}
-            try:
-                deployment = Deployment.read(self.folder)
-                self.names = {key: deployment.sites[n] for key, n in site_keys(deployment).items()}
-            except ProxyFLError as error:
-                log("gate", "-", "sites-unreadable", 0, note=str(error))
+            self._look()
             self.until = time.monotonic() + LOOK
-        return self.names.get(key)
+        site = self.known.get(key)
+        return site.name if site else None
+
+    def _look(self) -> None:
+        """While the files cannot be read, perhaps because they are being edited, known sites with the same
+        key stay known.
+        """
+        try:
+            deployment = Deployment.read(self.folder)
+            names = {key: deployment.sites[client] for key, client in site_keys(deployment).items()}
+            self.known = {key: deployment.site(name) for key, name in names.items()}
+            self.reported = ""
+        except ProxyFLError as error:
+            self.known = {key: site for key, site in self.known.items() if _still(site, key)}
+            if self.reported != str(error):
+                self.reported = str(error)
+                log("gate", "-", "sites-unreadable", 0, note=str(error))
+                print(f"proxyfl: the list of sites cannot be read, known ones stay: {error}", flush=True)
+
+
+def _still(site: Site, key: bytes) -> bool:
+    """Whether it is still in its folder, which a removed site no longer has, and a key of it."""
+    with contextlib.suppress(ConfigError):
+        return key in (site_key(site.public_key), former_key(site))
+    return False
 
 
 class Allowance:

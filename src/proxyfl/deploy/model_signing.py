@@ -52,21 +52,12 @@ def sign(file: Path, deployment: Deployment, **about: Any) -> Path:
     return place
 
 
-def sign_models(deployment: Deployment, **about: Any) -> dict[str, str]:
-    """Sign the models of the run that changed since they were signed; the SHA-256 of each of these."""
-    done: dict[str, str] = {}
-    for file in _unsigned(deployment):
-        sign(file, deployment, **about)
-        done[file.stem] = sha256(file)
-    return done
-
-
 def all_signed(deployment: Deployment) -> bool:
     """Whether nothing is left to sign; a kill right behind a run's last checkpoint leaves models unsigned."""
-    return deployment.insecure or not list(_unsigned(deployment))
+    return deployment.insecure or not list(unsigned(deployment))
 
 
-def _unsigned(deployment: Deployment) -> Iterator[Path]:
+def unsigned(deployment: Deployment) -> Iterator[Path]:
     """The models of the run that changed since they were signed, or never were."""
     for file in sorted((deployment.run / "models").glob("*.safetensors")):
         with contextlib.suppress(RunError, OSError, ValueError, AttributeError):

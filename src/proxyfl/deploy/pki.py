@@ -137,12 +137,19 @@ def create_site_keys(private_file: Path, public_file: Path, name: str, *, renew:
     write_bytes(public_file, line) if renew else _write_new(public_file, line)
 
 
+MALFORMED = (
+    *(ValueError, IndexError, UnsupportedAlgorithm, x509.InvalidVersion),
+    *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""What cryptography raises for certificates that are none, or not of those that are issued here."""
+
+
 def read_certificate(file: Path) -> Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValueError:
+    except MALFORMED:
         raise ConfigError(f"{file} is not a certificate in PEM form") from None
 
 
@@ -152,14 +159,14 @@ def read_authorities(file: Path) -> list[Certificate]:
         return x509.load_pem_x509_certificates(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValueError:
+    except MALFORMED:
         raise ConfigError(f"{file} is not a certificate in PEM form") from None
 
 
 def is_issued_by(issued: Certificate, authority: Path) -> bool:
     """Whether a certificate is of one of the authorities in a file."""
     for issuer in read_authorities(authority):
-        with contextlib.suppress(InvalidSignature, ValueError, TypeError):
+        with contextlib.suppress(InvalidSignature, TypeError, *MALFORMED):
             issued.verify_directly_issued_by(issuer)
             return True
     return False

@@ -218,10 +218,11 @@ def _finish_authority(deployment: Deployment, force: bool) -> None:
     alone = first.public_bytes(Encoding.PEM)
     _require_authority(deployment)
     AuditLog(deployment.path).add("authority finished", authority=newest, **listed(waiting, "waiting"))
-    for file in (authority, *(deployment.site(name).ca_certificate for name in deployment.present)):
-        write_bytes(file, alone)
+    for name in deployment.present:
+        write_bytes(deployment.site(name).ca_certificate, alone)
     pair = deployment.server_certificate, deployment.server_key
     pki.issue_server(*pair, (authority, deployment.ca_key), hosts, renew=True)
+    write_bytes(authority, alone)  # last: until then, the command can be repeated after a crash
 
 
 def _sent(deployment: Deployment, *files: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from flwr.app import MessageType, RecordDict
 
 from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.files import sha256
 from proxyfl.core.state import Failure, Update
 from proxyfl.deploy import model_signing, signing
 from proxyfl.deploy.audit import AuditLog, listed
@@ -30,7 +31,7 @@ class ServerAudit:
         app = "" if form.insecure else str(signing.signature_of(form)["app"])
         config = form.config
         self.log.add(event, app=app, settings=identity(config), method=config.method.name, **details)
-        self.sign()
+        self.sign(**({"round": details["round"]} if details.get("round") else {}))
 
     def sent(self, client: int, kind: str, records: RecordDict) -> None:
         size, digest = digest_of(records)
@@ -75,11 +76,12 @@ class ServerAudit:
         self.sign(round=metrics["round"])
 
     def sign(self, **about: Any) -> None:
-        """Sign the models that are new."""
+        """Sign the models that are new, each once the log has it."""
         if self.deployment.insecure:
             return
-        for model, digest in model_signing.sign_models(self.deployment, **about).items():
-            self.log.add("signed", model=model, sha256=digest, **about)
+        for file in model_signing.unsigned(self.deployment):
+            self.log.add("signed", model=file.stem, sha256=sha256(file), **about)
+            model_signing.sign(file, self.deployment, **about)
 
     def failed(self, error: BaseException) -> None:
         reason = str(error) if isinstance(error, ProxyFLError) else type(error).__name__

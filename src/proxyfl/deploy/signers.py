@@ -75,7 +75,8 @@ def server_signer(pem: str, authority: Path, when: datetime) -> Signer:
         certificate = x509.load_pem_x509_certificate(pem.encode())
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         name = str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-    except (ValueError, x509.ExtensionNotFound, IndexError):
+        certificate.public_key()  # that it can be read
+    except pki.MALFORMED:
         raise RunError("the signature carries no certificate of a server") from None
     if not pki.is_issued_by(certificate, authority):
         raise RunError(f"it was signed by {name}, which {authority} does not know: another federation's")
