@@ -114,6 +114,29 @@ def test_models_that_sites_share_are_measured_at_every_site_in_the_last_round(tm
     }  # fmt: skip
 
 
+def test_a_site_may_withdraw_its_model_while_the_run_goes_on(tmp_path):
+    config = small()
+    deployed = deployment(tmp_path / "f", config, test="", holdout=0.5, insecure=True)
+    net, later = (places(deployed, config, sharing=sharing) for sharing in ((1, 2, 3), (1, 3)))
+    one = server(deployed, net)
+    usual = one.live.round_finished
+
+    def change(report):
+        usual(report)
+        if report.metrics["round"] > 1:
+            return
+        assert (deployed.run / "shared" / "site-03.safetensors").exists()
+        net.nodes[52].handler = later.nodes[52].handler  # share_model = false
+        net.nodes[53].online = False  # nobody knows whether it would still share
+
+    one.live.round_finished = change
+    one.run()
+    assert list(Run(deployed.run).metrics[-1]["evaluation"]["models"]) == ["site-02"]
+    assert not list((deployed.run / "shared").glob("site-03*"))
+    assert not Enrolment.load(deployed.run, deployed.sites).counts[2].shares
+    assert Enrolment.load(deployed.run, deployed.sites).counts[3].shares
+
+
 @pytest.mark.parametrize("measure", ["auroc", "ece"])
 def test_measures_of_all_need_the_scores_of_all(measure, tmp_path):
     _, run = played(tmp_path, silent=(0,))

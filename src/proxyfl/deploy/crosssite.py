@@ -7,6 +7,7 @@ best of them is kept, and all sites measure it in the last round.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,15 @@ class SharedModels:
         if last and (best is None or accuracy > best.accuracy):
             notes = {"round": str(round), "accuracy": repr(accuracy)}
             write_verified(self._best(client), last.weights, notes)
+
+    def withdraw(self, client: int) -> None:
+        """A site shares its models no longer: those that it sent are forgotten."""
+        row = self.enrolment.counts[client]
+        if row.shares:
+            self.enrolment.counts[client] = dataclasses.replace(row, shares=False)
+            self.enrolment.save(self.folder.parent)
+        for file in (self._best(client), self._last(client)):
+            file.unlink(missing_ok=True)
 
     def best(self) -> dict[int, SharedModel]:
         """Of each site that still shares its models; a damaged one is none."""

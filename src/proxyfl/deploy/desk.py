@@ -37,7 +37,7 @@ SAYS = {
         *(PROTOCOL, PROGRAM),
     },
     "update": {"kind", "round", "client", "samples", "seconds"},
-    "evaluation": {"kind"},
+    "evaluation": {"kind", "shares"},
     "failure": {"kind", "round", "client", "reason", "detail"},
 }
 """What the header of each kind of answer may say."""

@@ -232,7 +232,7 @@ def _shared(deployment: Deployment) -> list[str]:
     return [
         "and the same for the best model of every site that allows it (share_model = true in its site.toml; "
         "off by default): such a site evaluates its own model in every evaluated round, and the server sends "
-        "the best one to all sites after the last round"
+        "the best one to all sites after the last round, unless the site has withdrawn it since"
     ]
 
 

@@ -14,7 +14,7 @@ from proxyfl.core.state import Failure, ServerState, Task, Tensors, Update
 from proxyfl.data.dataset import Split
 from proxyfl.deploy.crosssite import SharedModels, SiteCounts, at_sites, read_counts, together
 from proxyfl.deploy.enrolment import Enrolment
-from proxyfl.engines.flower.codec import Malformed, pack_broadcast, task_records
+from proxyfl.engines.flower.codec import Malformed, header_of, pack_broadcast, task_records
 from proxyfl.engines.flower.frozen import FrozenPart
 from proxyfl.engines.flower.grid import Courier
 from proxyfl.engines.serialization import Header
@@ -95,7 +95,7 @@ class SiteTest:
                     self.source["at"] = at_sites(counts, self.enrolment.sites)
                 if self.by_site and self.shared:
                     self._keep_best(state, self.shared)
-                    if state.round == self.last and (models := self._best_models(state, self.shared)):
+                    if state.round == self.last and (models := self._best_models(state, self.shared, counts)):
                         self.source["models"] = models
                 return Evaluation(total.confusion, total.scores, own=partial(_own, counts))
             if time.monotonic() >= until:
@@ -112,11 +112,20 @@ class SiteTest:
         for client, found in self._ask(state.round, packed).items():
             shared.measured(client, state.round, found.accuracy)
 
-    def _best_models(self, state: ServerState, shared: SharedModels) -> dict[str, Any]:
-        """What every site measures of the best models that single sites share."""
+    def _best_models(
+        self, state: ServerState, shared: SharedModels, heard: Mapping[int, SiteCounts]
+    ) -> dict[str, Any]:
+        """What every site measures of the best models that single sites share: of those who were ``heard`` in
+        this round, since who was not may have withdrawn its own.
+        """
         found: dict[str, Any] = {}
         for client, model in shared.best().items():
             name = self.enrolment.sites[client]
+            if client not in heard:
+                self.say(
+                    f"round {state.round}: {name} did not answer, so its best model is not sent to others"
+                )
+                continue
             self.say(f"round {state.round}: the best model of {name} is measured at every site")
             counts = self._everywhere(state.round, _whole(model.weights, state))
             found[name] = {"round": model.round, "at": at_sites(counts, self.enrolment.sites)}
@@ -148,6 +157,8 @@ class SiteTest:
                 found = read_counts(reply, len(self.setup["classes"]), held[client])
                 counts[client] = found if self.scores else SiteCounts(found.confusion)
                 self.frozen.heard(client, True)
+                if self.shared and header_of(reply).get("shares") is False:  # type: ignore[arg-type]
+                    self.shared.withdraw(client)
             except Malformed as error:
                 self.frozen.heard(client, False)
                 self.say(f"round {round}: {self.enrolment.sites[client]} measured nothing: {error}")

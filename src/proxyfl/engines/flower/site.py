@@ -153,9 +153,8 @@ class SiteSide:
                 counts=self.scores and counts_scores(config),
                 heed=heed,
             )
-        return content(
-            {"kind": "evaluation"}, {OWN: packed({"confusion": result.confusion, **result.counts})}
-        )
+        header = {"kind": "evaluation", "shares": self.shares}  # an owner may withdraw it at any time
+        return content(header, {OWN: packed({"confusion": result.confusion, **result.counts})})
 
     def _trainer(self, header: Header, records: RecordDict) -> ClientTrainer:
         self._require_agreement(header)
