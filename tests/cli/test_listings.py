@@ -73,6 +73,11 @@ def test_a_listing_is_made_once(made: Callable[..., tuple[str, int]]) -> None:
     assert made("methods") == ("a list\n", 0)
     assert made("methods", "show", "proxyfl", says="µ ≥ 0\n") == ("µ ≥ 0\n", 1)
     assert made("methods", "show", "proxyfl") == ("µ ≥ 0\n", 0)
+    for words in (
+        ("config", "explain"), ("config", "explain", "train"), ("config", "explain", "--method", "sage"),
+        ("methods", "--scenario", "server"), ("comm", "--scenario", "server"),
+    ):  # fmt: skip
+        assert [made(*words)[1] for _ in range(2)] == [1, 0]
 
 
 def test_what_failed_is_made_again(made: Callable[..., tuple[str, int]]) -> None:

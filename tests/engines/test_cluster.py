@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -146,7 +147,8 @@ def test_ray_without_its_process_on_this_machine_is_no_error_of_the_disk() -> No
             raise BrokenPipeError(32, "Broken pipe")
 
     cluster = Cluster.__new__(Cluster)
-    cluster.address, cluster.head, cluster._looked = "auto", "", 0.0
+    cluster.ray, cluster.address = importlib.import_module("ray"), "auto"
+    cluster.head, cluster._looked = "", 0.0
     with pytest.raises(RunError, match=r"this machine does not respond .*Broken pipe.*proxyfl resume RUN"):
         cluster.ask(Broken(), "train")
 

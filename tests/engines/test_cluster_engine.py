@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from proxyfl import RayEngine
 from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines.cluster import actor as actor_module
+from proxyfl.engines.cluster import connection
 from proxyfl.engines.cluster import engine as engine_module
-from proxyfl.engines.cluster.connection import Lost, Needs
+from proxyfl.engines.cluster.connection import Cluster, Lost, Needs
 from proxyfl.engines.cluster.engine import ClusterEngine
+from proxyfl.engines.cluster.frames import framed, unframed
 from proxyfl.engines.crew import Job
-from proxyfl.runs import build
+from proxyfl.runs import batch, build, experiment
+from proxyfl.runs import cluster as sweeps
 from toybox import Stopped, Told, little_config, make_simulation, play, same_state
 
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
@@ -215,6 +219,145 @@ def test_actors_that_never_come_up_end_the_run_with_a_sentence(cluster: type[Pre
     engine, federation = engine_of()
     with pytest.raises(RunError, match="before they are ready"):
         answers(engine, federation)
+
+
+def test_where_all_others_are_on_that_node_one_more_is_hired_for_the_second_try(
+    cluster: type[PretendedCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node b has room, but nobody is there: who has nothing to do on node a does not get it."""
+    began: list[str] = []
+    given: dict[int, list[str]] = {}
+    give = ClusterEngine._give
+
+    def noted(self: ClusterEngine, worker: Any, job: Job) -> None:
+        given.setdefault(job.task.client, []).append(worker.node)
+        give(self, worker, job)
+
+    def once(actor: Pretended, name: str) -> None:
+        began.extend([actor.node] * (name == "train"))
+        if name == "train" and len(began) == 2:
+            actor.dead, cluster.rooms = True, {"a": 1, "b": 2}
+
+    monkeypatch.setattr(ClusterEngine, "_give", noted)
+    cluster.about_to = staticmethod(once)  # type: ignore[assignment]
+    cluster.rooms = {"a": 4}
+    engine, federation = engine_of()
+    assert all(isinstance(answer, Update) for answer in answers(engine, federation, (1, 0)))
+    assert began == ["a", "a", "b"]
+    assert sorted(given.values()) == [["a"], ["a", "b"]]
+
+
+def test_a_retry_waits_no_longer_than_this_for_an_actor_elsewhere(
+    cluster: type[PretendedCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = engine_of()
+    now = 1000.0
+    monkeypatch.setattr(engine_module.time, "monotonic", lambda: now)
+    here, coming = (engine_module._Hired(engine.cluster, None, None) for _ in range(2))
+    here.node, engine.workers = "a", [here, coming]
+    job = Job(Task(1, 0, {}), avoid="a")
+    assert not engine._suits(here, job)
+    now += engine_module.LONG + 1
+    assert engine._suits(here, job)
+    coming.node = "b"
+    assert not engine._suits(here, job)
+    assert engine._suits(coming, job)
+    engine.workers.clear()
+
+
+def test_an_engine_that_cannot_be_made_or_is_dropped_leaves_no_connection(
+    cluster: type[PretendedCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(cluster, "close", lambda self: closed.append("closed"))
+
+    def full(self: PretendedCluster, needs: Needs, what: str) -> int:
+        raise RunError("no node has that")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "require_room", full)
+        with pytest.raises(RunError, match="no node has that"):
+            engine_of()
+        gc.collect()
+    assert closed
+    made = engine_of()
+    closed.clear()
+    del made
+    gc.collect()
+    assert closed == ["closed"]
+
+
+def test_resuming_exactly_a_node_that_rounds_otherwise_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = little_config("fedavg", rounds=2)
+    with pytest.raises(Stopped):
+        build.assemble(config, SIMULATION).record(tmp_path / "run").run([Told(stop_after=1)])
+    monkeypatch.setattr(actor_module, "instructions", lambda: "riscv64 DEFAULT")
+    with pytest.raises(RunError, match=r"riscv64 DEFAULT instead of .* --exact"):
+        answers(*engine_of(exact=True))
+    kept: list[bool] = []
+    monkeypatch.setattr(experiment, "_restored", lambda *parts: kept.append(parts[-1].exact) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        experiment.resume(tmp_path / "run", engine=RayEngine(), exact=True)
+    assert kept == [True]
+
+
+def test_an_error_of_a_disk_on_a_node_is_that_nodes_and_not_the_clusters() -> None:
+    ray = pytest.importorskip("ray")
+    errors = ray.exceptions
+    theirs = errors.RayTaskError("open", "Traceback", PermissionError(13, "no")).as_instanceof_cause()
+    assert isinstance(theirs, OSError)
+    one = object.__new__(Cluster)
+
+    class Ray:
+        exceptions = errors
+
+        @staticmethod
+        def get(ref: object) -> bytes:
+            raise theirs
+
+    one.ray, one.address = Ray, "auto"
+    with pytest.raises(RunError, match="an actor failed"):
+        one.answer(None)
+
+
+def test_a_run_whose_node_fails_before_it_begins_is_reported_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = batch.Job("one", little_config("fedavg"), tmp_path / "one", None)
+    order = framed(sweeps._order(job, 0, tmp_path / "mark"), {})
+
+    def stale(self: Path) -> bool:
+        raise PermissionError(13, "stale")
+
+    monkeypatch.setattr(Path, "exists", stale)
+    told = unframed(sweeps.RunActor().make(order))[0]["error_text"]
+    assert "PermissionError" in told
+    assert told.startswith("node ")
+
+
+def test_where_no_node_is_left_a_sweep_ends_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = 1
+
+    class Alone:
+        def room(self, needs: Needs) -> int:
+            return room
+
+    watch = connection.Watch(Alone(), Needs(), "run it again")  # type: ignore[arg-type]
+
+    def look(now: float, anybody: bool = False) -> str:
+        monkeypatch.setattr(connection.time, "monotonic", lambda: now)
+        watch.look(anybody)
+        return capsys.readouterr().err
+
+    assert [look(1), look(20), look(20, anybody=True), look(21), look(50)] == [""] * 5
+    assert "still waiting" in look(52)
+    room = 0
+    with pytest.raises(RunError, match="1 CPU is left; run it again"):
+        look(90)
 
 
 def test_a_node_with_another_kind_of_processor_is_told_once(

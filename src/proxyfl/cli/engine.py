@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,8 +72,8 @@ def chosen_engine(
     return RayEngine(address or "auto", workers, **_amounts(amounts or "", per))
 
 
-def _amounts(text: str, option: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _amounts(text: str, option: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for word in filter(None, text.split(",")):
         name, _, value = (part.strip() for part in word.partition("="))
         try:

@@ -16,7 +16,7 @@ LISTINGS = ("methods", "models", "comm")
 """Commands that are kept as they stand; with options, more than the program may decide what they print."""
 
 BY_NAME = ("--method", "--fidelity", "--protocol")
-"""Options of ``config show`` that choose among what the program knows."""
+"""Options of ``config`` that choose among what the program knows."""
 
 
 def kept(words: Sequence[str], make: Callable[[], Any]) -> None:
@@ -76,11 +76,16 @@ def _place(words: Sequence[str]) -> Path | None:
 
 
 def _is_listing(words: Sequence[str]) -> bool:
-    """Whether it is one of the listings, the description of a method by its name, or a preset's values."""
+    """Whether it is one of the listings, perhaps of a scenario, or describes a method, preset or settings."""
     if len(words) == 3 and tuple(words[:2]) == ("methods", "show"):
         return not words[2].startswith("-")
     if len(words) >= 3 and tuple(words[:2]) == ("config", "show"):
         return _is_preset(words[2]) and _by_name(words[3:])
+    if tuple(words[:2]) == ("config", "explain"):
+        section = len(words) > 2 and not words[2].startswith("-")
+        return _by_name(words[2 + section :])
+    if len(words) == 3 and words[0] in ("methods", "comm"):
+        return words[1] == "--scenario" and not words[2].startswith("-")
     return len(words) == 1 and words[0] in LISTINGS
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from proxyfl.core import plugins
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.engines.cluster.actor import require_same, versions
-from proxyfl.engines.cluster.connection import Cluster, Lost, Needs
-from proxyfl.engines.cluster.engine import LONG, RayEngine
+from proxyfl.engines.cluster.connection import LONG, Cluster, Lost, Needs, Watch
+from proxyfl.engines.cluster.engine import RayEngine
 from proxyfl.engines.cluster.frames import framed, unframed
 from proxyfl.engines.crew import TRIES
 from proxyfl.engines.serialization import Header
@@ -36,8 +36,11 @@ def train_on_cluster(
         room = cluster.require_room(needs, "run")
         together = min(engine.workers or room, room, len(jobs))
 
+        watch = Watch(cluster, needs, "run the same command again to continue")
+
         def pause(running: Sequence[_Remote]) -> None:
             cluster.first([remote.pending for remote in running], PAUSE)
+            watch.look(any(remote.placed for remote in running))
 
         return work_off(jobs, together, lambda job: _Remote(cluster, job, needs, mark), pause, look)
 
@@ -72,6 +75,13 @@ class _Remote:
         self.actor = self.cluster.hire(RunActor, self.needs)
         self.there = self.cluster.ask(self.actor, "ping")
         self.pending = self.cluster.ask(self.actor, "make", self.order)
+        self._placed = False
+
+    @property
+    def placed(self) -> bool:
+        """Whether a node has started the actor."""
+        self._placed = self._placed or bool(self.cluster.first([self.there], 0))
+        return self._placed
 
     def _stillborn(self) -> bool:
         self.lost = self.lost or time.monotonic()
@@ -134,6 +144,9 @@ class RunActor:
             job = Job(header["name"], resolve("", header["config"]), Path(header["path"]), root)
         except ProxyFLError as error:
             return framed({"error_text": str(error)}, {})
+        except Exception as error:  # of this node alone: other runs go on
+            why = f"{type(error).__name__}: {error}"
+            return framed({"error_text": f"node {socket.gethostname()}: {why}"}, {})
         return framed({"error_text": finish(job, header["workers"], ())}, {})
 
 

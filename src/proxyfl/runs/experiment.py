@@ -13,6 +13,7 @@ from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.trees import table_in
 from proxyfl.data import sources
 from proxyfl.engines.choose import EngineFactory
+from proxyfl.engines.cluster.engine import RayEngine
 from proxyfl.federation.loop import Observer
 from proxyfl.runs import checkpoint, own, repair
 from proxyfl.runs.build import assemble
@@ -155,6 +156,8 @@ def resume(
         if rounds:
             require_names(load_toml(run.config), str(run.path))
             saved = extend(run, saved, rounds)
+        if exact and isinstance(engine, RayEngine):
+            engine = dataclasses.replace(engine, exact=True)
         federation = _restored(run, saved, root or run.data_root(), workers, engine)
         federation.recording = Recording(run, saved, warnings, locked=True)
         federation.state = saved.state

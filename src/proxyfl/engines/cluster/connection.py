@@ -13,6 +13,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,9 @@ SILENCE = 15.0
 
 LOOK_ROUND = 1.0
 """Seconds between two looks at whether the head node is there."""
+
+LONG = 30.0
+"""Seconds without anybody at work after which the wait is reported."""
 
 GIGABYTE = 1e9
 _PLACE = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
@@ -121,6 +125,8 @@ class Cluster:
         try:
             yield
         except OSError as error:
+            if isinstance(error, self.ray.exceptions.RayError):  # an actor's own error, as Ray passes it on
+                raise
             why = f"Ray on this machine does not respond ({_last_line(error)})"
             raise RunError(_lost(self.address, why)) from error
 
@@ -195,6 +201,27 @@ class Cluster:
         except errors.RayError as error:
             raise Lost("the process or its node ended") from error
         return said
+
+
+class Watch:
+    """Says so where nobody can work; gives up where no node is left that could."""
+
+    def __init__(self, cluster: Cluster, needs: Needs, cure: str) -> None:
+        self.cluster, self.needs, self.cure, self.alone = cluster, needs, cure, 0.0
+
+    def look(self, anybody: bool) -> None:
+        """``anybody``: whether somebody is at work, or could be."""
+        now = time.monotonic()
+        if anybody:
+            self.alone = 0.0
+        elif not self.alone:
+            self.alone = now
+        elif now - self.alone > LONG:
+            self.alone = now
+            if not self.cluster.room(self.needs):
+                raise RunError(f"no node of the Ray cluster with {self.needs} is left; {self.cure}")
+            waited = f"note: still waiting for the Ray cluster to start a process with {self.needs}"
+            print(waited, file=sys.stderr)
 
 
 def _lost(address: str, why: str) -> str:

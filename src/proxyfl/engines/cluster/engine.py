@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,17 @@ from proxyfl.core.provenance import instructions
 from proxyfl.core.state import TRAIN, Failure, Task, Tensors, Update, namespace, within
 from proxyfl.data.holdings import Holdings
 from proxyfl.engines.cluster.actor import STATE, ClientActor, header_of
-from proxyfl.engines.cluster.connection import AUTO, Actor, Cluster, Lost, Needs, Ref, require_address
+from proxyfl.engines.cluster.connection import (
+    AUTO,
+    LONG,
+    Actor,
+    Cluster,
+    Lost,
+    Needs,
+    Ref,
+    Watch,
+    require_address,
+)
 from proxyfl.engines.cluster.frames import block_of, framed, unframed
 from proxyfl.engines.crew import LOOK_ROUND, TRIES, Crew, Job
 from proxyfl.engines.handover import CannotHandOver, packed
@@ -32,9 +43,6 @@ from proxyfl.federation.loop import Engine
 
 SHARE_OF_GPU = 0.5
 """What a client takes of a GPU where nobody says it: two train on one, as with worker processes."""
-
-LONG = 30.0
-"""Seconds without an actor after which the wait is reported."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class RayEngine:
     cpus: float | None = None
     gpus: float | None = None
     memory: float = 0.0
+    exact: bool = False
+    """Whether a node that may round differently is an error and not a note."""
 
     def __post_init__(self) -> None:
         require_address(self.address)
@@ -100,6 +110,7 @@ class _Hired:
     def __init__(self, cluster: Cluster, actor: Actor, pending: Ref) -> None:
         self.cluster, self.actor, self.pending = cluster, actor, pending
         self.ready, self.node = False, ""
+        self.began = time.monotonic()
         self.job: Job | None = None
 
     def end(self) -> None:
@@ -116,15 +127,23 @@ class ClusterEngine(Crew[_Hired]):
         self._layout: Layout = {}
         self._broadcast: Ref = None
         self._given: tuple[bytes, Ref, Ref] | None = None
-        self._stillborn, self._alone, self._differs = 0, 0.0, False
+        self._stillborn, self._differs = 0, False
         self._cluster: Cluster | None = None
-        self._size()
+        try:
+            self._size()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def cluster(self) -> Cluster:
         """Connected anew where :meth:`close` was called between two rounds."""
         if self._cluster is None:
-            self._cluster = Cluster(self.options.address)
+            self._cluster = cluster = Cluster(self.options.address)
+            weakref.finalize(self, cluster.close).atexit = False  # for engines that are dropped, not closed
+            self._watch = Watch(
+                cluster, self.needs, "the last checkpoint is kept, resume when nodes are back"
+            )
         return self._cluster
 
     def close(self) -> None:
@@ -154,16 +173,26 @@ class ClusterEngine(Crew[_Hired]):
                 hired.ready, hired.pending = False, self.cluster.ask(hired.actor, "ping")
 
     def _suits(self, worker: _Hired, job: Job) -> bool:
-        """A client whose actor died is not tried on that node again, unless it is the only one."""
-        return worker.node != job.avoid or {hired.node for hired in self.workers} <= {"", job.avoid}
+        """A client whose actor died is not tried on that node again, unless there is none elsewhere, and none
+        is coming up.
+        """
+        if worker.node != job.avoid:
+            return True
+        young = time.monotonic() - LONG
+        return not any(
+            hired.node != job.avoid and (hired.node or hired.began > young) for hired in self.workers
+        )
 
     def _staff(self) -> list[_Hired]:
         busy = sum(hired.job is not None for hired in self.workers)
         while len(self.workers) < min(self.count, busy + len(self._waiting)):
-            actor = self.cluster.hire(ClientActor, self.needs)
-            opened = self.cluster.ask(actor, "open", *self._opening())
-            self.workers.append(_Hired(self.cluster, actor, opened))
+            self._hire()
         return self.workers
+
+    def _hire(self) -> None:
+        actor = self.cluster.hire(ClientActor, self.needs)
+        opened = self.cluster.ask(actor, "open", *self._opening())
+        self.workers.append(_Hired(self.cluster, actor, opened))
 
     def _opening(self) -> tuple[bytes, Ref, Ref]:
         if self._given is None:
@@ -189,7 +218,7 @@ class ClusterEngine(Crew[_Hired]):
         owing = {hired.pending: hired for hired in self.workers if hired.pending is not None}
         for ref in self.cluster.first([*owing], LOOK_ROUND):
             self._hear(owing[ref])
-        self._watch()
+        self._watch.look(any(hired.ready for hired in self.workers))
 
     def _hear(self, worker: _Hired) -> None:
         try:
@@ -224,6 +253,9 @@ class ClusterEngine(Crew[_Hired]):
             worker.job.avoid = worker.node
             cure = "is there enough memory for a client on each node?"
             self._again(worker.job, f"actor on the Ray cluster died {TRIES} times ({how}); {cure}")
+            elsewhere = any(hired.node != worker.node for hired in self.workers)
+            if worker.job.answer is None and not elsewhere and len(self.workers) < self.count:
+                self._hire()  # perhaps on another node, even if others here have nothing to do
 
     def _dismiss(self, worker: _Hired) -> None:
         self.workers.remove(worker)
@@ -234,23 +266,6 @@ class ClusterEngine(Crew[_Hired]):
         if theirs != instructions() and not self._differs and self.trainer.compute.device == "cpu":
             self._differs = True
             note = f"node {host} has another kind of processor ({theirs} instead of {instructions()})"
+            if self.options.exact:
+                raise RunError(f"{note}, so the last bits may differ; resume without --exact, or elsewhere")
             print(f"note: {note}, so results may differ in the last bits", file=sys.stderr)
-
-    def _watch(self) -> None:
-        """Say so where nobody can train; give up where no node is left that could."""
-        now = time.monotonic()
-        if any(hired.ready for hired in self.workers):
-            self._alone = 0.0
-        elif not self._alone:
-            self._alone = now
-        elif now - self._alone > LONG:
-            self._alone = now
-            if not self.cluster.room(self.needs):
-                raise RunError(
-                    f"no node of the Ray cluster with {self.needs} is left; the last checkpoint "
-                    "is kept, resume when nodes are back"
-                )
-            print(
-                f"note: still waiting for the Ray cluster to start a process with {self.needs}",
-                file=sys.stderr,
-            )
