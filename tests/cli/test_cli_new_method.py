@@ -125,6 +125,7 @@ def test_what_is_written_is_tidy_whatever_the_name_and_the_parent(call, tmp_path
     assert_tidy(tmp_path, lines=88)  # what a folder without settings gets
 
 
+@pytest.mark.slow
 def test_in_a_checkout_it_joins_the_methods_there(call, checkout):
     (checkout / "results").mkdir()
     rows = "method,seed,mean_last,last,best\nfixmatch-lpl,1,0.9,0.8,0.95\n"

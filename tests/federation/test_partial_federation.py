@@ -47,7 +47,7 @@ PARTLY = {"head": HEAD, "lora": LORA, "last": LAST, "static": {"model__norm": "s
 @pytest.mark.parametrize(
     ("method", "partly"),
     [
-        ("proxyfl", "head"),
+        pytest.param("proxyfl", "head", marks=pytest.mark.slow),
         ("proxyfl", "lora"),
         pytest.param("fedloke", "lora", marks=pytest.mark.slow),
         ("fedavg", "last"),

@@ -156,7 +156,7 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("private", [SITES, RECORDS])
+@pytest.mark.parametrize("private", [SITES, pytest.param(RECORDS, marks=pytest.mark.slow)])
 def test_scores_are_sent_only_where_they_are_asked_for_and_never_under_differential_privacy(
     private, tmp_path
 ):

@@ -29,6 +29,7 @@ def wheel(dist: Path) -> Path:
     return next(dist.glob("*.whl"))
 
 
+@pytest.mark.slow
 def test_twine_accepts_both_packages(dist: Path) -> None:
     packages = sorted(map(str, dist.iterdir()))
     line = [sys.executable, "-m", "twine", "check", "--strict", *packages]
