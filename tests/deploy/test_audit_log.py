@@ -360,7 +360,7 @@ def test_the_command_verifies_shows_and_names_what_is_broken(log: AuditLog, tmp_
     rows = invoke("deploy", "audit", tmp_path, "--json", "--since", third)
     assert [json.loads(row)["round"] for row in rows.stdout.splitlines()] == [4, 5]
     text = log.file.read_bytes()
-    log.file.write_bytes(text.replace(b'"bytes":4000', b'"bytes":9000'))
+    log.file.write_bytes(text.replace(b'"bytes": 4000', b'"bytes": 9000'))
     assert log.file.read_bytes() != text
     broken_one = invoke("deploy", "audit", tmp_path)
     assert broken_one.exit_code == 1
