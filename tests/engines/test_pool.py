@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -191,6 +192,19 @@ def test_workers_that_died_while_idle_cost_no_client_a_try(tmp_path: Path, tasks
             assert all(isinstance(answer, Update) for answer in engine.run(tasks))
 
 
+class Deadly:
+    """A fork server whose process ends before it can have heard what it is to do."""
+
+    def __init__(self, server: Any, killed: list[int]) -> None:
+        self.server, self.killed = server, killed
+
+    def fork(self, fds: tuple[int, ...]) -> Any:
+        process = self.server.fork(fds)
+        process.kill()
+        self.killed.append(process.wait())
+        return process
+
+
 @pytest.mark.slow
 def test_a_replacement_that_dies_while_starting_is_replaced_again(
     tmp_path: Path, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
@@ -199,12 +213,9 @@ def test_a_replacement_that_dies_while_starting_is_replaced_again(
         list(engine.run(tasks[:1]))
         real, killed = pool._Worker, []
 
-        def stillborn(*arguments: object) -> pool._Worker:
-            worker = real(*arguments)  # type: ignore[arg-type]
-            if not killed:
-                killed.append(worker)
-                worker.process.kill()
-            return worker
+        def stillborn(*arguments: Any) -> pool._Worker:
+            *usual, server, fds = arguments
+            return real(*usual, server if killed else Deadly(server, killed), fds)
 
         monkeypatch.setattr(pool, "_Worker", stillborn)
         os.kill(pids(engine)[0], signal.SIGKILL)
@@ -310,6 +321,7 @@ def test_the_users_allocator_settings_win(monkeypatch: pytest.MonkeyPatch) -> No
 SLEEPY = """
 import time
 from pathlib import Path
+from typing import Any
 from proxyfl.methods.fedavg import FedAvg
 from proxyfl.methods.registry import Recipe, register
 class Sleepy(FedAvg):

@@ -84,6 +84,17 @@ def test_a_child_that_is_killed_is_told_and_goes_on_the_next_time(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_ctrl_c_does_not_reach_a_child_that_is_still_starting(tmp_path: Path) -> None:
+    def interrupt(failed: dict[Path, str]) -> None:
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGINT)
+
+    (job,) = jobs(tmp_path, rounds=1, methods=("fedavg",))
+    assert train_all([job], 1, interrupt) == {}
+    assert job.finished
+
+
+@pytest.mark.slow
 def test_no_more_children_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []
     monkeypatch.setattr(batch, "PAUSE", 0.02)

@@ -6,6 +6,7 @@ and gives the same bits as one run after the other.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -13,8 +14,9 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -162,7 +164,8 @@ class _Child:
         before = os.environ.get(TUNABLES)
         os.environ[TUNABLES] = tuned_environment()[TUNABLES]  # read by the allocator when a program starts
         try:
-            self.process.start()
+            with _ctrl_c_later():
+                self.process.start()
         finally:
             os.environ.pop(TUNABLES)
             if before is not None:
@@ -190,6 +193,22 @@ class _Child:
             self.process.join()
 
 
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """What is started meanwhile does not hear Ctrl-C while it imports what it needs; this process hears it at
+    the end.
+    """
+    if os.name != "posix":
+        yield
+        return
+    resource_tracker.ensure_running()  # which would otherwise start now, and hear Ctrl-C again afterwards
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def make_run(job: Job, workers: int, modules: list[str], answer: Connection, announced: bool = False) -> None:
     """What a child does: the run from its start, or from where it was stopped. Where another has
     ``announced`` how the data was read, it does not.
@@ -197,6 +216,8 @@ def make_run(job: Job, workers: int, modules: list[str], answer: Connection, ann
     if announced:
         logging.getLogger(sources.__name__).setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too, but the parent ends them
+    if os.name == "posix":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if error_text := finish(job, workers, modules):
         answer.send_bytes(error_text.encode("utf-8", "replace")[-LONGEST:])
