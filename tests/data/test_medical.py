@@ -16,7 +16,12 @@ pytest.importorskip("nibabel", reason="nibabel is not installed: pip install 'pr
 import nibabel
 import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+from pydicom.uid import (
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    SecondaryCaptureImageStorage,
+    generate_uid,
+)
 
 from calling import invoke
 from proxyfl.core.errors import DataError
@@ -119,6 +124,78 @@ def test_of_several_frames_the_middle_one_or_the_one_that_is_named(tmp_path):
     assert (grey(file.with_name("loop.dcm#4")) == 40).all()
     with pytest.raises(DataError, match=r"5 frames, .*9"):
         grey(file.with_name("loop.dcm#9"))
+
+
+def items(**tags):
+    """A sequence of one item."""
+    item = Dataset()
+    for name, value in tags.items():
+        setattr(item, name, value)
+    return [item]
+
+
+def enhanced(file, packing=ExplicitVRLittleEndian, lengths=True, shared=None, frames=(), **tags):
+    """An Enhanced CT of three frames; rescaling and windows lie in its functional groups."""
+    stored = np.array([[0, 1000], [1024, 1100]], np.uint16)
+    dicom(file, np.stack([stored] * 3), **tags)
+    data = pydicom.dcmread(file)
+    where = {"FrameAnatomySequence": items(AnatomicRegionSequence=items(CodeMeaning=PATIENT))}
+    groups = {"SharedFunctionalGroupsSequence": [shared] if shared is not None else []}
+    groups["PerFrameFunctionalGroupsSequence"] = list(frames)
+    for name, found in groups.items():
+        if found:
+            setattr(data, name, [items(**where, **each)[0] for each in found])
+            data[name].is_undefined_length = not lengths
+            for item in data[name].value:
+                item.is_undefined_length_sequence_item = not lengths
+                for element in item:
+                    element.is_undefined_length = not lengths
+    data.file_meta.TransferSyntaxUID = packing
+    data.save_as(file, enforce_file_format=True, implicit_vr=packing.is_implicit_VR,
+                 little_endian=packing.is_little_endian)  # fmt: skip
+    return file
+
+
+RESCALED = items(RescaleSlope=1, RescaleIntercept=-1024, RescaleType="HU")
+BRAIN = items(WindowCenter=[40, 9], WindowWidth=[400, 9])
+LUNG = items(WindowCenter=[-600, 9], WindowWidth=[1600, 9])
+
+
+@pytest.mark.parametrize("packing", [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
+@pytest.mark.parametrize("lengths", [True, False])
+def test_the_window_of_an_enhanced_file_is_that_of_the_frame_else_of_all_frames(tmp_path, packing, lengths):
+    top = {"RescaleSlope": 1, "RescaleIntercept": -1024}
+    stored = np.array([[0, 1000], [1024, 1100]], np.uint16)
+    brain = dicom(tmp_path / "brain.dcm", stored, WindowCenter=40, WindowWidth=400, **top)
+    lung = dicom(tmp_path / "lung.dcm", stored, WindowCenter=-600, WindowWidth=1600, **top)
+    shared = {"PixelValueTransformationSequence": RESCALED, "FrameVOILUTSequence": BRAIN}
+    file = enhanced(tmp_path / "a.dcm", packing, lengths, shared)
+    assert grey(file).tolist() == grey(brain).tolist()
+    file = enhanced(tmp_path / "b.dcm", packing, lengths, shared, [{}, {}, {"FrameVOILUTSequence": LUNG}])
+    assert grey(file.with_name("b.dcm#2")).tolist() == grey(lung).tolist()
+    assert grey(file.with_name("b.dcm#1")).tolist() == grey(brain).tolist()
+    file = enhanced(tmp_path / "c.dcm", packing, lengths, None, [shared] * 3, WindowCenter=9, WindowWidth=9)
+    assert grey(file).tolist() == grey(brain).tolist()
+    file = enhanced(tmp_path / "d.dcm", packing, lengths, {}, WindowCenter=40, WindowWidth=400, **top)
+    assert grey(file).tolist() == grey(brain).tolist()
+
+
+def test_a_damaged_functional_group_is_an_error_or_a_picture_and_never_quoted(tmp_path, caplog, capsys):
+    shared = {"PixelValueTransformationSequence": RESCALED, "FrameVOILUTSequence": BRAIN}
+    for lengths in (True, False):
+        file = enhanced(tmp_path / "a.dcm", lengths=lengths, shared=shared, frames=[shared] * 3)
+        raw, words = file.read_bytes(), []
+        for place in range(raw.index(b"\x00\x52\x29\x92"), raw.rindex(b"\xe0\x7f\x10\x00"), 7):
+            for value in (b"\xff", b"\x00"):
+                file.write_bytes(raw[:place] + value + raw[place + 1 :])
+                try:
+                    grey(file)
+                except DataError as error:
+                    words.append(str(error))
+        told = "".join([*words, caplog.text, *capsys.readouterr()])
+        assert words
+        assert "Doe" not in told
+        assert "4711" not in told
 
 
 def nifti(file, values, affine=None, kind=nibabel.Nifti1Image, **header):

@@ -368,14 +368,18 @@ def test_nothing_that_came_after_the_review_is_approved_with_its_hash(site: Site
     assert reviewed() == ""  # approved already
     refused(site, message(site, {"federation.rounds": 7000}))
     first, before = reviewed(), approval.read(site).sha256
-    assert len(first) >= 8
+    assert len(first) == 64
     refused(site, message(site, {"federation.rounds": 8000}))
     second = reviewed()
     told = approved_with(first)
     assert first in told
     assert second in told
-    for given in (second[:7], "", "nonsense", second[::-1]):
+    for given in ("", "nonsense", second[::-1], second + "0"):
         assert approved_with(given)
+    for length in (8, 16, 63):  # the server could search two requests that begin alike
+        told = approved_with(second[:length])
+        assert f"{length} of 64 characters" in told
+        assert "deploy check" in told
     settings = site.path / "site.toml"
     as_it_was = settings.read_text()
     settings.write_text(as_it_was.replace("share_model = false", "share_model = true"))
@@ -383,8 +387,31 @@ def test_nothing_that_came_after_the_review_is_approved_with_its_hash(site: Site
     assert approved_with(second)
     settings.write_text(as_it_was)
     assert approval.read(site).sha256 == before
-    assert approved_with(second[:8].upper()) == ""
+    assert approved_with(second.upper()) == ""
     assert approval.read(site).offer.config.federation.rounds == 8000
+
+
+def test_changes_that_need_no_approval_are_shown_before_anything_is_approved(site: Site, trial: Path) -> None:
+    def shown() -> tuple[str, str]:
+        checked = invoke("deploy", "check", trial / "sample" / "site-01.npz", "--site", site.path)
+        return checked.stdout, invoke("deploy", "approve", site.path).stdout
+
+    aside = "Also different, but this needs no approval"
+    assert not any(aside in text for text in shown())
+    weights = "start-0042.safetensors"
+    refused(site, message(site, {"federation.rounds": 7000, "model.weights": weights}))
+    for text in shown():
+        wider, narrower = text.split(aside)
+        assert "federation.rounds = 7000" in wider
+        assert f"model.weights = '{weights}', approved: ''" in narrower
+        assert weights not in wider
+    assert invoke("deploy", "approve", site.path, "--yes").exit_code == 0
+    tree = merge(approval.read(site).offer.tree, {"config": {"model": {"weights": "start-0043.safetensors"}}})
+    approval.Offer.from_tree(tree).write(site.path / approval.OFFER_FILE)
+    for text in shown():
+        assert "Different from what is approved now" not in text
+        assert f"model.weights = 'start-0043.safetensors', approved: '{weights}'" in text
+    assert "deploy approve" not in shown()[0]  # nothing is to be approved
 
 
 @pytest.mark.parametrize(("typed", "code"), [(None, 2), ("n\n", 1), ("\n", 1), ("", 1), ("y\n", 0)])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from flwr.proto.node_pb2 import Node
 
 from proxyfl.deploy import fleet, forward, gate
 from proxyfl.deploy.forward import Answer
+from proxyfl.deploy.settings import Deployment
 
 ASKED = "ab" * 32
 
@@ -116,3 +120,28 @@ def test_those_without_a_certificate_make_room_and_sites_are_not_counted(
             client.settimeout(0.05)
             with pytest.raises(TimeoutError):
                 client.recv(1)
+
+
+def test_the_gate_gives_its_sign_of_life_also_after_the_clock_was_set_back(
+    own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import uvicorn.server
+
+    made, wall, touched = Deployment.read(own_trial), SimpleNamespace(now=1e9), []
+    alive = gate.sign_of_life(made)
+    alive.parent.mkdir(exist_ok=True)
+    monkeypatch.setattr(uvicorn.server, "time", SimpleNamespace(time=lambda: wall.now))
+    opened, door = gate.Door.at, []
+    monkeypatch.setattr(gate.Door, "at", lambda *where: door.append(opened("127.0.0.1", 0)) or door[0])
+
+    async def seconds(listener: forward.Listener) -> None:
+        for tick in range(80):
+            os.utime(alive, (0, 0))
+            wall.now += 0.1 if tick != 40 else -3 * 3600
+            await listener.on_tick(tick)
+            touched.append(alive.stat().st_mtime > 0)
+
+    monkeypatch.setattr(forward.Listener, "run", lambda listener: asyncio.run(seconds(listener)))
+    gate.main([str(own_trial), "1", "1000"])
+    door[0].close()
+    assert [sum(touched[start : start + 20]) for start in (0, 20, 40, 60)] == [2, 2, 2, 2]

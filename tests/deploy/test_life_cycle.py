@@ -110,6 +110,34 @@ def test_a_former_key_ends_with_its_days_and_a_stolen_one_at_once(own_trial: Pat
     assert len(roster.site_keys(made)) == 3
 
 
+@pytest.mark.parametrize(
+    ("until", "said"),
+    [
+        ("until=2999-01-01T00:00:00", "no time zone"),
+        ("until=2999-01-01", "no time zone"),
+        ("until=tomorrow", "until when"),
+        ("", "until when"),
+    ],
+)
+def test_a_former_key_without_a_valid_time_is_not_accepted_and_the_reason_is_shown(
+    until: str, said: str, own_trial: Path
+) -> None:
+    made = Deployment.read(own_trial)
+    site, before = made.site("site-02"), set(roster.site_keys(made))
+    rotation.rotate_site(own_trial, "site-02")
+    assert not any("previous.pub" in note for note in expiry.of_server(made))
+    former = roster.previous_key(site)
+    key = " ".join(former.read_text().split()[:2])
+    former.write_text(f"{key} {until}\n")
+    assert roster.former_key(site) == b""
+    assert len(before & set(roster.site_keys(made))) == 2
+    (note,) = (note for note in expiry.of_server(made) if str(former) in note)
+    assert said in note
+    former.write_text(f"{key} until=2999-01-01T00:00:00+00:00\n")
+    assert before < set(roster.site_keys(made))
+    assert not any("previous.pub" in note for note in expiry.of_server(made))
+
+
 def test_both_keys_are_registered_and_what_is_over_is_not(
     own_trial: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,48 +275,6 @@ def test_an_authority_that_has_ended_is_replaced_at_once(
     said = rotation.begin_authority(own_trial)
     assert any("the former authority had expired: send each site" in line for line in said)
     assert not rotation.is_under_way(made)
-    pki.check_server(made.server_certificate, made.ca_certificate)
-
-
-def test_a_crash_while_an_authority_is_made_is_made_good(
-    own_trial: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Deployment.read(own_trial)
-    monkeypatch.setattr(rotation, "append_bytes", lambda *words: (_ for _ in ()).throw(OSError("power cut")))
-    with pytest.raises(OSError, match="power cut"):
-        rotation.begin_authority(own_trial)
-    monkeypatch.undo()
-    rotation.begin_authority(own_trial)
-    assert len(pki.read_authorities(made.ca_certificate)) == 2
-    pki.check_key(made.ca_key, made.ca_certificate)
-    rotation.begin_authority(own_trial)  # and once more changes nothing of it
-    assert len(pki.read_authorities(made.ca_certificate)) == 2
-
-
-@pytest.mark.parametrize("written", range(5))
-def test_a_crash_while_an_authority_is_finished_can_be_repeated(
-    written: int, own_trial: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a ca.crt that trusts a stolen key would be sent to sites, and nobody would know."""
-    made = Deployment.read(own_trial)
-    rotation.begin_authority(own_trial)
-    calls, write = [], rotation.write_bytes
-
-    def cut(file: Path, content: bytes) -> None:
-        calls.append(file)
-        if len(calls) > written:
-            raise OSError("power cut")
-        write(file, content)
-
-    for place in (rotation, pki):
-        monkeypatch.setattr(place, "write_bytes", cut)
-    with pytest.raises(OSError, match="power cut"):
-        rotation.finish_authority(own_trial, force=True)
-    monkeypatch.undo()
-    said = rotation.finish_authority(own_trial, force=True)
-    assert sum("ca.crt" in line and "scp" in line for line in said) == 3
-    files = [made.ca_certificate, *(made.site(name).ca_certificate for name in made.present)]
-    assert [len(pki.read_authorities(file)) for file in files] == [1] * 4
     pki.check_server(made.server_certificate, made.ca_certificate)
 
 

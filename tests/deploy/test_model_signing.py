@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from calling import invoke
+from proxyfl.core.checksum import write_verified
 from proxyfl.core.errors import RunError
 from proxyfl.core.files import sha256
 from proxyfl.deploy import model_signing, pki, rotation
@@ -205,3 +207,22 @@ def test_a_model_is_signed_once_the_log_has_it_and_with_its_round(made: Deployme
     assert model_signing.check(model, made.ca_certificate).about["round"] == 3
     (line,) = [line for line in AuditLog(made.path).verify().lines if line["event"] == "signed"]
     assert (line["model"], line["round"], line["sha256"]) == ("last", 3, sha256(model))
+
+
+def test_the_best_model_is_signed_with_its_own_round_not_with_that_of_the_checkpoint(
+    made: Deployment,
+) -> None:
+    audit, models = ServerAudit(made, None), made.run / "models"  # type: ignore[arg-type]
+    for name, round in (("best", 3), ("last", 5)):
+        card = {"round": round, "accuracy": 0.5}
+        write_verified(models / f"{name}.safetensors", {"a": torch.ones(2)}, {"proxyfl": json.dumps(card)})
+    audit.sign(round=5)
+    signed = {
+        file.stem: model_signing.check(file, made.ca_certificate) for file in models.glob("*.safetensors")
+    }
+    assert {name: one.about["round"] for name, one in signed.items()} == {"best": 3, "last": 5}
+    lines = [line for line in AuditLog(made.path).verify().lines if line["event"] == "signed"]
+    assert {line["model"]: line["round"] for line in lines} == {"best": 3, "last": 5}
+    (models / "best.safetensors").write_bytes(b"another")  # without a card, it is the round that was given
+    audit.begin("run resumed", round=6)
+    assert model_signing.check(models / "best.safetensors", made.ca_certificate).about["round"] == 6

@@ -29,7 +29,7 @@ from proxyfl.runs import build
 from proxyfl.runs.cluster import train_on_cluster
 from proxyfl.runs.federation import Federation
 from proxyfl.runs.sweep import Grid, jobs_of
-from toybox import Told, make_simulation, play, same_state, tiny_config
+from toybox import make_simulation, play, same_state, tiny_config
 
 pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'proxyfl[ray]'")
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
@@ -245,37 +245,35 @@ def children(parent: int) -> list[int]:
     return found
 
 
-class Killer(Told):
-    """Ends the second node after the first answer of a round."""
-
-    def __init__(self, cluster: Any) -> None:
-        super().__init__()
-        self.cluster = cluster
-
-    def answered(self, answer: Any) -> None:
-        super().answered(answer)
-        if self.cluster.second is not None:
-            power_off(self.cluster)
-
-
 @pytest.mark.slow
 def test_clients_of_a_node_that_dies_in_a_round_are_trained_by_another(
     nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[Job] = []
-    again = ClusterEngine._again
+    again, give, suits = ClusterEngine._again, ClusterEngine._give, ClusterEngine._suits
+
+    def give_and_kill(self: Any, worker: Any, job: Job) -> None:
+        give(self, worker, job)
+        if nodes.second is not None and worker.node == nodes.second.node_id:
+            power_off(nodes)
+
+    def when_both_are_ready(self: Any, worker: Any, job: Job) -> bool:
+        ready = sum(hired.ready for hired in self.workers)
+        return suits(self, worker, job) and (ready == 2 or nodes.second is None)
+
     monkeypatch.setattr(
         ClusterEngine, "_again", lambda self, job, reason: (lost.append(job), again(self, job, reason))
     )
-    config = tiny_config("fedavg", rounds=2, per_round=4, train__epochs=20)
+    monkeypatch.setattr(ClusterEngine, "_give", give_and_kill)
+    monkeypatch.setattr(ClusterEngine, "_suits", when_both_are_ready)
+    config = tiny_config("fedavg", rounds=2, per_round=4)
     here = play(config, SIMULATION, tmp_path / "inline")
     federation = federation_of(config, RayEngine(nodes.address), tmp_path / "ray")
     assert federation.server.engine.count == 2  # type: ignore[attr-defined]
-    killer = Killer(nodes)
-    federation.run([killer])
+    reports = federation.run().history
     assert len(lost) == 1
     assert lost[0].avoid
-    assert [len(report.clients) for report in killer.reports] == [4, 4]
+    assert [len(report.clients) for report in reports] == [4, 4]
     assert same_state(here, federation.state)
 
 
@@ -291,6 +289,36 @@ def test_a_client_that_ends_its_actor_twice_fails_and_the_run_goes_on(nodes: Any
         assert report.clients == [client for client in report.clients if client != 2]
         assert len(report.clients) == 3
         assert "its actor on the Ray cluster died 2 times" in report.metrics["failed"]["2"]
+
+
+WITHOUT_PROXYFL = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "proxyfl":
+            raise ModuleNotFoundError("No module named 'proxyfl'", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.mark.slow
+def test_a_node_without_proxyfl_is_left_out_with_a_warning(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_PROXYFL, encoding="utf-8")
+    bad = nodes.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path)})
+    avoided: list[set[str]] = []
+    hire = Cluster.hire
+    monkeypatch.setattr(Cluster, "hire", lambda *given: (avoided.append(set(given[3])), hire(*given))[1])
+    federation = federation_of(
+        tiny_config("fedavg", rounds=3, per_round=4), RayEngine(nodes.address), tmp_path
+    )
+    assert [len(report.clients) for report in federation.run().history] == [4, 4, 4]
+    assert set().union(*avoided) <= {bad.node_id}
+    assert len(avoided) <= 4
+    assert capsys.readouterr().err.count("No module named 'proxyfl'") == 1
 
 
 def marked(word: str) -> list[int]:

@@ -3,98 +3,32 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pretended import Pretended, PretendedCluster
 from proxyfl import RayEngine
+from proxyfl.core import provenance
+from proxyfl.core.config import ComputeSettings
 from proxyfl.core.errors import RunError
 from proxyfl.core.state import Failure, Task, Update
 from proxyfl.engines.cluster import actor as actor_module
-from proxyfl.engines.cluster import connection
 from proxyfl.engines.cluster import engine as engine_module
-from proxyfl.engines.cluster.connection import Cluster, Lost, Needs
+from proxyfl.engines.cluster import watch as watching
+from proxyfl.engines.cluster.connection import Cluster, Needs
 from proxyfl.engines.cluster.engine import ClusterEngine
 from proxyfl.engines.cluster.frames import framed, unframed
 from proxyfl.engines.crew import Job
 from proxyfl.runs import batch, build, experiment
 from proxyfl.runs import cluster as sweeps
+from proxyfl.runs.directory import read_json_lines
+from proxyfl.runs.exact import OTHER
 from toybox import Stopped, Told, little_config, make_simulation, play, same_state
 
 SIMULATION = make_simulation((6, 6, 6, 6), (26, 42, 10, 26))
-
-
-class Pretended:
-    """An actor: its answers are computed when they are asked for. One that is dead gives none."""
-
-    def __init__(self, cluster: PretendedCluster, kind: type, node: str) -> None:
-        self.cluster, self.thing, self.node, self.dead = cluster, kind(), node, False
-
-    def __getattr__(self, name: str) -> Any:
-        return Asked(self, name)
-
-
-class Asked:
-    def __init__(self, actor: Pretended, name: str) -> None:
-        self.actor, self.name = actor, name
-
-    def remote(self, *parts: Any) -> Callable[[], bytes]:
-        def answer() -> bytes:
-            self.actor.cluster.asked.append((self.name, self.actor.node))
-            self.actor.cluster.about_to(self.actor, self.name)
-            if self.actor.dead:
-                raise Lost("the process or its node ended")
-            self.actor.cluster.here = self.actor.node
-            said: bytes = getattr(self.actor.thing, self.name)(*parts)
-            return said
-
-        answer.asked = self.name  # type: ignore[attr-defined]
-        return answer
-
-
-class PretendedCluster:
-    """``rooms`` is what each node has room for; ``about_to`` is called before an actor does something."""
-
-    rooms: dict[str, int]
-    about_to: Callable[[Pretended, str], None]
-    latest: PretendedCluster
-
-    def __init__(self, address: str) -> None:
-        self.actors: list[Pretended] = []
-        self.asked: list[tuple[str, str]] = []
-        self.here = ""
-        type(self).latest = self
-
-    def require_room(self, needs: Needs, what: str) -> int:
-        return sum(self.rooms.values())
-
-    room = require_room
-
-    def hire(self, kind: type, needs: Needs) -> Pretended:
-        living = [actor.node for actor in self.actors]
-        (node, *_) = [node for node, room in self.rooms.items() if living.count(node) < room] or ["full"]
-        self.actors.append(Pretended(self, kind, node))
-        return self.actors[-1]
-
-    def dismiss(self, actor: Pretended) -> None:
-        self.actors.remove(actor)
-
-    def ask(self, actor: Pretended, what: str, *given: Any) -> Any:
-        return getattr(actor, what).remote(*given)
-
-    def put(self, thing: Any) -> Any:
-        return thing
-
-    def first(self, refs: list[Any], seconds: float) -> set[Any]:
-        """Whoever is starting is quicker than who trains."""
-        return {min(refs, key=lambda ref: ref.asked == "train")}
-
-    def answer(self, ref: Callable[[], bytes]) -> bytes:
-        return ref()
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +36,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> type[PretendedCluster]:
     kind = type("TwoNodes", (PretendedCluster,), {"rooms": {"a": 1, "b": 1}, "about_to": lambda *_: None})
     monkeypatch.setattr(engine_module, "Cluster", kind)
     monkeypatch.setattr(actor_module, "this_node", lambda: kind.latest.here)
+    monkeypatch.setattr(sweeps, "this_node", lambda: "a")
     return kind
 
 
@@ -255,12 +190,12 @@ def test_a_retry_waits_no_longer_than_this_for_an_actor_elsewhere(
     monkeypatch.setattr(engine_module.time, "monotonic", lambda: now)
     here, coming = (engine_module._Hired(engine.cluster, None, None) for _ in range(2))
     here.node, engine.workers = "a", [here, coming]
-    job = Job(Task(1, 0, {}), avoid="a")
+    job = Job(Task(1, 0, {}), avoid="a", lost=now)
+    assert not engine._suits(here, job)
+    coming.node = "b"
     assert not engine._suits(here, job)
     now += engine_module.LONG + 1
     assert engine._suits(here, job)
-    coming.node = "b"
-    assert not engine._suits(here, job)
     assert engine._suits(coming, job)
     engine.workers.clear()
 
@@ -293,7 +228,7 @@ def test_resuming_exactly_a_node_that_rounds_otherwise_is_an_error(
     config = little_config("fedavg", rounds=2)
     with pytest.raises(Stopped):
         build.assemble(config, SIMULATION).record(tmp_path / "run").run([Told(stop_after=1)])
-    monkeypatch.setattr(actor_module, "instructions", lambda: "riscv64 DEFAULT")
+    monkeypatch.setattr(actor_module, "instructions", lambda *_: "riscv64 DEFAULT")
     with pytest.raises(RunError, match=r"riscv64 DEFAULT instead of .* --exact"):
         answers(*engine_of(exact=True))
     kept: list[bool] = []
@@ -343,13 +278,13 @@ def test_where_no_node_is_left_a_sweep_ends_with_a_sentence(
     room = 1
 
     class Alone:
-        def room(self, needs: Needs) -> int:
+        def room(self, needs: Needs, without: Collection[str] = ()) -> int:
             return room
 
-    watch = connection.Watch(Alone(), Needs(), "run it again")  # type: ignore[arg-type]
+    watch = watching.Watch(Alone(), Needs(), "run it again")  # type: ignore[arg-type]
 
     def look(now: float, anybody: bool = False) -> str:
-        monkeypatch.setattr(connection.time, "monotonic", lambda: now)
+        monkeypatch.setattr(watching.time, "monotonic", lambda: now)
         watch.look(anybody)
         return capsys.readouterr().err
 
@@ -363,6 +298,56 @@ def test_where_no_node_is_left_a_sweep_ends_with_a_sentence(
 def test_a_node_with_another_kind_of_processor_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(actor_module, "instructions", lambda: "riscv64 DEFAULT")
+    monkeypatch.setattr(actor_module, "instructions", lambda *_: "riscv64 DEFAULT")
     answers(*engine_of())
     assert capsys.readouterr().err.count("(riscv64 DEFAULT instead of") == 1
+
+
+def test_rounds_on_mixed_nodes_are_recorded_and_resuming_exactly_refuses_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = little_config("fedavg", rounds=3)
+
+    def mixed() -> Any:
+        return build.assemble(config, SIMULATION, engine=RayEngine())
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(actor_module, "instructions", lambda *_: "riscv64 DEFAULT")
+        unrecorded = mixed()
+        next(unrecorded.rounds(1))
+        with pytest.raises(Stopped):
+            mixed().record(run).run([Told(stop_after=2)])
+    lines = [line for line in read_json_lines(run / "events.jsonl") if line["event"] == OTHER]
+    assert [(line["round"], "riscv64 DEFAULT" in line["reason"]) for line in lines] == [(0, True)]
+    with pytest.raises(RunError, match="riscv64 DEFAULT"):
+        mixed().resume(run, exact=True)
+    mixed().resume(run)
+    with pytest.raises(RunError, match="riscv64 DEFAULT"):
+        unrecorded.record(tmp_path / "late") and mixed().resume(tmp_path / "late", exact=True)
+
+
+def test_a_federation_that_resumes_exactly_refuses_other_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = little_config("fedavg", rounds=2)
+    with pytest.raises(Stopped):
+        build.assemble(config, SIMULATION).record(tmp_path / "run").run([Told(stop_after=1)])
+    monkeypatch.setattr(actor_module, "instructions", lambda *_: "riscv64 DEFAULT")
+    again = build.assemble(config, SIMULATION, engine=RayEngine()).resume(tmp_path / "run", exact=True)
+    with pytest.raises(RunError, match=r"riscv64 DEFAULT instead of .* --exact"):
+        again.run()
+
+
+def test_what_a_node_is_compared_by_follows_from_the_runs_precision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def theirs(compute: ComputeSettings) -> str:
+        return provenance.instructions(compute) + " bf16=riscv" * (compute.dtype == "bf16")
+
+    monkeypatch.setattr(actor_module, "instructions", theirs)
+    answers(*engine_of())
+    assert "bf16" not in capsys.readouterr().err
+    federation = build.assemble(little_config("fedavg", dtype="bf16"), SIMULATION, engine=RayEngine())
+    answers(federation.server.engine, federation, (0,))
+    assert capsys.readouterr().err.count("bf16=riscv instead of") == 1

@@ -22,6 +22,7 @@ from line import DOWN, UP, line_to
 from loopback import PATIENCE, PROXYFL, deployment, experiment, free_port, loopback, wait_for
 from test_life import assert_same_end, small
 
+from proxyfl.deploy import supervise
 from proxyfl.runs.run import Run
 
 pytestmark = [
@@ -127,7 +128,10 @@ def test_a_server_whose_clock_jumps_ahead_keeps_its_sites_waiting_until_it_is_ri
         federation.wait_text(federation.started["site-01"], "s behind")
         assert server.process.poll() is None
         turn(0)
+        set_back = time.monotonic()
         federation.finish(run)
+        time.sleep(max(0.0, set_back + supervise.SILENT + 3 * supervise.LOOK - time.monotonic()))
+        assert "starting again" not in server.text(), "for the gate, time goes on"
     assert_nobody_was_lost(made)
     assert_same_end(made, config, tmp_path)
 

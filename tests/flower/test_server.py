@@ -18,13 +18,14 @@ from calling import invoke
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.state import content_hash
-from proxyfl.deploy import crosssite, model_signing, operate, server_run
+from proxyfl.deploy import crosssite, longer, model_signing, operate, scaffold, server_run
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.live import LIVE_FILE
+from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
 from proxyfl.report.html.gather import gather
-from proxyfl.runs import checkpoint
+from proxyfl.runs import checkpoint, extend
 from proxyfl.runs.experiment import Experiment, resume
 from proxyfl.runs.recorder import client_lines
 from proxyfl.runs.run import Run
@@ -314,6 +315,34 @@ def test_settings_that_were_changed_are_refused(tmp_path, small):
         server(other, connect(deployed, small)).run()
     with pytest.raises(RunError, match="proxyfl deploy run"):
         resume(deployed.run)
+
+
+@pytest.mark.parametrize("place", ["between both files", "among the checkpoints"])
+def test_more_rounds_that_were_interrupted_are_asked_for_again(tmp_path, small, monkeypatch, place):
+    deployed = deployment(tmp_path / "f", small)
+    server(deployed, connect(deployed, small)).run()
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*words):
+        raise Killed
+
+    module, name = {
+        "between both files": (scaffold, "write_again"),
+        "among the checkpoints": (extend, "write_bytes"),
+    }[place]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, killed)
+        with pytest.raises(Killed):
+            longer.lengthen(deployed, 4)
+    deployed = Deployment.read(deployed.path)
+    with pytest.raises(RunError, match=rf"'proxyfl deploy run {deployed.path} --rounds 4'") as caught:
+        server(deployed, connect(deployed, small)).run()
+    assert "away" not in str(caught.value)
+    again = longer.lengthen(deployed, 4)
+    server(again, connect(deployed, small)).run()
+    assert Run(deployed.run).summary.rounds == 4
 
 
 def test_a_superlink_that_fails_interrupts_a_run_and_is_not_its_end(tmp_path, small):

@@ -25,6 +25,7 @@ from wireless import Node, handled_by, sides
 from proxyfl.core.config import ComputeSettings
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy.pace import Pace
+from proxyfl.deploy.programs import environment
 from proxyfl.deploy.settings import Site
 from proxyfl.engines.flower import limits
 from proxyfl.engines.flower.limits import LimitReached, Limits
@@ -244,6 +245,34 @@ def test_a_line_is_no_faster_than_allowed_both_ways():
     assert (received, headers[b"content-length"], headers[b"flwr-a"]) == (300_000, b"300000", b"b")
     assert b"transfer-encoding" not in headers
     assert 0.4 < took < 30
+
+
+PIECES = """
+import inspect, json
+from flwr.app import Array
+from flwr.supercore.inflatable import inflatable_utils as flowers
+from flwr.supercore.protobuf.client import ProtobufClient
+
+array = Array("uint8", (2_500_000,), "safetensors", bytes(2_500_000))
+usual = [inspect.signature(one).parameters[name].default for one, name in (
+    (flowers.push_objects, "max_concurrent_pushes"),
+    (flowers.push_object_contents_from_iterable, "max_concurrent_pushes"),
+    (flowers.pull_objects, "max_concurrent_pulls"),
+    (ProtobufClient.__init__, "timeout"),
+)]
+print(json.dumps([[len(one.data) for _, one in array.slice_array()], *usual]))
+"""
+
+
+def test_a_piece_of_a_model_is_through_the_slowest_line_before_flower_gives_up(tmp_path):
+    env = environment(tmp_path / "home", {})
+    done = subprocess.run([sys.executable, "-c", PIECES], env=env, capture_output=True, text=True, check=True)
+    pieces, *at_once, patience = json.loads(done.stdout)
+    assert pieces == [1_000_000, 1_000_000, 500_000]
+    assert at_once == [1, 1, 1]
+    assert patience == 30
+    assert pieces[0] * 8 / (limits.SLOWEST * 1000) < patience / 3
+    assert pieces[0] + 10_000 < 1 << 20, "it passes where max_request_mb is at its least"
 
 
 def test_service_units_have_quotas(tmp_path):

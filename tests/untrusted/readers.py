@@ -232,7 +232,7 @@ def read_model(content: bytes, folder: Path) -> Any:
     return trained(torch.zeros(1, card.channels, card.image_size, card.image_size, dtype=torch.uint8))
 
 
-def dicom_sample() -> bytes:
+def dicom_sample(enhanced: bool = False) -> bytes:
     from pydicom.dataset import Dataset, FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
@@ -245,6 +245,11 @@ def dicom_sample() -> bytes:
     data.PhotometricInterpretation, data.PixelRepresentation = "MONOCHROME2", 0
     data.BitsAllocated, data.BitsStored, data.HighBit = 16, 12, 11
     data.PixelData = bytes(128)
+    if enhanced:
+        window, groups = Dataset(), Dataset()
+        window.WindowCenter, window.WindowWidth = 40, 400
+        groups.FrameVOILUTSequence = [window]
+        data.NumberOfFrames, data.SharedFunctionalGroupsSequence = 1, [groups]
     stream = io.BytesIO()
     data.save_as(stream, enforce_file_format=True)
     return stream.getvalue()
@@ -278,6 +283,9 @@ READERS: dict[str, Reader] = {
     "svhn_plain": Reader(lambda: svhn_sample(compressed=False), read_svhn),
     **{f"image_{form}": Reader(lambda form=form: image_sample(form), read_image) for form in FORMATS},
     "dicom": Reader(dicom_sample, lambda content, folder: read_medical(content, folder, "dcm")),
+    "dicom_enhanced": Reader(
+        lambda: dicom_sample(enhanced=True), lambda content, folder: read_medical(content, folder, "dcm")
+    ),
     "nifti": Reader(nifti_sample, lambda content, folder: read_medical(content, folder, "nii")),
     "nifti_gz": Reader(
         lambda: gzip.compress(nifti_sample(b"a note")),

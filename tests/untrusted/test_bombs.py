@@ -88,6 +88,16 @@ def deflated_dicom() -> bytes:
     return head + swollen(comment, LARGE, -15)
 
 
+def many_elements() -> bytes:
+    """An Enhanced DICOM file: the item about its only frame has four million elements, all of them empty."""
+    sample = dicom_sample(enhanced=True)
+    at = sample.index(struct.pack("<HH", 0x5200, 0x9229))
+    size = 32 << 20
+    head = struct.pack("<HH2s2xLHHL", 0x5200, 0x9230, b"SQ", size + 8, 0xFFFE, 0xE000, size)
+    empty = struct.pack("<HH2sH", 0x0021, 0x1001, b"LO", 0)
+    return sample[:at] + head + empty * (size >> 3) + sample[sample.index(struct.pack("<HH", 0x7FE0, 0x10)) :]
+
+
 def nifti_note(length: int) -> Callable[[], bytes]:
     """A volume whose header is followed by a note of so many bytes, as it claims."""
 
@@ -148,6 +158,7 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes], int]] = {
     "large images": ("model", card(image_size=10**6), SMALL),
     "many clients": ("config", lambda: b"[partition]\nclients = 1000000000000", SMALL),
     "a deflated dicom": ("dicom", deflated_dicom, SMALL),
+    "a frame of many elements": ("dicom_enhanced", many_elements, SMALL),
     "a nifti's long note": ("nifti_gz", nifti_note(LARGE), SMALL),
     "a hidden array": ("npz", hidden_array, SMALL),
     "a long config": ("config", lambda: b"#" * (30 << 20), SMALL + 70),

@@ -23,8 +23,6 @@ EXPLAIN_EXAMPLES = examples("proxyfl deploy explain hospital")
 CHECK_EXAMPLES = examples(
     "proxyfl deploy check images/ --site site-03", "proxyfl deploy check labelled/ --server hospital"
 )
-SHOWN = 16
-"""Characters of a hash in the command that approves it."""
 
 
 def explain(folder: Folder) -> None:
@@ -147,7 +145,7 @@ def _show_terms(site: Site) -> None:
         offer, asked = newest_offer(site)
         show_offer(site, offer, asked)
         if not show_standing(site, offer):
-            approve = command("deploy", "approve", site.path, "--hash", terms_hash(site, offer)[:SHOWN])
+            approve = command("deploy", "approve", site.path, "--hash", terms_hash(site, offer))
             out().print(f"approve exactly this with: {approve}", markup=False, soft_wrap=True)
     except ConfigError as error:
         out().print(f"note: {error}", markup=False, soft_wrap=True)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from proxyfl.deploy.approval import Offer
     from proxyfl.deploy.settings import Site
 
-APPROVE_EXAMPLES = examples(
-    "proxyfl deploy approve site-03", "proxyfl deploy approve site-03 --hash 3f9a61c2"
-)
+APPROVE_EXAMPLES = examples("proxyfl deploy approve site-03", "proxyfl deploy approve site-03 --hash HASH")
 AUDIT_EXAMPLES = examples("proxyfl deploy audit DIR", "proxyfl deploy audit site-03 --last 50")
 
 SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.", show_default=False)]
@@ -33,8 +31,7 @@ def approve(
         str | None,
         typer.Option(
             metavar="HASH",
-            help="Approve only what was reviewed: the hash that 'deploy check' printed, or 8 or more "
-            "characters of it.",
+            help="Approve only what was reviewed: the whole hash that 'deploy check' printed.",
             show_default=False,
         ),
     ] = None,
@@ -104,11 +101,18 @@ def show_standing(site: Site, offer: Offer) -> bool:
     approved = state.startswith("approved")
     if changes := approval.differences(site, offer):
         console.print("\nDifferent from what is approved now", style="bold")
-        for change in changes:
-            console.print(f"- {change}", markup=False, soft_wrap=True)
+        _list(changes)
         state += ", but not for this" if approved else ""
+    if allowed := approval.allowed_differences(site, offer):
+        console.print("\nAlso different, but this needs no approval", style="bold")
+        _list(allowed)
     console.print(f"\n{state}", markup=False, soft_wrap=True)
     return approved and not changes
+
+
+def _list(lines: list[str]) -> None:
+    for line in lines:
+        out().print(f"- {line}", markup=False, soft_wrap=True)
 
 
 def standing(site: Site) -> str:

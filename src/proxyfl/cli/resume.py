@@ -49,7 +49,7 @@ def resume(
     data_root: DataRoot = None,
     log: Log = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Refuse where the last bits may differ from here on.")
+        bool, typer.Option("--exact", help="Refuse where the last bits may differ, from here on or already.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -19,6 +19,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 NUMERICS = 1
 """Raised with every change of this program that changes the bits of a result."""
 
+LIMITS = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
+    "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+)  # fmt: skip
+"""Variables that make torch's libraries use other kernels; torch itself reports ``ATEN_CPU_CAPABILITY``."""
+
+CUDA, GPU, BF16 = "cuda", "GPU", "bf16"
+
 
 @cache
 def this_commit() -> str:
@@ -48,21 +56,67 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
-def instructions() -> str:
-    """The instructions of the processor that results depend on to the last bit."""
+def instructions(compute: ComputeSettings) -> str:
+    """What the last bits of results depend on when they are computed so: the processor's instructions, in
+    bf16 those for bf16 too, the environment's limits on them, and the GPU.
+    """
     import torch
 
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    found = [platform.machine(), torch.backends.cpu.get_cpu_capability()]
+    if part := _part(compute):
+        found.append(f"{part}={_bf16() if part == BF16 else _gpu(compute.device)}")
+    limits = {name: os.environ.get(name, "").upper() for name in LIMITS}
+    found += [f"{name}={value}" for name, value in limits.items() if _is_limit(name, value, _part(compute))]
+    return " ".join(found)
 
 
-def other_arithmetic(recorded: Mapping[str, Any]) -> str:
+def _part(compute: ComputeSettings) -> str:
+    """What the instructions have to name beside the processor's kind; older runs did not."""
+    if compute.device.startswith(CUDA):
+        return GPU
+    return "" if compute.dtype == "fp32" else BF16
+
+
+def _bf16() -> str:
+    """The instructions for bf16: with each set of them, products are summed in another order."""
+    import torch
+
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        sets = {
+            "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+            "amx_bf16": torch.cpu._is_amx_tile_supported(),
+        }
+        return "+".join(name for name, there in sets.items() if there) or "emulated"
+    return "native" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "emulated"
+
+
+def _gpu(device: str) -> str:
+    import torch
+
+    try:
+        return torch.cuda.get_device_name(device)
+    except (AssertionError, RuntimeError):  # no such GPU, or a torch without any
+        return "none"
+
+
+def _is_limit(name: str, value: str, part: str) -> bool:
+    """Whether a variable changes bits. In fp32, kernels for AVX-512 give equal bits at every level."""
+    if value in ("", "DEFAULT", "ALL"):
+        return False
+    return part == BF16 or not (name.endswith("_MAX_CPU_ISA") and value.startswith("AVX512_CORE"))
+
+
+def other_arithmetic(recorded: Mapping[str, Any], compute: ComputeSettings) -> str:
     """Where results may differ in their last bits from those of the machine that was recorded, the reason."""
-    now = {"numerics": NUMERICS, "torch": metadata.version("torch"), "processor": instructions()}
-    versions = recorded.get("versions")
+    now = {"numerics": NUMERICS, "torch": metadata.version("torch"), "processor": instructions(compute)}
+    versions, part = recorded.get("versions"), _part(compute)
+    processor = str(recorded.get("instructions", "" if part else now["processor"]))
+    if part and f"{part}=" not in processor:
+        processor = f"{processor} {part}=not-recorded".strip()
     then = {
         "numerics": recorded.get("numerics", 1),  # runs of before it was counted
         "torch": versions.get("torch", now["torch"]) if isinstance(versions, Mapping) else now["torch"],
-        "processor": recorded.get("instructions", now["processor"]),
+        "processor": processor,
     }
     return ", ".join(f"{name} {then[name]}, now {now[name]}" for name in now if then[name] != now[name])
 
@@ -74,7 +128,7 @@ def describe_machine(compute: ComputeSettings, *packages: str) -> dict[str, Any]
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
         "commit": this_commit(),
         "numerics": NUMERICS,
-        "instructions": instructions(),
+        "instructions": instructions(compute),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

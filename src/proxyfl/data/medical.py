@@ -1,9 +1,9 @@
 """Medical images: DICOM files and slices of NIfTI volumes, as grey or colour pictures of 8 bits.
 
 DICOM (extra ``medical``): stored values times rescale slope plus intercept, through the first window of the
-file (of a file without one, the whole range that its bits can store), MONOCHROME1 inverted. Nothing else of a
-file is read: no tag about a patient is parsed, and what the reader says of a damaged file is not repeated,
-since it may quote one.
+file (of a file without one, the whole range that its bits can store), MONOCHROME1 inverted; in an Enhanced
+file, as the functional groups of the frame say. Nothing else of a file is read: no tag about a patient is
+parsed, and what the reader says of a damaged file is not repeated, since it may quote one.
 
 NIfTI: axes turned to right, anterior, superior; a slice along the third, anterior up; values from ``cal_min``
 to ``cal_max`` of the header, else over the whole volume's range, so that its slices stay comparable.
@@ -28,6 +28,7 @@ from PIL import Image
 from proxyfl.core.errors import DataError
 from proxyfl.core.text import in_words
 from proxyfl.data.files import memory_limit
+from proxyfl.data.frames import of_frame
 
 DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 SUFFIXES = (*DICOM, *NIFTI)
@@ -38,7 +39,7 @@ TAGS = (
     "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration", "RescaleSlope", "RescaleIntercept",
     "WindowCenter", "WindowWidth", "VOILUTFunction", "PixelData",
 )  # fmt: skip
-"""All that is read of a DICOM file."""
+"""All that is read of a DICOM file, but for its functional groups."""
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 """The transfer syntax in which the tags are compressed, too."""
@@ -49,6 +50,7 @@ EXTENSIONS = 1 << 20
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 GREYS = ("MONOCHROME1", "MONOCHROME2")
 SCALE = {"Slope": 1, "Intercept": 0}
+SHOWN = ("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction")
 Pixels = np.ndarray[Any, Any]
 
 
@@ -111,20 +113,22 @@ def _read_dicom(file: Path, place: int | None) -> Pixels:
         ) from None
     except Exception as error:
         raise DataError(_unreadable(file, "DICOM", error)) from None
-    return _windowed(file, found, pixels, kind) if kind in GREYS else _eight_bits(found, pixels)
+    return _windowed(file, found, pixels, kind, chosen) if kind in GREYS else _eight_bits(found, pixels)
 
 
-def _windowed(file: Path, found: Any, pixels: Pixels, kind: str) -> Pixels:
+def _windowed(file: Path, found: Any, pixels: Pixels, kind: str, frame: int) -> Pixels:
     """Rescaled, through the window, bright where tissue is."""
     try:
-        slope, intercept = (float(found.get(f"Rescale{name}") or usual) for name, usual in SCALE.items())
-        centre, width = _first(found.get("WindowCenter")), _first(found.get("WindowWidth"))
+        shown: dict[str, Any] = {name: found.get(name) for name in SHOWN}
+        shown |= of_frame(file, frame) if found.get("NumberOfFrames") else {}
+        slope, intercept = (float(shown[f"Rescale{name}"] or usual) for name, usual in SCALE.items())
+        centre, width = _first(shown["WindowCenter"]), _first(shown["WindowWidth"])
         bits, signed = int(found.BitsStored), int(found.PixelRepresentation) == 1
     except Exception as error:
         raise DataError(_unreadable(file, "DICOM", error)) from None
     values = pixels.astype(np.float64) * slope + intercept
     if centre is not None and width is not None and width > 0:
-        grey = _through(values, centre, width, str(found.get("VOILUTFunction") or "LINEAR"))
+        grey = _through(values, centre, width, str(shown["VOILUTFunction"] or "LINEAR"))
     else:
         least = -(1 << (bits - 1)) if signed else 0
         grey = _grey(values, *sorted(slope * level + intercept for level in (least, least + (1 << bits) - 1)))

@@ -31,7 +31,7 @@ from proxyfl.deploy.explain import Explanation, dry_run, explain
 from proxyfl.deploy.form import ImageForm
 from proxyfl.deploy.post import private
 from proxyfl.deploy.settings import Deployment, Site
-from proxyfl.deploy.widening import widened
+from proxyfl.deploy.widening import allowed, widened
 from proxyfl.engines.flower.codec import forms_of, packed, whole
 from proxyfl.engines.serialization import tensors_of
 from proxyfl.federation.score_counts import blank, counts_scores
@@ -142,13 +142,19 @@ def terms_hash(site: Site, offer: Offer) -> str:
 
 
 def require_terms(site: Site, offer: Offer, given: str) -> None:
-    """Raise where an offer is not that whose hash, or the beginning of it, was given."""
+    """Raise where an offer is not that whose hash was given.
+
+    The whole of it: the server chooses requests, and with them the settings that are its own, freely. It can
+    search for two whose hashes begin alike, let the one be reviewed and request the other.
+    """
     now = terms_hash(site, offer)
-    if len(given) < signing.MARK:
+    if len(given) != len(now):
         raise ConfigError(
-            f"--hash '{given}': give at least {signing.MARK} characters of what 'deploy check' prints as hash"
+            f"--hash '{given}' has {len(given)} of {len(now)} characters: a server can find two requests "
+            "whose hashes begin alike, so an abbreviated one proves nothing; specify the whole hash, as "
+            "'proxyfl deploy check' prints it"
         )
-    if not now.startswith(given.lower()):
+    if now != given.lower():
         raise ConfigError(
             f"--hash {given} is not that of what would be approved now, {now}: the server requested "
             f"something else since, or the folder of {site.name} changed; look at it again with 'proxyfl "
@@ -308,6 +314,14 @@ def differences(site: Site, offer: Offer) -> list[str]:
     app = [f"app = {offer.app[: signing.MARK]}, approved: {before.app[: signing.MARK]}"]
     own = [f"site.toml: {change}" for change in changed(found, site).values()]
     return [*(app if before.app != offer.app else []), *own, *widened(before.config, offer.config)]
+
+
+def allowed_differences(site: Site, offer: Offer) -> list[str]:
+    """In which respects an offer differs from what is approved now that need no approval."""
+    try:
+        return allowed(read(site).offer.config, offer.config)
+    except Refused:
+        return []
 
 
 def own_terms(site: Site, config: Config) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.deploy import pki
+from proxyfl.deploy.roster import former_until
 from proxyfl.deploy.settings import Deployment, Site
 
 SOON = 30
@@ -19,15 +20,35 @@ def of_server(deployment: Deployment) -> list[str]:
         return []
     renew = f"proxyfl deploy init {deployment.path} --renew"
     notes = _note(deployment.server_certificate, f"renew it with: {renew}, and restart the server")
-    rotate = f"proxyfl deploy rotate {deployment.path} --ca"
-    notes += _note(deployment.ca_certificate, f"introduce another with: {rotate}")
-    with contextlib.suppress(ConfigError):
-        if len(pki.read_authorities(deployment.ca_certificate)) > 1:
-            notes.append(f"a new authority is being introduced; when all sites have it: {rotate} --finish")
-    for name in deployment.present:
-        cure = f"renew it with: {renew}, and send the new one to {name}"
-        notes += _note(deployment.site(name).certificate, cure)
+    notes += _of_authority(deployment)
+    for site in map(deployment.site, deployment.present):
+        cure = f"renew it with: {renew}, and send the new one to {site.name}"
+        notes += _note(site.certificate, cure)
+        try:
+            former_until(site)
+        except ConfigError as error:
+            notes.append(str(error))
+        except OSError:  # there is none
+            continue
     return notes
+
+
+def _of_authority(deployment: Deployment) -> list[str]:
+    """While another is introduced, the former one counts: the server's certificate is of it."""
+    rotate = f"proxyfl deploy rotate {deployment.path} --ca"
+    try:
+        several = len(pki.read_authorities(deployment.ca_certificate)) > 1
+        left = pki.former_days(deployment.ca_certificate)
+    except ConfigError:
+        return []
+    if not several:
+        return _note(deployment.ca_certificate, f"introduce another with: {rotate}")
+    if left < 0:
+        return [
+            f"the former CA in {deployment.ca_certificate} {end(left)}; replace it at once with: {rotate}"
+        ]
+    soon = f" and before the former one {end(left)}" if left < SOON else ""
+    return [f"a new authority is being introduced; when all sites have it{soon}: {rotate} --finish"]
 
 
 def of_site(site: Site) -> list[str]:

@@ -165,9 +165,9 @@ class Listener(uvicorn.Server):
         listening: socket.socket,
         context: ssl.SSLContext,
         protocol: type[PatientProtocol] = PatientProtocol,
-        **options: Any,
+        every_second: Callable[[], None] = lambda: None,
     ) -> None:
-        self.listening, self.context = listening, context
+        self.listening, self.context, self.every_second = listening, context, every_second
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -182,9 +182,14 @@ class Listener(uvicorn.Server):
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=HEAD_BYTES,
-            **options,
         )
         super().__init__(config)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second. (uvicorn's own callback looks at the clock, which may be set back.)"""
+        if counter % 10 == 0:
+            self.every_second()
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         def protocol() -> asyncio.Protocol:

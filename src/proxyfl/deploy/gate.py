@@ -329,15 +329,13 @@ def main(words: list[str]) -> None:
     alive = sign_of_life(deployment)
     alive.touch()
 
-    async def sweep() -> None:
+    def sweep() -> None:
         door.sweep()
         gate.tally.save()
         with contextlib.suppress(OSError):
             os.utime(alive)
 
-    listener = forward.Listener(
-        gate, door, tls(deployment), Protocol, callback_notify=sweep, timeout_notify=1
-    )
+    listener = forward.Listener(gate, door, tls(deployment), Protocol, sweep)
     log("gate", f"port-{deployment.bind[1]}", OPEN, 0)
     listener.run()
 

@@ -234,5 +234,6 @@ def certificate_days(deployment: Deployment) -> dict[str, int]:
     found = {}
     for name, file in files.items():
         with contextlib.suppress(ProxyFLError, OSError):
-            found[name] = pki.days_left(file)
+            is_authority = file == deployment.ca_certificate
+            found[name] = pki.former_days(file) if is_authority else pki.days_left(file)
     return found

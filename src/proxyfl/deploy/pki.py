@@ -163,13 +163,18 @@ def read_authorities(file: Path) -> list[Certificate]:
         raise ConfigError(f"{file} is not a certificate in PEM form") from None
 
 
-def is_issued_by(issued: Certificate, authority: Path) -> bool:
-    """Whether a certificate is of one of the authorities in a file."""
+def issuer_of(issued: Certificate, authority: Path) -> Certificate | None:
+    """Of the authorities in a file the one that a certificate is of."""
     for issuer in read_authorities(authority):
         with contextlib.suppress(InvalidSignature, TypeError, *MALFORMED):
             issued.verify_directly_issued_by(issuer)
-            return True
-    return False
+            return issuer
+    return None
+
+
+def is_issued_by(issued: Certificate, authority: Path) -> bool:
+    """Whether a certificate is of one of the authorities in a file."""
+    return issuer_of(issued, authority) is not None
 
 
 def hosts_of(certificate: Path) -> list[str]:
@@ -183,19 +188,31 @@ def hosts_of(certificate: Path) -> list[str]:
 
 def days_left(certificate: Path) -> int:
     """Whole days until a certificate ends; negative when it has."""
-    left = read_certificate(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-    return left.days
+    return days_of(read_certificate(certificate))
+
+
+def days_of(certificate: Certificate) -> int:
+    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
+def former_days(authority: Path) -> int:
+    """The same of the authority that the server's certificate is of while another takes its place: the last
+    of a file. The first one where there is one only.
+    """
+    return days_of(read_authorities(authority)[-1])
 
 
 def check_server(certificate: Path, authority: Path, folder: Path | str = "DIR") -> None:
     """Raise where a server's certificate is not of this authority or has ended, with the cure."""
     renew = f"renew it with: proxyfl deploy init {folder} --renew"
-    if not is_issued_by(read_certificate(certificate), authority):
+    issuer = issuer_of(read_certificate(certificate), authority)
+    if issuer is None:
         raise ConfigError(f"{certificate} is not signed by {authority}; {renew}")
-    if days_left(authority) < 0:
+    if days_of(issuer) < 0:
         raise ConfigError(
-            f"{authority} has expired, and nothing that it signed is trusted any more; create another with "
-            f"'proxyfl deploy rotate {folder} --ca' and distribute the sites' folders again"
+            f"the CA of {certificate} in {authority} has expired, and nothing that it signed is trusted any "
+            f"more; replace it with 'proxyfl deploy rotate {folder} --ca' and distribute the sites' folders "
+            "again"
         )
     if days_left(certificate) < 0:
         raise ConfigError(f"{certificate} has expired; {renew}")

@@ -23,6 +23,7 @@ from typing import Any, Self
 from proxyfl.core import plugins
 from proxyfl.core.errors import ProxyFLError, RunError, missing_extra
 from proxyfl.deploy import launch, peers
+from proxyfl.engines.flower.limits import PIECE
 from proxyfl.engines.forkserver import tuned_environment
 
 LOG_BYTES, LOG_FILES = 5_000_000, 2
@@ -53,6 +54,9 @@ def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # these listen past the guard
         "FLWR_INTERNAL_GRPC_FLEET_API": "0",
+        "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(PIECE),  # read by who makes a message, server and site
+        "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": "1",
+        "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "1",
         "PYTHONUNBUFFERED": "1",
         **extra,
     }

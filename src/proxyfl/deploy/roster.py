@@ -124,11 +124,28 @@ def previous_note(deployment: Deployment, name: str) -> Path:
 
 def former_key(site: Site) -> bytes:
     """The key that a site had before, as long as it counts; empty where there is none."""
-    with contextlib.suppress(OSError, ValueError, IndexError, ConfigError):
-        until = previous_key(site).read_text(encoding="ascii").split()[2].removeprefix("until=")
-        if datetime.fromisoformat(until) > datetime.now(UTC):
+    with contextlib.suppress(OSError, ConfigError):
+        if former_until(site) > datetime.now(UTC):
             return site_key(previous_key(site))
     return b""
+
+
+def former_until(site: Site) -> datetime:
+    """Until when that key counts; :class:`ConfigError` where its file, edited by hand, does not say so."""
+    file = previous_key(site)
+    try:
+        until = datetime.fromisoformat(file.read_text(encoding="ascii").split()[2].removeprefix("until="))
+    except (ValueError, IndexError):
+        raise ConfigError(
+            f"{file} does not specify until when the former key of {site.name} is accepted, so it is not "
+            "accepted; end its line with a time such as until=2026-12-31T00:00:00+00:00, or delete the file"
+        ) from None
+    if until.utcoffset() is None:
+        raise ConfigError(
+            f"the time in {file} has no time zone, so the former key of {site.name} is not accepted; write "
+            f"until={until.isoformat()}+00:00 for UTC, or delete the file"
+        )
+    return until
 
 
 def site_keys(deployment: Deployment, *, former: bool = True) -> dict[bytes, int]:

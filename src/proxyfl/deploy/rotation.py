@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.files import append_bytes, write_bytes
+from proxyfl.core.files import write_bytes
 from proxyfl.deploy import approval, expiry, pki, signing
 from proxyfl.deploy.addresses import with_listen
 from proxyfl.deploy.app_template import write_app
@@ -31,6 +31,8 @@ DAYS, MOST_DAYS = 14, 365
 """For which a former key of a site is admitted, where the new one is not used earlier; and at most."""
 RETIRED = "retired.crt"
 """Authorities that were replaced, beside the one that counts: models of their time are verified with it."""
+FRESH = "new.crt"
+"""A new authority that is not in ``ca.crt`` yet."""
 
 
 def rotate_site(folder: str | Path, name: str, days: float = DAYS) -> Site:
@@ -90,8 +92,8 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
     authority = deployment.ca_certificate, deployment.ca_key
     if len(pki.read_authorities(authority[0])) > 1:
         raise ConfigError(
-            "a new authority is being introduced, and sites may not know it yet; finish that first: "
-            f"proxyfl deploy rotate {deployment.path} --ca --finish"
+            "a new authority is being introduced, and sites may not know it yet; "
+            + (_expired(deployment) or f"finish that first: {_finish(deployment)}")
         )
     hosts = with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
     _require_authority(deployment)
@@ -143,9 +145,10 @@ def certify(deployment: Deployment, site: Site) -> None:
 def begin_authority(folder: str | Path) -> list[str]:
     """A new authority beside the former one; what is to be done next, in sentences. Repeated, it goes on."""
     deployment = _secure(folder)
-    ended = pki.days_left(deployment.ca_certificate) < 0
+    ended = bool(_expired(deployment))
     if is_under_way(deployment):
         _log_begun(deployment, pki.read_authorities(deployment.ca_certificate)[0])
+        deployment.ca_certificate.with_name(FRESH).unlink(missing_ok=True)  # by one that was killed
     else:
         _introduce(deployment)
     for site in map(deployment.site, deployment.present):
@@ -166,8 +169,10 @@ def begin_authority(folder: str | Path) -> list[str]:
 def _introduce(deployment: Deployment) -> None:
     """Write the new authority before the former one into the file; a crash in between is made good."""
     certificate, key = deployment.ca_certificate, deployment.ca_key
-    fresh, fresh_key = certificate.with_name("new.crt"), key.with_name("new.key")
-    if fresh_key.is_file() or not fresh.is_file():
+    fresh, fresh_key = certificate.with_name(FRESH), key.with_name("new.key")
+    if _is_half_introduced(deployment, fresh):
+        _log_begun(deployment, pki.read_certificate(fresh))
+    else:
         _require_authority(deployment)
         pem, private = pki.new_authority(deployment.name)
         _log_begun(deployment, x509.load_pem_x509_certificate(pem))
@@ -176,12 +181,25 @@ def _introduce(deployment: Deployment) -> None:
         pki.write_private(fresh_key, private)
         write_bytes(fresh, pem)
         fresh_key.replace(key)
-    else:
-        _log_begun(deployment, pki.read_certificate(fresh))
-    former = certificate.read_bytes()
-    append_bytes(certificate.with_name(RETIRED), former)
+    former, retired = certificate.read_bytes(), certificate.with_name(RETIRED)
+    earlier = retired.read_bytes() if retired.is_file() else b""
+    if former not in earlier:  # as it is when this is repeated
+        write_bytes(retired, earlier + former)
     write_bytes(certificate, fresh.read_bytes() + former)
     fresh.unlink()
+
+
+def _is_half_introduced(deployment: Deployment, fresh: Path) -> bool:
+    """Whether a crash came when the new key was in its place and its certificate was not in ``ca.crt``.
+
+    One that is there already was left by an earlier rotation: used again, it would leave a stolen key valid.
+    """
+    if not fresh.is_file() or not deployment.ca_key.is_file():
+        return False
+    public = pki.read_certificate(fresh).public_key()
+    if public in [one.public_key() for one in pki.read_authorities(deployment.ca_certificate)]:
+        return False
+    return public == pki.read_key(deployment.ca_key).public_key()
 
 
 def _log_begun(deployment: Deployment, authority: x509.Certificate) -> None:
@@ -209,6 +227,8 @@ def _finish_authority(deployment: Deployment, force: bool) -> None:
     newest = authority_of(deployment.ca_certificate)
     waiting = [name for name in deployment.present if seen_authority(deployment, name) != newest]
     if waiting and not force:
+        if expired := _expired(deployment):
+            raise RunError(expired)
         raise RunError(
             f"{', '.join(waiting)} did not yet show a certificate of the new authority; send them ca.crt and "
             "site.crt, let them connect once, or give --force: sites without them are then locked out"
@@ -251,6 +271,13 @@ def _key_name(authority: x509.Certificate) -> str:
 def _require_authority(deployment: Deployment) -> None:
     """Raise before anything is logged or written that could not be certified in the end."""
     pki.check_key(deployment.ca_key, deployment.ca_certificate)
+
+
+def _expired(deployment: Deployment) -> str:
+    """What to do where the authority that is to be replaced has expired: no site can connect by it."""
+    if pki.former_days(deployment.ca_certificate) >= 0:
+        return ""
+    return f"the former CA has expired; replace it at once with: proxyfl deploy rotate {deployment.path} --ca"
 
 
 def _finish(deployment: Deployment) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 from flwr.app import MessageType, RecordDict
 
-from proxyfl.core.errors import ProxyFLError
+from proxyfl.core.checksum import read_verified
+from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import sha256
 from proxyfl.core.state import Failure, Update
 from proxyfl.deploy import model_signing, signing
@@ -80,9 +84,18 @@ class ServerAudit:
         if self.deployment.insecure:
             return
         for file in model_signing.unsigned(self.deployment):
-            self.log.add("signed", model=file.stem, sha256=sha256(file), **about)
-            model_signing.sign(file, self.deployment, **about)
+            of = {**about, **_round_of(file)}
+            self.log.add("signed", model=file.stem, sha256=sha256(file), **of)
+            model_signing.sign(file, self.deployment, **of)
 
     def failed(self, error: BaseException) -> None:
         reason = str(error) if isinstance(error, ProxyFLError) else type(error).__name__
         self.log.add("run stopped", reason=reason)
+
+
+def _round_of(file: Path) -> dict[str, int]:
+    """The round that a model says it is of: the best one is written rounds later, with a checkpoint."""
+    with contextlib.suppress(OSError, RunError, KeyError, ValueError, TypeError, RecursionError):
+        round = json.loads(read_verified(file)[1]["proxyfl"])["round"]
+        return {"round": round} if type(round) is int else {}
+    return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -22,7 +21,7 @@ from proxyfl.core.checksum import write_tensors, write_verified
 from proxyfl.core.config import Config
 from proxyfl.core.dealing import CLIENTS
 from proxyfl.core.errors import BelowQuorum, ConfigError, RunError
-from proxyfl.core.files import begins_with, sha256, write_bytes
+from proxyfl.core.files import sha256, write_bytes
 from proxyfl.core.provenance import describe_machine
 from proxyfl.core.state import ServerState
 from proxyfl.data.dataset import Encoded, Split
@@ -34,6 +33,7 @@ from proxyfl.deploy.crosssite import SharedModels
 from proxyfl.deploy.draws import Draws
 from proxyfl.deploy.enrolment import LOOK, Enrolment, Registrar, gather
 from proxyfl.deploy.live import LIVE_FILE, LiveLog
+from proxyfl.deploy.longer import began_with
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.server_audit import ServerAudit
@@ -41,7 +41,7 @@ from proxyfl.deploy.server_data import checksum, open_server_data, own_images, r
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
 from proxyfl.deploy.stopping import StopAsked, stop_asked
-from proxyfl.encoders import load_encoder, settle_encoder
+from proxyfl.encoders import load_encoder
 from proxyfl.encoders.encoding import in_batches
 from proxyfl.engines.flower.frozen import frozen_part
 from proxyfl.engines.flower.grid import Courier, FlowerEngine
@@ -58,15 +58,13 @@ from proxyfl.federation.score_counts import counts_scores
 from proxyfl.methods import registry
 from proxyfl.methods.base import Method
 from proxyfl.models import Network
-from proxyfl.runs import checkpoint
-from proxyfl.runs.checkpoint import Checkpoint
-from proxyfl.runs.config_file import load_toml, to_toml
+from proxyfl.runs import checkpoint, exact
+from proxyfl.runs.config_file import to_toml
 from proxyfl.runs.directory import AT_SITES, RunDirectory
 from proxyfl.runs.export import model_card
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
 from proxyfl.runs.repair import lost_clients, repair_models, require_same_frozen
-from proxyfl.runs.settings import resolve
 from proxyfl.runs.start import load_start, read_start, settle_start
 
 ENCODED_AT_ONCE = 64
@@ -164,7 +162,7 @@ class DeployedServer:
     def _continue(self) -> None:
         run = self.directory
         saved, warnings = checkpoint.load_newest(run)
-        config = self._settings(saved)
+        config = began_with(self.deployment, run, saved)
         method = registry.method_of(config)
         card = self._card(config, method)
         run.tidy()
@@ -179,6 +177,8 @@ class DeployedServer:
         state, rounds = saved.state, config.federation.rounds
         if state.round < rounds:
             run.event("resumed" if state.round else "started", round=state.round)
+            for warning in exact.continued(run, state.round, config.compute):
+                self.say(f"warning: {warning}")
             self.live.tell("resumed" if state.round else "started", round=state.round, rounds=rounds)
             self.audit.begin("run resumed" if state.round else "run started", round=state.round)
             enrolment = Enrolment.load(run.path, self.deployment.sites)
@@ -301,29 +301,6 @@ class DeployedServer:
             self.deployment = self.roster.deployment = self.audit.deployment = grown
             self.roster.sites = self.live.sites = enrolment.sites = draws.sites = grown.sites
             self.roster.until = 0.0
-
-    def _settings(self, saved: Checkpoint) -> Config:
-        """The settings that the run began with; ``federation.toml`` must still say the same."""
-        run = self.directory
-        if not begins_with(run.config, saved.config, whole=True):
-            raise RunError(f"{run.config} was changed since the run began; restore it from {saved.folder}")
-        config = resolve("", load_toml(run.config))
-        ours, began = self.deployment.config.federation, config.federation
-        if ours.quorum != began.quorum:
-            raise RunError(
-                f"{self.deployment.file}: quorum = {ours.quorum}, but the run began with {began.quorum}; "
-                f"restore it, or move {run.path} away to start again"
-            )
-        model = settle_encoder(self.deployment.config).model
-        model = dataclasses.replace(model, weights_hash=config.model.weights_hash)
-        clients = min(config.partition.clients, len(self.deployment.sites))  # more may have joined
-        partition = dataclasses.replace(self.deployment.config.partition, clients=clients)
-        if config != dataclasses.replace(self.deployment.config, model=model, partition=partition):
-            raise RunError(
-                f"[experiment] of {self.deployment.file} was changed since the run began; restore it, "
-                f"or move {run.path} away to start again"
-            )
-        return config
 
     def _federation(
         self, run: RunDirectory, config: Config, method: Method, enrolment: Enrolment, round: int = 1

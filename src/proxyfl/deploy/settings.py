@@ -55,7 +55,7 @@ class DeploymentSettings(ImageForm):
         low=0,
     )
     patience: float = setting(3600.0, "seconds to wait for enough sites before stopping", low=0)
-    max_request_mb: int = setting(16, "largest request of a site; Flower cuts models into 5 MB pieces", low=1)
+    max_request_mb: int = setting(16, "largest request of a site; models are sent in pieces of 1 MB", low=1)
     max_site_mb: int = setting(0, "megabytes that a site may send per minute; 0: 8 models plus 64 MB", low=0)
     max_images: int = setting(
         1_000_000, "most images that a site may claim, as its weight follows them", low=1

@@ -59,20 +59,31 @@ RECORDS: Mapping[str, Narrower] = {
 
 def widened(approved: Config, asked: Config) -> list[str]:
     """Settings that go beyond the approved ones, each with both values."""
+    return _changes(approved, asked)[0]
+
+
+def allowed(approved: Config, asked: Config) -> list[str]:
+    """Settings that differ and need no approval, each with both values: whoever approves should know them."""
+    return _changes(approved, asked)[1]
+
+
+def _changes(approved: Config, asked: Config) -> tuple[list[str], list[str]]:
     before, now = dotted(approved.to_tree()), dotted(asked.to_tree())
     rules = {
         **FEWER,
         **(PRIVATE if approved.privacy.clip else {}),
         **(RECORDS if approved.privacy.record_clip else {}),
     }
-    beyond = []
+    beyond: list[str] = []
+    within: list[str] = []
     for name in sorted({*before, *now}, key=lambda name: (name != "method.name", name)):
         old, new = before.get(name), now.get(name)
-        if old == new or (name in rules and rules[name](old, new)):
+        if old == new:
             continue
-        if name in SERVERS_OWN and name not in rules:
-            continue
-        if name.startswith("privacy.") and not approved.privacy.is_on:  # more than none
-            continue
-        beyond.append(f"{name} = {new!r}, approved: {old!r}")
-    return beyond
+        is_allowed = (
+            (name in rules and rules[name](old, new))
+            or (name in SERVERS_OWN and name not in rules)
+            or (name.startswith("privacy.") and not approved.privacy.is_on)  # more than none
+        )
+        (within if is_allowed else beyond).append(f"{name} = {new!r}, approved: {old!r}")
+    return beyond, within

@@ -32,6 +32,8 @@ class Job:
     answer: Update | Failure | None = None
     avoid: str = ""
     """The node on which its first try ended."""
+    lost: float = 0.0
+    """When that was."""
 
 
 class Worker(Protocol):

@@ -21,6 +21,7 @@ from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.config_file import load_preset, load_toml, recorded
 from proxyfl.runs.describe import require_names
 from proxyfl.runs.directory import AT_SITES, RunDirectory
+from proxyfl.runs.exact import require_exact
 from proxyfl.runs.extend import extend, lengthened
 from proxyfl.runs.federation import Federation
 from proxyfl.runs.loggers import checked, find_all
@@ -132,7 +133,8 @@ def resume(
     number, is larger; ``engine``, ``log`` and ``progress`` as in :meth:`Experiment.run`.
 
     Where this version or this machine may compute other last bits than before, a warning says so;
-    with ``exact`` it is an error, and the run is left as it is.
+    with ``exact`` it is an error, as it is for a run that was continued so before, and the run is left as
+    it is.
 
     >>> import proxyfl
     >>> run = proxyfl.resume("runs/first")  # doctest: +SKIP
@@ -151,8 +153,9 @@ def resume(
     with run.require().locked():
         saved, warnings = checkpoint.load_newest(run, states=True)
         repair.require_same_config(run, saved)
-        if saved.state.round < (rounds or recorded(run.config).federation.rounds):
-            warnings += repair.other_bits(run, exact)
+        config = recorded(run.config)
+        if exact and saved.state.round < (rounds or config.federation.rounds):
+            require_exact(run, saved.state.round, config.compute)
         if rounds:
             require_names(load_toml(run.config), str(run.path))
             saved = extend(run, saved, rounds)

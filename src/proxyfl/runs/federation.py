@@ -25,6 +25,7 @@ from proxyfl.data.dataset import Dataset
 from proxyfl.data.partition import Partition
 from proxyfl.data.stream import ViewSettings
 from proxyfl.engines.choose import EngineFactory, choose_engine
+from proxyfl.engines.cluster.engine import ClusterEngine
 from proxyfl.engines.setup import server_of, trainer_of
 from proxyfl.federation.client import numerics
 from proxyfl.federation.client_store import ClientStore
@@ -307,10 +308,14 @@ class Federation:
         self.recording = Recording.create(RunDirectory(path), self)
         return self
 
-    def resume(self, path: str | Path) -> Federation:
-        """Resume a run that was recorded from the same objects, however it was stopped."""
+    def resume(self, path: str | Path, *, exact: bool = False) -> Federation:
+        """Resume a run that was recorded from the same objects, however it was stopped. Where the last bits
+        may differ from here on, or already do, ``exact`` makes it an error.
+        """
         self._require_unrecorded()
-        self.recording = Recording.reopen(RunDirectory(path), self)
+        self.recording = Recording.reopen(RunDirectory(path), self, exact=exact)
+        if exact and isinstance(engine := self.server.engine, ClusterEngine):
+            engine.options = dataclasses.replace(engine.options, exact=True)
         self.state = self.recording.saved.state
         self.history, self.best = [], None
         return self

@@ -21,11 +21,13 @@ from proxyfl.core.trees import dotted
 from proxyfl.data.files import data_root
 from proxyfl.data.partition import NATURAL
 from proxyfl.federation.client import numerics
+from proxyfl.federation.loop import Observer
 from proxyfl.models import is_adapter
 from proxyfl.runs import checkpoint, manifests, repair
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.config_file import load_toml, to_toml
 from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.exact import OTHER, MixedNodes, continued, differs, require_exact
 from proxyfl.runs.export import ModelCard, model_card, save_model
 from proxyfl.runs.metrics_log import CLIENTS, Mark, restore
 from proxyfl.runs.recorder import Recorder, client_lines, metrics_line, timing_line
@@ -58,16 +60,18 @@ class Recording:
         return cls(run, dataclasses.replace(made[0], folder=folder))
 
     @classmethod
-    def reopen(cls, run: RunDirectory, federation: Federation) -> Recording:
+    def reopen(cls, run: RunDirectory, federation: Federation, *, exact: bool = False) -> Recording:
         """A directory that was recorded from the same objects."""
         with run.require().locked():
             saved, warnings = checkpoint.load_newest(run, states=True)
             repair.require_same_config(run, saved)
             _require_same(run, saved, federation)
+            if exact and saved.state.round < federation.config.federation.rounds:
+                require_exact(run, saved.state.round, federation.config.compute)
         return cls(run, saved, warnings)
 
     @contextmanager
-    def opened(self, federation: Federation) -> Iterator[list[Recorder]]:
+    def opened(self, federation: Federation) -> Iterator[list[Observer]]:
         """For as long as rounds are played: the directory locked, repaired where it must be. Nobody writes
         into that of a finished run.
         """
@@ -84,7 +88,7 @@ class Recording:
                 self._repair(federation)
                 self.recorder = None if ended else self._begin(federation)
             try:
-                yield [] if self.recorder is None else [self.recorder]
+                yield [] if self.recorder is None else [self.mixed, self.recorder]
             finally:
                 self._known = manifests.folders(self.run)
             if not ended and federation.state.round >= rounds:
@@ -112,6 +116,9 @@ class Recording:
         run, saved = self.run, self.saved
         repair.require_same_frozen(run, saved, federation.trainer.checksums)
         run.event("resumed" if saved.state.round else "started", round=saved.state.round)
+        for warning in continued(run, saved.state.round, federation.config.compute):
+            print(f"warning: {warning}", file=sys.stderr)
+        self.mixed = MixedNodes(run, federation.server.engine)
         federation.settle(run.path)
         return Recorder(run, federation.config, federation.trainer.whole, card_of(federation), saved)
 
@@ -168,6 +175,8 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
     kept, marks = config.keep.checkpoints, (Mark.of(metrics), Mark.of(clients))
     folder = checkpoint.save(run, state, marks[0], kept, files, clients=marks[1])
     run.event("created")
+    if reason := differs(federation.server.engine):  # of rounds that nobody recorded
+        run.event(OTHER, round=0, reason=reason)
     return Checkpoint(folder, state, metrics, run.config.read_bytes(), files, clients)
 
 

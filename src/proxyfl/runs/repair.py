@@ -15,7 +15,6 @@ from safetensors.torch import load
 from proxyfl.core.checksum import is_intact, read_verified, write_tensors
 from proxyfl.core.errors import ProxyFLError, RunError
 from proxyfl.core.files import begins_with, has_hash, read_bounded, write_bytes
-from proxyfl.core.provenance import other_arithmetic
 from proxyfl.core.records import choosing
 from proxyfl.core.state import Tensors
 from proxyfl.data.partition import Partition
@@ -46,14 +45,6 @@ def require_same_frozen(run: RunDirectory, saved: Checkpoint, checksums: Mapping
             f"the seed gives other initial weights here than where {run.path} was started, and its frozen "
             "tensors are among them; continue with the version of torch in its environment.json"
         )
-
-
-def other_bits(run: RunDirectory, exact: bool) -> list[str]:
-    """A warning where results from here on may differ in their last bits; an error where that is refused."""
-    reason = other_arithmetic(run.noted() if exact else run.hints())
-    if reason and exact:
-        raise RunError(f"the result would not be bit-identical ({reason}); continue without --exact")
-    return [f"from here on the last bits may differ ({reason})"] if reason else []
 
 
 def is_whole(run: RunDirectory, saved: Checkpoint) -> bool:

@@ -70,12 +70,14 @@ class ClientActor:
                 load_plugin(plugin)
             self.engine = _engine(trainer, Holdings.from_tensors(tensors_in(data, header["layout"])))
         except Exception as error:
-            return framed({"kind": "error", **describe(error)}, {})
+            where = {"node": this_node(), "host": socket.gethostname()}
+            return framed({"kind": "error", **where, **describe(error)}, {})
         return self.ping()
 
     def ping(self) -> bytes:
         """That this process lives, and where."""
-        where = {"node": this_node(), "host": socket.gethostname(), "arithmetic": instructions()}
+        arithmetic = instructions(self.engine.trainer.compute)
+        where = {"node": this_node(), "host": socket.gethostname(), "arithmetic": arithmetic}
         return framed({"kind": "ready", **where}, {})
 
     def train(self, task: bytes, broadcast: Block) -> bytes:

@@ -13,10 +13,9 @@ import re
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -51,6 +50,14 @@ Actor = Any
 
 class Lost(Exception):
     """An actor that will not answer any more, and why, in a few words."""
+
+
+class Unfit(Lost):
+    """An actor that its node cannot start; ``node`` is empty where Ray does not say which one."""
+
+    def __init__(self, why: str, node: str) -> None:
+        super().__init__(why)
+        self.node = node
 
 
 @dataclass(frozen=True)
@@ -105,10 +112,11 @@ class Cluster:
             if not Cluster._open:
                 Cluster._disconnect()
 
-    def room(self, needs: Needs) -> int:
-        """How many such actors all living nodes have room for, if nobody else used them."""
+    def room(self, needs: Needs, without: Collection[str] = ()) -> int:
+        """How many such actors all living nodes (but these) have room for, if nobody else used them."""
         self.require_head()  # just before: Ray would ask a dead one for a minute
-        return sum(needs.fitting(node["Resources"]) for node in self.ray.nodes() if node["Alive"])
+        living = [node for node in self.ray.nodes() if node["Alive"] and node["NodeID"] not in without]
+        return sum(needs.fitting(node["Resources"]) for node in living)
 
     def require_head(self) -> None:
         """An error where the head node stays silent: Ray would wait for it, and then end this process."""
@@ -140,8 +148,9 @@ class Cluster:
             )
         return room
 
-    def hire(self, kind: type, needs: Needs) -> Actor:
-        """An actor somewhere; it waits for room, and ends with this process."""
+    def hire(self, kind: type, needs: Needs, without: Collection[str] = ()) -> Actor:
+        """An actor somewhere, but not on these nodes; it waits for room, and ends with this process."""
+        elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(without))})"} if without else None
         wanted = self.ray.remote(kind).options(
             num_cpus=needs.cpus,
             num_gpus=needs.gpus,
@@ -149,6 +158,7 @@ class Cluster:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
+            label_selector=elsewhere,
         )
         with self._reached():
             return wanted.remote()
@@ -199,29 +209,20 @@ class Cluster:
         except (errors.RuntimeEnvSetupError, errors.ActorUnschedulableError) as error:
             raise Lost(_last_line(error)) from error
         except errors.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                raise _unfit(error) from error
             raise Lost("the process or its node ended") from error
         return said
 
 
-class Watch:
-    """Says so where nobody can work; gives up where no node is left that could."""
-
-    def __init__(self, cluster: Cluster, needs: Needs, cure: str) -> None:
-        self.cluster, self.needs, self.cure, self.alone = cluster, needs, cure, 0.0
-
-    def look(self, anybody: bool) -> None:
-        """``anybody``: whether somebody is at work, or could be."""
-        now = time.monotonic()
-        if anybody:
-            self.alone = 0.0
-        elif not self.alone:
-            self.alone = now
-        elif now - self.alone > LONG:
-            self.alone = now
-            if not self.cluster.room(self.needs):
-                raise RunError(f"no node of the Ray cluster with {self.needs} is left; {self.cure}")
-            waited = f"note: still waiting for the Ray cluster to start a process with {self.needs}"
-            print(waited, file=sys.stderr)
+def _unfit(error: Any) -> Unfit:
+    """An actor died in its creation; which node it was on is known to the head node."""
+    address, node = re.search(r"\bip=([^,)\s]+)", str(error)), ""
+    with contextlib.suppress(Exception):  # no public interface of Ray, which may change
+        node = _ray()._private.state.actors(error.actor_id)["Address"]["NodeID"]
+    host = address[1] if address else node or "of the Ray cluster"
+    cure = "install the same packages there as here"
+    return Unfit(f"node {host} cannot start an actor: {_last_line(error)}; {cure}", node)
 
 
 def _lost(address: str, why: str) -> str:

@@ -28,10 +28,11 @@ from proxyfl.engines.cluster.connection import (
     Lost,
     Needs,
     Ref,
-    Watch,
+    Unfit,
     require_address,
 )
 from proxyfl.engines.cluster.frames import block_of, framed, unframed
+from proxyfl.engines.cluster.watch import Watch
 from proxyfl.engines.crew import LOOK_ROUND, TRIES, Crew, Job
 from proxyfl.engines.handover import CannotHandOver, packed
 from proxyfl.engines.inline import InlineEngine
@@ -110,7 +111,7 @@ class _Hired:
     def __init__(self, cluster: Cluster, actor: Actor, pending: Ref) -> None:
         self.cluster, self.actor, self.pending = cluster, actor, pending
         self.ready, self.node = False, ""
-        self.began = time.monotonic()
+        self.began, self.elsewhere = time.monotonic(), False
         self.job: Job | None = None
 
     def end(self) -> None:
@@ -127,7 +128,7 @@ class ClusterEngine(Crew[_Hired]):
         self._layout: Layout = {}
         self._broadcast: Ref = None
         self._given: tuple[bytes, Ref, Ref] | None = None
-        self._stillborn, self._differs = 0, False
+        self._stillborn, self.differs = 0, ""
         self._cluster: Cluster | None = None
         try:
             self._size()
@@ -156,7 +157,12 @@ class ClusterEngine(Crew[_Hired]):
     def _size(self) -> None:
         """How many actors there may be; nodes come and go."""
         room = self.cluster.require_room(self.needs, "client")
+        if self._watch.rejected:
+            room = self._watch.room()
+        if not room:
+            raise self._watch.hopeless()
         self.count = min(room, self.options.workers or room)
+        self._stillborn, self._patience = 0, TRIES * self.count
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
         self._size()
@@ -173,26 +179,38 @@ class ClusterEngine(Crew[_Hired]):
                 hired.ready, hired.pending = False, self.cluster.ask(hired.actor, "ping")
 
     def _suits(self, worker: _Hired, job: Job) -> bool:
-        """A client whose actor died is not tried on that node again, unless there is none elsewhere, and none
-        is coming up.
+        """A client whose actor died is not tried on that node again for a while, unless there is none
+        elsewhere, and none is coming up.
         """
-        if worker.node != job.avoid:
-            return True
         young = time.monotonic() - LONG
+        if worker.node != job.avoid or job.lost < young:
+            return True
         return not any(
             hired.node != job.avoid and (hired.node or hired.began > young) for hired in self.workers
         )
 
     def _staff(self) -> list[_Hired]:
+        young = time.monotonic() - LONG
+        for hired in [each for each in self.workers if each.elsewhere and not each.node]:
+            if hired.began < young:
+                self._dismiss(hired)  # no room on another node: it would wait for ever
         busy = sum(hired.job is not None for hired in self.workers)
         while len(self.workers) < min(self.count, busy + len(self._waiting)):
+            if self._stillborn > self._patience and self._usable():
+                break
             self._hire()
         return self.workers
 
-    def _hire(self) -> None:
-        actor = self.cluster.hire(ClientActor, self.needs)
+    def _usable(self) -> bool:
+        return any(hired.node for hired in self.workers)
+
+    def _hire(self, avoid: str = "") -> None:
+        """One more, not on nodes that cannot be used, nor on the one to avoid."""
+        without = {*self._watch.rejected, avoid} - {""}
+        actor = self.cluster.hire(ClientActor, self.needs, without)
         opened = self.cluster.ask(actor, "open", *self._opening())
         self.workers.append(_Hired(self.cluster, actor, opened))
+        self.workers[-1].elsewhere = bool(avoid)
 
     def _opening(self) -> tuple[bytes, Ref, Ref]:
         if self._given is None:
@@ -223,14 +241,21 @@ class ClusterEngine(Crew[_Hired]):
     def _hear(self, worker: _Hired) -> None:
         try:
             header, tensors = unframed(self.cluster.answer(worker.pending))
+        except Unfit as unfit:
+            self._reject(worker, unfit.node, str(unfit), RunError(str(unfit)))
+            return
         except Lost as lost:
             self._bury(worker, str(lost))
             return
         worker.pending = None
         if header["kind"] == "error":
-            raise raised(header)
-        if header["kind"] == "ready":
-            worker.ready, self._stillborn = True, 0
+            if worker.job is not None:
+                raise raised(header)
+            why = header["text"]
+            why = why if why.startswith("node ") else f"node {header['host']}: {why}"
+            self._reject(worker, header["node"], why, raised(header))
+        elif header["kind"] == "ready":
+            worker.ready = True
             worker.node = header["node"]
             self._compare(header["host"], header["arithmetic"])
         elif (job := worker.job) is not None:
@@ -241,21 +266,38 @@ class ClusterEngine(Crew[_Hired]):
             self.cpu_seconds += header["cpu_seconds"]
             worker.job = None
 
+    def _reject(self, worker: _Hired, node: str, why: str, error: Exception) -> None:
+        """A node cannot be used: it is left out as long as there is another."""
+        self._dismiss(worker)
+        self._stillborn += 1
+        if node and not any(hired.node == node for hired in self.workers):
+            self._watch.rejected[node] = why
+        room = self._watch.room()
+        if not self._usable() and (self._stillborn > self._patience or not (room or self.workers)):
+            raise error
+        self._watch.warn(why)
+        self.count = max(1, min(self.count, room))
+
     def _bury(self, worker: _Hired, how: str) -> None:
         """An actor is gone: its client is tried once more, by another."""
         self._dismiss(worker)
         if not worker.node:
             self._stillborn += 1
-            if self._stillborn > TRIES * self.count:
-                raise RunError(f"actors on the Ray cluster end before they are ready ({how})")
+            why = f"actors on the Ray cluster end before they are ready ({how})"
+            if self._stillborn > self._patience and not self._usable():
+                raise RunError(why)
+            if self._stillborn > self._patience:
+                self._watch.warn(why)
         self._doubt()
         if worker.job is not None:
-            worker.job.avoid = worker.node
+            worker.job.avoid, worker.job.lost = worker.node, time.monotonic()
             cure = "is there enough memory for a client on each node?"
             self._again(worker.job, f"actor on the Ray cluster died {TRIES} times ({how}); {cure}")
             elsewhere = any(hired.node != worker.node for hired in self.workers)
-            if worker.job.answer is None and not elsewhere and len(self.workers) < self.count:
-                self._hire()  # perhaps on another node, even if others here have nothing to do
+            without = {*self._watch.rejected, worker.node}
+            missing = worker.job.answer is None and not elsewhere and len(self.workers) < self.count
+            if missing and self.cluster.room(self.needs, without):
+                self._hire(avoid=worker.node)  # even if others here have nothing to do
 
     def _dismiss(self, worker: _Hired) -> None:
         self.workers.remove(worker)
@@ -263,9 +305,10 @@ class ClusterEngine(Crew[_Hired]):
 
     def _compare(self, host: str, theirs: str) -> None:
         """Say once where nodes compute differently: results are then the same but for rounding."""
-        if theirs != instructions() and not self._differs and self.trainer.compute.device == "cpu":
-            self._differs = True
-            note = f"node {host} has another kind of processor ({theirs} instead of {instructions()})"
+        ours = instructions(self.trainer.compute)
+        if theirs != ours and not self.differs:
+            note = f"node {host} has another kind of processor ({theirs} instead of {ours})"
             if self.options.exact:
                 raise RunError(f"{note}, so the last bits may differ; resume without --exact, or elsewhere")
+            self.differs = note
             print(f"note: {note}, so results may differ in the last bits", file=sys.stderr)

@@ -40,8 +40,16 @@ MB = 1_000_000
 BASE, COPIES, SLACK, SAMPLES = 70 * MB, 5, 2, 2
 EVALUATED = 3
 """Copies of the weights in an evaluation."""
+PIECE = 1_000_000
+"""Bytes of the pieces in which Flower is made to send models, one after the other; its own are of 5 MB, two
+at once. A request of ``max_request_mb = 1`` holds such a piece.
+"""
+
 SLOWEST = 1000
-"""Kilobits a second below which a piece of 5 MB, as Flower cuts models, would not arrive in time."""
+"""Kilobits a second that a site's people must at least allow. Flower's program gives up a piece that takes
+30 s: 8 × PIECE / 30 s are 267 kbit/s, of a real line about 280 with what TCP and TLS add. At 1,000 a piece
+takes 8 s, which leaves room for a line that is slower at times.
+"""
 
 AUTO = "auto"
 """As a device: the GPU with the most free memory, without one the processor."""

@@ -1,0 +1,82 @@
+"""A Ray cluster without Ray: its actors live in this process, and die when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from proxyfl.engines.cluster.connection import Lost, Needs
+
+
+class Pretended:
+    """An actor: its answers are computed when they are asked for. One that is dead gives none."""
+
+    def __init__(self, cluster: PretendedCluster, kind: type, node: str) -> None:
+        self.cluster, self.thing, self.node, self.dead = cluster, kind(), node, False
+
+    def __getattr__(self, name: str) -> Any:
+        return Asked(self, name)
+
+
+class Asked:
+    def __init__(self, actor: Pretended, name: str) -> None:
+        self.actor, self.name = actor, name
+
+    def remote(self, *parts: Any) -> Callable[[], bytes]:
+        def answer() -> bytes:
+            self.actor.cluster.asked.append((self.name, self.actor.node))
+            self.actor.cluster.about_to(self.actor, self.name)
+            if self.actor.dead:
+                raise Lost("the process or its node ended")
+            self.actor.cluster.here = self.actor.node
+            said: bytes = getattr(self.actor.thing, self.name)(*parts)
+            return said
+
+        answer.asked = self.name  # type: ignore[attr-defined]
+        return answer
+
+
+class PretendedCluster:
+    """``rooms`` is what each node has room for; ``about_to`` is called before an actor does something."""
+
+    rooms: dict[str, int]
+    about_to: Callable[[Pretended, str], None]
+    latest: PretendedCluster
+
+    def __init__(self, address: str) -> None:
+        self.actors: list[Pretended] = []
+        self.asked: list[tuple[str, str]] = []
+        self.here = ""
+        type(self).latest = self
+
+    def require_room(self, needs: Needs, what: str) -> int:
+        return self.room(needs)
+
+    def room(self, needs: Needs, without: Collection[str] = ()) -> int:
+        return sum(room for node, room in self.rooms.items() if node not in without)
+
+    def hire(self, kind: type, needs: Needs, without: Collection[str] = ()) -> Pretended:
+        living = [actor.node for actor in self.actors]
+        rooms = {node: room for node, room in self.rooms.items() if node not in without}
+        (node, *_) = [node for node, room in rooms.items() if living.count(node) < room] or ["full"]
+        self.actors.append(Pretended(self, kind, node))
+        return self.actors[-1]
+
+    def dismiss(self, actor: Pretended) -> None:
+        if actor in self.actors:
+            self.actors.remove(actor)
+
+    def ask(self, actor: Pretended, what: str, *given: Any) -> Any:
+        return getattr(actor, what).remote(*given)
+
+    def put(self, thing: Any) -> Any:
+        return thing
+
+    def first(self, refs: list[Any], seconds: float) -> set[Any]:
+        """Whoever is starting is quicker than who trains."""
+        return {min(refs, key=lambda ref: ref.asked == "train")}
+
+    def answer(self, ref: Callable[[], bytes]) -> bytes:
+        return ref()
+
+    def close(self) -> None: ...
