@@ -40,6 +40,17 @@ def start_of(run: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in weights.items() if not name.startswith("heads.")}
 
 
+@pytest.mark.parametrize(("method", "noted"), [("proxyfl", True), ("fedmatch", False), ("fedloke", False)])
+def test_a_note_names_what_the_given_weights_lack_of_the_network(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, noted: bool
+) -> None:
+    """FedMatch sends weights in halves, with names of their own: they start from the given ones, too."""
+    begun(source, tmp_path / "warm", method, rounds=1)
+    note = capsys.readouterr().err.partition("the initial weights lack ")[2]
+    assert note.startswith("heads.feature.bias, heads.feature.weight, heads.proxy.weight: ") == noted
+    assert bool(note) == noted
+
+
 def test_the_first_state_holds_the_given_weights_and_heads_from_the_seed(
     source: Path, tmp_path: Path
 ) -> None:

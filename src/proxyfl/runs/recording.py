@@ -159,7 +159,8 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
     for file in (run.metrics, run.metrics_copy, run.timing, run.events):
         file.touch()
     if federation.trainer.start:
-        drawn = state.weights.keys() - federation.trainer.start.keys()
+        network = federation.trainer.method.model(state.weights)
+        drawn = network.keys() - federation.trainer.start.keys()
         if missing := sorted(name for name in drawn if not is_adapter(name)):
             what = f"the initial weights lack {', '.join(missing)}: these are initialised from the seed"
             print(f"note: {what}", file=sys.stderr)
