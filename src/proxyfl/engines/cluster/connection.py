@@ -200,9 +200,7 @@ class Cluster:
         try:
             with self._reached():
                 said: bytes = self.ray.get(ref)
-        except (
-            errors.RayTaskError
-        ) as error:  # actors answer with their errors: this one could not even do that
+        except errors.RayTaskError as error:  # actors answer with their errors: this one could not
             raise RunError(f"an actor failed: {_last_line(error)}") from error
         except errors.OutOfMemoryError as error:
             raise Lost("its node ran out of memory") from error
