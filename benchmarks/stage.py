@@ -86,7 +86,7 @@ def staged(path: Path, config: Config, simulation: Simulation, workers: int) -> 
     federation = build.assemble(config, simulation, workers=workers)
     recording = Recording.create(run, federation)
     engine = closing(federation.server.engine)
-    with recording.opened(federation) as (recorder,), numerics(config.compute), engine:
+    with recording.opened(federation) as (*_, recorder), numerics(config.compute), engine:
         yield Stage(federation.server, federation.trainer, recorder, federation.state)
 
 
