@@ -175,7 +175,7 @@ def test_places_that_are_closed_to_the_user() -> None:
             ["ls", home / "images"],
             ["show", home / "images" / "cats"],
         )
-        for each in words:
+        for each in (*words, ["ls", "--nonesuch"]):  # what errors import may be closed to another user
             invoke(*each)
         (home / "images" / "dogs").chmod(0)
         with as_nobody():
