@@ -92,6 +92,7 @@ finally:
         pytest.param("table {runs} --format csv", marks=pytest.mark.slow),
         pytest.param("config show digits --method sage", marks=pytest.mark.slow),
         pytest.param("config explain train", marks=pytest.mark.slow),
+        pytest.param("paper ls --scale micro --runs {runs}", marks=pytest.mark.slow),
     ],
 )
 def test_the_second_time_facts_of_the_program_are_read(

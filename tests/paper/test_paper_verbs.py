@@ -45,6 +45,37 @@ def test_ls_counts_runs_and_says_what_the_rest_costs(call: Call, quick: Path) ->
     assert "109 runs, shared between items, 3 done" in lines["all:"]
 
 
+def test_ls_counts_again_only_if_runs_or_exported_tables_changed(
+    call: Call, quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+
+    def overview(*given: object) -> object:
+        counted.append(given)
+        return {}, ["0", str(len(counted)), "", ""], []
+
+    monkeypatch.setattr("proxyfl.paper.cost.overview", overview)
+    monkeypatch.setattr("proxyfl.core.kept.place", lambda *what: tmp_path / "kept.txt")
+    runs, results = tmp_path / "runs", tmp_path / "results"
+
+    def ls() -> int:
+        answer = call("paper", "ls", "--scale", "micro", "--runs", runs, "--results", results)
+        assert answer.exit_code == 0, answer.stderr
+        assert f", {len(counted)} done" in answer.stdout
+        return len(counted)
+
+    assert [ls(), ls()] == [1, 1]
+    shutil.copytree(next(quick.iterdir()), runs / "one")
+    assert [ls(), ls()] == [2, 2]
+    (runs / "one" / "metrics.jsonl").touch()
+    assert [ls(), ls()] == [3, 3]
+    results.mkdir()
+    (results / "mini-table1.csv").write_text("")
+    assert [ls(), ls()] == [4, 4]
+    (runs / "nothing").symlink_to(tmp_path / "gone")
+    assert [ls(), ls()] == [5, 5]
+
+
 def test_ls_of_a_scale_without_runs_estimates_and_names_missing_data(call: Call, tmp_path: Path) -> None:
     answer = call("paper", "ls", "--data-root", tmp_path)
     assert answer.exit_code == 0, answer.stderr

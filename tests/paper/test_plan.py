@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from proxyfl.cli.common import read_seeds
 from proxyfl.core.config import Config
 from proxyfl.core.errors import ConfigError
+from proxyfl.data import sources
 from proxyfl.methods import registry
 from proxyfl.paper import plan, results
 from proxyfl.paper.catalogue import ITEMS, item
@@ -21,7 +23,6 @@ from proxyfl.paper.scales import NAMES, TUNING_SEEDS, scale
 from proxyfl.runs import settings
 from proxyfl.runs.batch import BY_WORKERS, Job
 from proxyfl.runs.settings import identities, identity, resolve
-from proxyfl.runs.sweep import read_seeds
 from written_runs import write_run
 
 FOLDER = Path("runs")
@@ -164,7 +165,7 @@ def test_unknown_items_and_drawings_are_refused() -> None:
 
 
 def test_data_that_is_not_at_hand_is_told_with_its_cure(tmp_path: Path) -> None:
-    assert plan.absent(["digits", "cinic10"], tmp_path) == {
+    assert sources.absent(["digits", "cinic10"], tmp_path) == {
         "cinic10": f"proxyfl data fetch cinic10 --data-root {tmp_path}"
     }
 

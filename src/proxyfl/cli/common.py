@@ -191,6 +191,21 @@ def plain_table(*columns: str, right: Sequence[str] = (), keep: Sequence[str] = 
     return table
 
 
+def read_seeds(text: str) -> tuple[int, ...]:
+    """How many (seeds 1 to n), or which, with commas: ``3`` is 1, 2, 3, ``3,`` is 3 alone."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--seeds {text} must be a number of seeds or a list: 11,12,13")
+    numbers = [int(word) for word in words]
+    if "," in text:
+        return tuple(dict.fromkeys(numbers))
+    if not numbers[0]:
+        raise ConfigError(
+            f"--seeds {text} selects no run; give a number of seeds, or a list: '0,' is seed 0 alone"
+        )
+    return tuple(range(1, numbers[0] + 1))
+
+
 def runs_folder() -> Path:
     return Path(os.environ.get("PROXYFL_RUNS") or "runs")
 

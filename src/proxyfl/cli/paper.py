@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxyfl.cli import table as shown
-from proxyfl.cli.common import DataRoot, command, err, examples, out, plain_table, runs_folder
+from proxyfl.cli.common import DataRoot, command, err, examples, out, plain_table, read_seeds, runs_folder
 from proxyfl.cli.progress import share_bar
 from proxyfl.cli.sweep import DryRun, SideBySide, make
 from proxyfl.cli.table import SUFFIXES, Accuracy, Form, Format
 from proxyfl.core.errors import ConfigError, RunError
-from proxyfl.core.text import duration
 
 if TYPE_CHECKING:
-    from proxyfl.paper.cost import Experience
     from proxyfl.paper.items import Item
     from proxyfl.paper.plan import Case
     from proxyfl.paper.scales import Scale
-    from proxyfl.runs.batch import Job
 
 LS_EXAMPLES = examples("proxyfl paper ls", "proxyfl paper ls --scale full")
 RUN_EXAMPLES = examples(
@@ -93,24 +90,21 @@ def ls(
     device: Device = "cpu",
 ) -> None:
     """Every table and figure: how many runs it needs, how many are done, and how long the rest would take."""
-    with share_bar("counting runs") as step:
-        from proxyfl.core.machine import usable_cores
-        from proxyfl.paper import catalogue, plan
-        from proxyfl.paper.cost import Experience
-        from proxyfl.paper.results import recorded
+    from proxyfl.core import kept
+    from proxyfl.core.machine import usable_cores
+    from proxyfl.paper import catalogue
 
-        size, folder, numbers = _place(scale, runs, seeds)
-        items = {name: each for name, each in catalogue.ITEMS.items() if each.has_data}
-        known, wanted, jobs = recorded(results), {}, {}
-        for number, (name, each) in enumerate(items.items()):
-            step(name, number / len(items))
-            wanted[name] = plan.cases(each, size, device=device)
-            jobs[name] = plan.jobs(wanted[name], numbers, folder, data_root, known)
-        step("cost", 1.0)
-        experience = Experience.of((job for each in jobs.values() for job in each), known)
-        rows = {name: _item_row(each, experience) for name, each in jobs.items()}
-        every = {job.path: job for each in jobs.values() for job in each}
-        count, done, rest, source = _item_row(list(every.values()), experience)
+    size, folder, numbers = _place(scale, runs, seeds)
+
+    def count() -> object:
+        with share_bar("counting runs") as step:
+            from proxyfl.paper.cost import overview
+
+            return overview(size.name, numbers, folder, results, data_root, device, step)
+
+    words = size.name, numbers, str(folder.resolve()), str(results.resolve()), str(data_root), device
+    state = kept.state_of(folder, results)
+    rows, (total, done, rest, source), data = kept.fact(count, "paper ls", *words, state=state)
     right = ("runs", "done", "rest")
     table = plain_table("item", "what", *right, "source", right=right, keep=("item", *right, "source"))
     for name, each in catalogue.ITEMS.items():
@@ -123,28 +117,8 @@ def ls(
     )
     console.print(table)
     left = f"; the rest {rest} of one core ({source}), {usable_cores()} runs at once" if rest else ""
-    console.print(f"all: {count} runs, shared between items, {done} done{left}", markup=False, soft_wrap=True)
-    _note_absent([case for each in wanted.values() for case in each], data_root)
-
-
-def _item_row(jobs: Sequence[Job], experience: Experience) -> list[str]:
-    """Runs, those done, core time of the rest, and where that number is from."""
-    from proxyfl.paper.cost import WORDS
-
-    missing = [job for job in jobs if not job.finished]
-    costs = [experience.cost(job.config) for job in missing]
-    source = max((word for _, word in costs), key=WORDS.index, default="")
-    seconds = sum(seconds for seconds, _ in costs)
-    counts = [str(len(jobs)), str(len(jobs) - len(missing))]
-    if not jobs:
-        return [*counts, "", "needs no run"]
-    return [*counts, _long(seconds) if missing else "", source]
-
-
-def _long(seconds: float) -> str:
-    """Core time, which at full scale is years."""
-    days = seconds / 86_400
-    return f"{days:,.0f} days" if days > 3 else duration(seconds)
+    console.print(f"all: {total} runs, shared between items, {done} done{left}", markup=False, soft_wrap=True)
+    _note_absent(data, data_root)
 
 
 @app.command(epilog=RUN_EXAMPLES)
@@ -166,7 +140,7 @@ def run(
 
     size, folder, numbers = _place(scale, runs, seeds)
     found, wanted = _wanted(item, size, only, device)
-    missing = _note_absent(wanted, data_root)
+    missing = _note_absent(map(plan.data_of, wanted), data_root)
     there = [case for case in wanted if dry_run or plan.data_of(case) not in missing]
     if wanted and not there and not dry_run:
         raise RunError(f"{found.name} needs data that is not available; see the notes above")
@@ -280,7 +254,6 @@ def export(
 def _place(scale: ScaleName, runs: Path | None, seeds: str) -> tuple[Scale, Path, Sequence[int]]:
     """The scale, where its runs are kept, and the seeds."""
     from proxyfl.paper.scales import scale as named
-    from proxyfl.runs.sweep import read_seeds
 
     size = named(scale)
     numbers = read_seeds(seeds or str(size.seeds))
@@ -315,11 +288,11 @@ def _reported(seeds: Sequence[int]) -> list[int]:
     return kept
 
 
-def _note_absent(wanted: Sequence[Case], data_root: Path | None) -> dict[str, str]:
+def _note_absent(names: Iterable[str], data_root: Path | None) -> dict[str, str]:
     """Say which data sets are not at hand, and how to get them."""
-    from proxyfl.paper import plan
+    from proxyfl.data import sources
 
-    missing = plan.absent(map(plan.data_of, wanted), data_root)
+    missing = sources.absent(names, data_root)
     for name, cure in missing.items():
         err().print(
             f"note: {name} is not available, its runs are skipped; get it with: {cure}",

@@ -20,6 +20,7 @@ from proxyfl.cli.common import (
     err,
     examples,
     out,
+    read_seeds,
     require_device,
 )
 from proxyfl.cli.engine import Address, EngineName, PerRun, chosen_engine
@@ -106,7 +107,7 @@ def compare(
     Runs what is missing, skips what is done. `proxyfl table` shows the result.
     """
     from proxyfl.core.trees import dotted, merge, nested, parse_assignment
-    from proxyfl.runs.sweep import Grid, read_seeds, require_distinct
+    from proxyfl.runs.sweep import Grid, require_distinct
 
     flags = (
         ("partition.alpha", "--alpha", alpha),

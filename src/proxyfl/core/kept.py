@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from proxyfl.core import plugins
@@ -66,14 +67,38 @@ def keep(file: Path, text: str) -> None:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def fact(make: Callable[[], Any], *what: object) -> Any:
-    """Something that JSON can hold: as it was kept, else as ``make`` finds it."""
+def fact(make: Callable[[], Any], *what: object, state: str = "") -> Any:
+    """Something that JSON can hold: as it was kept, else as ``make`` finds it. If the ``state`` of what it
+    was made from has changed, it is made again.
+    """
     file = place(*what)
     if file is not None and (text := read(file)):
-        return json.loads(text)
+        then, found = json.loads(text)
+        if then == state:
+            return found
     found = make()
     if file is not None:
-        keep(file, json.dumps(found))
+        keep(file, json.dumps([state, found]))
+    return found
+
+
+def state_of(*folders: Path) -> str:
+    """Changes with any file in the folders or one level below: runs, say, or exported results."""
+    return _short([_files(folder, deeper=True) for folder in folders])
+
+
+def _files(folder: Path, deeper: bool = False) -> list[object]:
+    """Name, size and time of what is in a folder; of what is in a folder in it, too, if ``deeper``."""
+    found: list[object] = []
+    with contextlib.suppress(OSError):  # no folder, or one that may not be read
+        for entry in sorted(folder.iterdir()):
+            try:
+                stat = entry.stat()
+            except OSError:  # a link to nothing, or a file that has just gone
+                found.append(entry.name)
+                continue
+            inner = _files(entry) if deeper and S_ISDIR(stat.st_mode) else None
+            found.append([entry.name, stat.st_size, stat.st_mtime_ns, inner])
     return found
 
 

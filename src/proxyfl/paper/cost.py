@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from proxyfl.core.config import Config
+from proxyfl.core.text import duration
 from proxyfl.data import sources
 from proxyfl.methods import registry
+from proxyfl.paper import catalogue, plan
 from proxyfl.paper.plan import Known
+from proxyfl.paper.results import recorded
+from proxyfl.paper.scales import scale
 from proxyfl.profiling.hardware import matrix_peak
 from proxyfl.runs.batch import BY_WORKERS, Job
 from proxyfl.runs.run import Run
@@ -72,6 +77,54 @@ class Experience:
         if alike := [second for (other, _), each in self.seconds.items() if other == kind for second in each]:
             return statistics.fmean(alike), ALIKE
         return estimate(config), ESTIMATED
+
+
+Row = list[str]
+"""Runs, those done, core time of the rest, and where that number is from."""
+
+
+def overview(
+    size: str,
+    seeds: Sequence[int],
+    folder: Path,
+    results: Path,
+    root: Path | None,
+    device: str,
+    step: Callable[[str, float], None],
+) -> tuple[dict[str, Row], Row, list[str]]:
+    """A row for each item with data, one for all together, and the data sets that they need.
+
+    ``step`` is called with what is counted and the share that is done.
+    """
+    items = {name: each for name, each in catalogue.ITEMS.items() if each.has_data}
+    known, jobs, data = recorded(results), dict[str, list[Job]](), dict[str, None]()
+    for number, (name, each) in enumerate(items.items()):
+        step(name, number / len(items))
+        wanted = plan.cases(each, scale(size), device=device)
+        jobs[name] = plan.jobs(wanted, seeds, folder, root, known)
+        data |= dict.fromkeys(map(plan.data_of, wanted))
+    step("cost", 1.0)
+    every = {job.path: job for each in jobs.values() for job in each}
+    experience = Experience.of(every.values(), known)
+    rows = {name: _row(each, experience) for name, each in jobs.items()}
+    return rows, _row(list(every.values()), experience), list(data)
+
+
+def _row(jobs: Sequence[Job], experience: Experience) -> Row:
+    missing = [job for job in jobs if not job.finished]
+    costs = [experience.cost(job.config) for job in missing]
+    source = max((word for _, word in costs), key=WORDS.index, default="")
+    seconds = sum(seconds for seconds, _ in costs)
+    counts = [str(len(jobs)), str(len(jobs) - len(missing))]
+    if not jobs:
+        return [*counts, "", "needs no run"]
+    return [*counts, _long(seconds) if missing else "", source]
+
+
+def _long(seconds: float) -> str:
+    """Core time, which at full scale is years."""
+    days = seconds / 86_400
+    return f"{days:,.0f} days" if days > 3 else duration(seconds)
 
 
 def core_seconds(run: Run) -> float:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from proxyfl.core.checksum import read_verified
 from proxyfl.core.config import Config
-from proxyfl.core.errors import ConfigError, ProxyFLError, RunError, nearest
+from proxyfl.core.errors import ConfigError, RunError, nearest
 from proxyfl.core.state import content_hash
 from proxyfl.core.trees import dotted, merge, nested
-from proxyfl.data import sources
-from proxyfl.data.files import data_root
 from proxyfl.paper.catalogue import item
 from proxyfl.paper.items import Column, Item, Row
 from proxyfl.paper.questions import COMMON_START
@@ -278,21 +276,6 @@ def starts(
     cases = {case.start.column.key: case.start for case in wanted if case.start}
     seeds = dict.fromkeys(job.config.seed for job in missing)
     return [job for job in jobs(cases.values(), seeds, folder, root) if not kept_start(job, known)]
-
-
-def absent(names: Iterable[str], root: Path | None = None) -> dict[str, str]:
-    """Those of the data sets that are not at hand, each with how to get it."""
-    missing: dict[str, str] = {}
-    for name in dict.fromkeys(names):
-        source = sources.find(name)
-        try:
-            present = source.locate(data_root(root)).present
-        except ProxyFLError:
-            present = False
-        if not present:
-            where = f" --data-root {root}" if root else ""
-            missing[name] = f"proxyfl data fetch {name}{where}"
-    return missing
 
 
 def data_of(case: Case) -> str:

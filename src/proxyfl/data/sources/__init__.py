@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from proxyfl.core.errors import ConfigError, DataError, nearest
+from proxyfl.core.errors import ConfigError, DataError, ProxyFLError, nearest
 from proxyfl.data.files import data_root
 from proxyfl.data.sources.base import OWN, Found, Source, meant
 from proxyfl.data.sources.cifar import CIFAR10, CIFAR100
@@ -24,7 +24,7 @@ from proxyfl.data.sources.table import TABLE
 if TYPE_CHECKING:
     from proxyfl.data.dataset import Dataset
 
-__all__ = ["SOURCES", "Found", "Source", "find", "load", "meant", "register"]
+__all__ = ["SOURCES", "Found", "Source", "absent", "find", "load", "meant", "register"]
 
 R = TypeVar("R", bound=Reader)
 log = logging.getLogger(__name__)
@@ -74,6 +74,20 @@ def register(
         return reader
 
     return remember
+
+
+def absent(names: Iterable[str], root: Path | None = None) -> dict[str, str]:
+    """Those of the data sets that are not at hand, each with how to get it."""
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        try:
+            present = find(name).locate(data_root(root)).present
+        except ProxyFLError:
+            present = False
+        if not present:
+            where = f" --data-root {root}" if root else ""
+            missing[name] = f"proxyfl data fetch {name}{where}"
+    return missing
 
 
 def find(name: str) -> Source:
