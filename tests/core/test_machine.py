@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from proxyfl.core.machine import has_bf16
+from proxyfl.core.machine import bf16_sets, has_bf16
 from proxyfl.runs.settings import native_dtype
 
 
@@ -45,3 +45,9 @@ def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_started_i
     program = "from proxyfl.core.machine import peak_memory; print(peak_memory())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert 1 << 20 < int(done.stdout) < len(held), done.stderr
+
+
+def test_an_older_torch_knows_fewer_sets_of_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.delattr(torch.cpu, name)
+    assert bf16_sets() == []

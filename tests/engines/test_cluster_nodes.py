@@ -149,6 +149,32 @@ def test_an_actor_that_cannot_be_opened_is_not_kept(
     assert not engine.workers
 
 
+def test_a_node_on_which_one_actor_failed_and_others_work_is_used_again(
+    cluster: type[PretendedCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = actor_module.tensors_in, []
+
+    def once(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 1:
+            raise MemoryError
+        return real(*given)
+
+    monkeypatch.setattr(actor_module, "tensors_in", once)
+    cluster.rooms = {"a": 3}
+    engine, federation = engine_of()
+    assert [type(answer) for answer in rounds(engine, federation)] == [Update] * 12
+    assert [hired.node for hired in engine.workers] == ["a"] * 3
+
+
+def test_a_good_node_is_found_behind_many_bad_ones(cluster: type[PretendedCluster]) -> None:
+    cluster.rooms = dict.fromkeys("abcdef", 1)
+    cluster.about_to = cannot_start(True, *"abcde")
+    engine, federation = engine_of(workers=1)
+    assert [type(answer) for answer in rounds(engine, federation)] == [Update] * 12
+    assert [hired.node for hired in engine.workers] == ["f"]
+
+
 def test_a_retry_does_not_wait_for_an_actor_elsewhere_that_is_at_work(
     cluster: type[PretendedCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:

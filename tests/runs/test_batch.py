@@ -94,6 +94,20 @@ def test_ctrl_c_does_not_reach_a_child_that_is_still_starting(tmp_path: Path) ->
     assert job.finished
 
 
+def test_ctrl_c_while_a_child_is_started_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = multiprocessing.get_context("spawn").Process
+    start = kind.start
+
+    def interrupted(process: multiprocessing.Process) -> None:
+        start(process)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(kind, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_all(jobs(tmp_path), 1)
+    assert multiprocessing.active_children() == []
+
+
 @pytest.mark.slow
 def test_no_more_children_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []

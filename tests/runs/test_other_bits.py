@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from calling import invoke
 from proxyfl.core import provenance
 from proxyfl.core.errors import RunError
 from proxyfl.federation.loop import Observer
+from proxyfl.runs.directory import RunDirectory
 from proxyfl.runs.exact import OTHER
 from toybox import Stopped, Told
 
@@ -143,6 +145,23 @@ def test_events_that_are_not_as_they_are_written(half: Path) -> None:
         file.write(json.dumps({"event": OTHER, "round": "0", "reason": ["x"]}) + "\n")
     with pytest.raises(RunError, match="after round 0"):
         proxyfl.resume(half, exact=True)
+
+
+@pytest.mark.parametrize("left", [None, "", '{"event": "resumed", "round": 1}\n'])
+def test_where_the_events_are_lost_nobody_knows(half: Path, left: str | None) -> None:
+    (half / "events.jsonl").unlink()
+    if left is not None:
+        (half / "events.jsonl").write_text(left)
+    with pytest.raises(RunError, match=r"events\.jsonl is lost"):
+        proxyfl.resume(half, exact=True)
+    proxyfl.resume(half)
+
+
+def test_events_are_on_the_disk_before_what_follows(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(os.fstat(handle).st_ino))
+    RunDirectory(half).event(OTHER, round=1, reason="")
+    assert flushed == [(half / "events.jsonl").stat().st_ino]
 
 
 def federation(**options: Any) -> proxyfl.Federation:

@@ -92,4 +92,12 @@ def has_bf16() -> bool:
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return bool(bf16_sets())
+
+
+def bf16_sets() -> list[str]:
+    """The processor's sets of instructions for bf16 on x86, as far as this version of torch knows them."""
+    import torch
+
+    questions = {"avx512_bf16": "_is_avx512_bf16_supported", "amx_bf16": "_is_amx_tile_supported"}
+    return [name for name, question in questions.items() if getattr(torch.cpu, question, bool)()]

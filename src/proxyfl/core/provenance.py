@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.config import ComputeSettings
+from proxyfl.core.machine import bf16_sets
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -82,11 +83,7 @@ def _bf16() -> str:
     import torch
 
     if platform.machine().lower() in ("x86_64", "amd64"):
-        sets = {
-            "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
-            "amx_bf16": torch.cpu._is_amx_tile_supported(),
-        }
-        return "+".join(name for name, there in sets.items() if there) or "emulated"
+        return "+".join(bf16_sets()) or "emulated"
     return "native" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "emulated"
 
 

@@ -166,6 +166,10 @@ class _Child:
         try:
             with _ctrl_c_later():
                 self.process.start()
+        except BaseException:
+            if self.process.pid is not None:  # Ctrl-C came while it was started: nobody else knows of it
+                self.end()
+            raise
         finally:
             os.environ.pop(TUNABLES)
             if before is not None:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import ProxyFLError, RunError
-from proxyfl.core.files import JSON_SWELLS, SHORT, SPOOL, leads_into, read_bounded, sync_folder
+from proxyfl.core.files import JSON_SWELLS, SHORT, SPOOL, append_bytes, leads_into, read_bounded, sync_folder
 from proxyfl.core.locks import held, lock
 
 FORMAT = 2
@@ -186,11 +186,10 @@ class RunDirectory:
             shutil.rmtree(spool, ignore_errors=True)
 
     def event(self, kind: str, **details: Any) -> None:
-        """Note something that happened, with the time."""
+        """Note something that happened, with the time: on the disk before what follows from it."""
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **details})
         torn = not _ends_a_line(self.events)  # what a process was writing when it was killed
-        with self.events.open("a", encoding="utf-8") as file:
-            file.write("\n" * torn + line + "\n")
+        append_bytes(self.events, ("\n" * torn + line + "\n").encode())
 
     def noted(self) -> dict[str, Any]:
         """What the run noted about its machine and data; :class:`RunError` where that cannot be read."""

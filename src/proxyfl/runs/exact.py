@@ -8,6 +8,9 @@ from proxyfl.core.provenance import other_arithmetic
 from proxyfl.federation.loop import Engine, Observer, RoundReport
 from proxyfl.runs.directory import RunDirectory, read_json_lines
 
+CREATED = "created"
+"""The event with which every run begins."""
+
 OTHER = "other arithmetic"
 """The event of a run whose rounds after ``round`` may have other last bits, for a ``reason``."""
 
@@ -52,8 +55,11 @@ class MixedNodes(Observer):
 
 def _in_between(run: RunDirectory, round: int) -> str:
     """Why rounds up to this one may have other bits. Those that were discarded by a resume do not matter."""
+    lines = read_json_lines(run.events)
+    if round and all(line.get("event") != CREATED for line in lines):
+        return f"{run.events} is lost, which records what computed the rounds before"
     found: tuple[int, object] | None = None
-    for line in read_json_lines(run.events):
+    for line in lines:
         begun = line.get("round")
         begun = begun if type(begun) is int else 0
         if line.get("event") in ("started", "resumed") and found and type(line.get("round")) is int:

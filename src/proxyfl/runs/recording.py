@@ -27,7 +27,7 @@ from proxyfl.runs import checkpoint, manifests, repair
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.config_file import load_toml, to_toml
 from proxyfl.runs.directory import RunDirectory
-from proxyfl.runs.exact import OTHER, MixedNodes, continued, differs, require_exact
+from proxyfl.runs.exact import CREATED, OTHER, MixedNodes, continued, differs, require_exact
 from proxyfl.runs.export import ModelCard, model_card, save_model
 from proxyfl.runs.metrics_log import CLIENTS, Mark, restore
 from proxyfl.runs.recorder import Recorder, client_lines, metrics_line, timing_line
@@ -175,7 +175,7 @@ def _furnish(run: RunDirectory, federation: Federation, root: Path | None) -> Ch
     files |= {"data": simulation.fingerprint(), **federation.trainer.checksums}
     kept, marks = config.keep.checkpoints, (Mark.of(metrics), Mark.of(clients))
     folder = checkpoint.save(run, state, marks[0], kept, files, clients=marks[1])
-    run.event("created")
+    run.event(CREATED)
     if reason := differs(federation.server.engine):  # of rounds that nobody recorded
         run.event(OTHER, round=0, reason=reason)
     return Checkpoint(folder, state, metrics, run.config.read_bytes(), files, clients)

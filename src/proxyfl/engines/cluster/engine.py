@@ -257,6 +257,7 @@ class ClusterEngine(Crew[_Hired]):
         elif header["kind"] == "ready":
             worker.ready = True
             worker.node = header["node"]
+            self._watch.rejected.pop(worker.node, None)  # another actor there failed, and this one did not
             self._compare(header["host"], header["arithmetic"])
         elif (job := worker.job) is not None:
             if header["saved"]:
@@ -269,9 +270,11 @@ class ClusterEngine(Crew[_Hired]):
     def _reject(self, worker: _Hired, node: str, why: str, error: Exception) -> None:
         """A node cannot be used: it is left out as long as there is another."""
         self._dismiss(worker)
-        self._stillborn += 1
-        if node and not any(hired.node == node for hired in self.workers):
-            self._watch.rejected[node] = why
+        rejected = self._watch.rejected
+        if node and node not in rejected and not any(hired.node == node for hired in self.workers):
+            rejected[node] = why
+        else:
+            self._stillborn += 1
         room = self._watch.room()
         if not self._usable() and (self._stillborn > self._patience or not (room or self.workers)):
             raise error
