@@ -9,10 +9,13 @@ from proxyfl.engines.cluster.connection import Lost, Needs
 
 
 class Pretended:
-    """An actor: its answers are computed when they are asked for. One that is dead gives none."""
+    """An actor: its answers are computed when they are asked for. One that is dead gives none, and one that
+    waits for room has no node.
+    """
 
-    def __init__(self, cluster: PretendedCluster, kind: type, node: str) -> None:
-        self.cluster, self.thing, self.node, self.dead = cluster, kind(), node, False
+    def __init__(self, cluster: PretendedCluster, kind: type, without: Collection[str]) -> None:
+        self.cluster, self.thing, self.without = cluster, kind(), without
+        self.node, self.dead = "", False
 
     def __getattr__(self, name: str) -> Any:
         return Asked(self, name)
@@ -24,15 +27,20 @@ class Asked:
 
     def remote(self, *parts: Any) -> Callable[[], bytes]:
         def answer() -> bytes:
-            self.actor.cluster.asked.append((self.name, self.actor.node))
-            self.actor.cluster.about_to(self.actor, self.name)
-            if self.actor.dead:
-                raise Lost("the process or its node ended")
-            self.actor.cluster.here = self.actor.node
+            cluster = self.actor.cluster
+            cluster.asked.append((self.name, self.actor.node))
+            try:
+                cluster.about_to(self.actor, self.name)
+                if self.actor.dead:
+                    raise Lost("the process or its node ended")
+            except Lost:
+                cluster.dismiss(self.actor)
+                raise
+            cluster.here = self.actor.node
             said: bytes = getattr(self.actor.thing, self.name)(*parts)
             return said
 
-        answer.asked = self.name  # type: ignore[attr-defined]
+        answer.asked, answer.actor = self.name, self.actor  # type: ignore[attr-defined]
         return answer
 
 
@@ -56,15 +64,22 @@ class PretendedCluster:
         return sum(room for node, room in self.rooms.items() if node not in without)
 
     def hire(self, kind: type, needs: Needs, without: Collection[str] = ()) -> Pretended:
-        living = [actor.node for actor in self.actors]
-        rooms = {node: room for node, room in self.rooms.items() if node not in without}
-        (node, *_) = [node for node, room in rooms.items() if living.count(node) < room] or ["full"]
-        self.actors.append(Pretended(self, kind, node))
-        return self.actors[-1]
+        hired = Pretended(self, kind, without)
+        self.actors.append(hired)
+        self._place()
+        return hired
+
+    def _place(self) -> None:
+        """Whoever waits gets a node with room."""
+        for actor in [actor for actor in self.actors if not actor.node]:
+            living = [other.node for other in self.actors]
+            rooms = {node: room for node, room in self.rooms.items() if node not in actor.without}
+            actor.node = next((node for node, room in rooms.items() if living.count(node) < room), "")
 
     def dismiss(self, actor: Pretended) -> None:
         if actor in self.actors:
             self.actors.remove(actor)
+            self._place()
 
     def ask(self, actor: Pretended, what: str, *given: Any) -> Any:
         return getattr(actor, what).remote(*given)
@@ -74,7 +89,8 @@ class PretendedCluster:
 
     def first(self, refs: list[Any], seconds: float) -> set[Any]:
         """Whoever is starting is quicker than who trains."""
-        return {min(refs, key=lambda ref: ref.asked == "train")}
+        there = [ref for ref in refs if ref.actor.node]
+        return {min(there, key=lambda ref: ref.asked == "train")} if there else set()
 
     def answer(self, ref: Callable[[], bytes]) -> bytes:
         return ref()

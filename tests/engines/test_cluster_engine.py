@@ -24,7 +24,7 @@ from proxyfl.engines.cluster.frames import framed, unframed
 from proxyfl.engines.crew import Job
 from proxyfl.runs import batch, build, experiment
 from proxyfl.runs import cluster as sweeps
-from proxyfl.runs.directory import read_json_lines
+from proxyfl.runs.directory import RunDirectory, read_json_lines
 from proxyfl.runs.exact import OTHER
 from toybox import Stopped, Told, little_config, make_simulation, play, same_state
 
@@ -238,6 +238,21 @@ def test_resuming_exactly_a_node_that_rounds_otherwise_is_an_error(
     assert kept == [True]
 
 
+def test_a_run_whose_creation_was_cut_short_resumes_exactly_on_such_nodes_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    build.assemble(little_config("fedavg", rounds=2), SIMULATION).record(run.path)
+    run.path.rename(run.aside)
+    kept: list[bool] = []
+    monkeypatch.setattr(
+        experiment.Experiment, "run", lambda *parts, engine, **more: kept.append(engine.exact) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        experiment.resume(run.path, engine=RayEngine(), exact=True)
+    assert kept == [True]
+
+
 def test_an_error_of_a_disk_on_a_node_is_that_nodes_and_not_the_clusters() -> None:
     ray = pytest.importorskip("ray")
     errors = ray.exceptions
@@ -337,6 +352,21 @@ def test_a_federation_that_resumes_exactly_refuses_other_nodes(
     again = build.assemble(config, SIMULATION, engine=RayEngine()).resume(tmp_path / "run", exact=True)
     with pytest.raises(RunError, match=r"riscv64 DEFAULT instead of .* --exact"):
         again.run()
+
+
+def test_a_federation_that_used_other_nodes_does_not_resume_exactly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its actors there are still at hand: they would not be compared again."""
+    config = little_config("fedavg", rounds=3)
+    with pytest.raises(Stopped):
+        build.assemble(config, SIMULATION).record(tmp_path / "run").run([Told(stop_after=1)])
+    monkeypatch.setattr(actor_module, "instructions", lambda *_: "riscv64 DEFAULT")
+    mixed = build.assemble(config, SIMULATION, engine=RayEngine())
+    next(mixed.rounds(1))
+    with pytest.raises(RunError, match=r"riscv64 DEFAULT instead of .* exact"):
+        mixed.resume(tmp_path / "run", exact=True)
+    mixed.resume(tmp_path / "run").run()
 
 
 def test_what_a_node_is_compared_by_follows_from_the_runs_precision(

@@ -184,7 +184,8 @@ def test_a_retry_does_not_wait_for_an_actor_elsewhere_that_is_at_work(
     here, busy = (engine_module._Hired(engine.cluster, None, None) for _ in range(2))
     here.node, busy.node, engine.workers = "a", "b", [here, busy]
     busy.job = Job(Task(1, 5, {}))
-    cluster.latest.actors = [None, None]  # type: ignore[list-item]
+    for _ in range(2):
+        cluster.latest.hire(list, Needs())
     lost = engine_module._Hired(engine.cluster, None, None)
     lost.node, lost.job = "a", Job(Task(1, 0, {}), tries=1)
     engine.workers.append(lost)
@@ -265,7 +266,7 @@ def test_a_node_that_cannot_begin_runs_swallows_none_of_a_sweep(
     tried = unseen_on(monkeypatch, cluster, "b")
     assert sweeps.train_on_cluster(jobs(tmp_path), RayEngine()) == {}
     assert {name for name, _ in made} == {str(i) for i in range(20)}
-    assert {node for _, node in made} == {"a", "full"}, "where a is full, Ray waits"
+    assert {node for _, node in made} == {"a"}
     assert tried.count("b") <= 2
     assert capsys.readouterr().err.count("node b does not see") == 1
 
@@ -284,7 +285,7 @@ def test_a_sweep_of_which_no_node_can_begin_a_run_ends_with_the_cause(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    tried = unseen_on(monkeypatch, cluster, "a", "b", "full")
+    tried = unseen_on(monkeypatch, cluster, "a", "b")
     with pytest.raises(RunError, match=r"node [ab] does not see"):
         sweeps.train_on_cluster(jobs(tmp_path), RayEngine())
     assert len(tried) <= 12
@@ -352,3 +353,38 @@ def test_the_time_for_actors_that_are_lost_before_they_are_there_begins_anew_wit
     assert remote.alive, "stillborn again: no try of the run"
     now += sweeps.LONG + 1
     assert not remote.alive
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_run_that_waits_for_a_node_that_has_gone_may_have_the_others_again(
+    repaired: bool,
+    cluster: type[PretendedCluster],
+    made: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """It would wait for ever: the cluster has room, but on a node that could not begin this run."""
+    now = 1000.0
+    monkeypatch.setattr(sweeps.time, "monotonic", lambda: now)
+    unseen_on(monkeypatch, cluster, "b")
+    pretended: Any = cluster("auto")
+    busy = pretended.hire(sweeps.RunActor, Needs())
+    nodes = sweeps._Nodes(Watch(pretended, Needs(), ""), 2)
+    (job,) = jobs(tmp_path, 1)
+    remote = sweeps._Remote(pretended, job, Needs(), tmp_path / "mark", nodes)
+    assert remote.alive, "b could not begin it"
+    assert (busy.node, remote.actor.node) == ("a", "")
+    cluster.rooms = {"b": 1}
+    pretended.dismiss(busy)
+    for later in (0.0, sweeps.LONG - 1):
+        now += later
+        assert remote.alive
+        assert remote.actor.node == "", "a may come back"
+    if repaired:
+        unseen_on(monkeypatch, cluster)
+    now += 2
+    assert remote.alive
+    assert remote.actor.node == "b"
+    assert not remote.alive
+    assert made == [("0", "b")] * repaired
+    assert ("node b does not see" in remote.error_text()) is not repaired

@@ -78,26 +78,30 @@ class _Nodes:
         """The nodes that this run is not to be given to."""
         its = self._its(job)
         others = its | {node for node in self.against if node not in self.proven}
-        return others if others == its or self._room(others) else its
+        return others if others == its or self.room(others) else its
 
     def refuse(self, job: Job, node: str, why: str) -> bool:
         """A node could not begin a run. Whether there is another for it."""
         self.against.setdefault(node, {})[job.path] = why
-        if self._room(self._its(job)):
+        if self.room(self._its(job)):
             self.watch.warn(why)
             return True
-        for runs in self.against.values():
-            runs.pop(job.path, None)
-        self.against = {node: runs for node, runs in self.against.items() if runs}
+        self.forget(job)
         self.at_fault += 1
         if self.at_fault > self.together and not self.proven:
             raise RunError(f"no node of the Ray cluster can begin a run: {why}")
         return False
 
+    def forget(self, job: Job) -> None:
+        """Whichever nodes could not begin this run, it may be given to any."""
+        for runs in self.against.values():
+            runs.pop(job.path, None)
+        self.against = {node: runs for node, runs in self.against.items() if runs}
+
     def _its(self, job: Job) -> set[str]:
         return {node for node, runs in self.against.items() if job.path in runs}
 
-    def _room(self, without: Collection[str]) -> int:
+    def room(self, without: Collection[str]) -> int:
         return self.watch.cluster.room(self.watch.needs, without)
 
 
@@ -110,7 +114,7 @@ class _Remote:
         self.cluster, self.job, self.needs, self.nodes = cluster, job, needs, nodes
         threads = job.config.compute.threads
         self.order = framed(_order(job, int(needs.cpus // threads), mark), {})
-        self.tries, self.said, self.lost = 0, "", 0.0
+        self.tries, self.said, self.lost, self.alone = 0, "", 0.0, 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -139,8 +143,8 @@ class _Remote:
     @property
     def alive(self) -> bool:
         if not self.cluster.first([self.pending], 0):
-            if self.without and not self.placed and {*self.without} - {*self.nodes.without(self.job)}:
-                self._once_more()  # more nodes can be used than it waits for
+            if self.without and not self.placed and self._waits_for_too_few():
+                self._once_more()
             return True
         try:
             answer = unframed(self.cluster.answer(self.pending))[0]
@@ -159,6 +163,22 @@ class _Remote:
             self.said = f"its actor died {TRIES} times ({lost}); run the same command again to continue"
         self.end()
         return False
+
+    def _waits_for_too_few(self) -> bool:
+        """Whether more nodes can be used than it waits for, or those have been gone for long. It may then
+        have the others again: what kept it from them may be repaired, and if not, it fails with the cause.
+        """
+        if {*self.without} - {*self.nodes.without(self.job)}:
+            return True
+        if self.nodes.room(self.without):
+            self.alone = 0.0
+            return False
+        self.alone = self.alone or time.monotonic()
+        if time.monotonic() - self.alone <= LONG:
+            return False
+        self.alone = 0.0
+        self.nodes.forget(self.job)
+        return True
 
     def _refused(self, node: str) -> bool:
         """The node could not begin the run, which is no try of the run: another node gets it."""

@@ -145,6 +145,8 @@ def resume(
     run = RunDirectory(directory)
     root = Path(data_root) if data_root else None
     aside = RunDirectory(run.aside)
+    if exact and isinstance(engine, RayEngine):
+        engine = dataclasses.replace(engine, exact=True)
     if not run.path.exists() and aside.config.is_file():
         config = resolve("", load_toml(aside.config))
         config = lengthened(config, rounds, str(run.path)) if rounds else config
@@ -159,8 +161,6 @@ def resume(
         if rounds:
             require_names(load_toml(run.config), str(run.path))
             saved = extend(run, saved, rounds)
-        if exact and isinstance(engine, RayEngine):
-            engine = dataclasses.replace(engine, exact=True)
         federation = _restored(run, saved, root or run.data_root(), workers, engine)
         federation.recording = Recording(run, saved, warnings, locked=True)
         federation.state = saved.state

@@ -39,6 +39,7 @@ from proxyfl.models import LoRA, Network
 from proxyfl.runs.describe import describe
 from proxyfl.runs.directory import RunDirectory, json_lines
 from proxyfl.runs.evaluation import GlobalModel
+from proxyfl.runs.exact import differs
 from proxyfl.runs.fit import require_fit, require_kinds, require_numbers, weights_of
 from proxyfl.runs.loggers import Logger, checked, find_all
 from proxyfl.runs.progress import LiveProgress
@@ -313,6 +314,11 @@ class Federation:
         may differ from here on, or already do, ``exact`` makes it an error.
         """
         self._require_unrecorded()
+        if exact and (reason := differs(self.server.engine)):  # in rounds that nobody recorded
+            raise RunError(
+                f"the result would not be bit-identical: {reason}, and this federation used it; resume "
+                "without exact=True, or from a new federation without such nodes"
+            )
         self.recording = Recording.reopen(RunDirectory(path), self, exact=exact)
         if exact and isinstance(engine := self.server.engine, ClusterEngine):
             engine.options = dataclasses.replace(engine.options, exact=True)
