@@ -603,6 +603,19 @@ def test_more_rounds_are_written_down_and_offered_to_the_sites(own_trial: Path) 
     assert offer["config"]["federation"]["rounds"] == 77
 
 
+def test_more_rounds_are_offered_also_if_the_command_was_killed_before(
+    own_trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Deployment.read(own_trial)
+    with monkeypatch.context() as patch:
+        patch.setattr(longer.approval, "write_offers", lambda made: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            longer.lengthen(made, 77)
+    longer.lengthen(Deployment.read(own_trial), 77)
+    offer = json.loads((own_trial / "site-02" / "offer.json").read_text())
+    assert offer["config"]["federation"]["rounds"] == 77
+
+
 def test_versions_without_a_common_one_are_named_with_who_has_to_upgrade() -> None:
     assert protocol.negotiated(protocol.spoken(), "the server", "lyon") == protocol.NEWEST
     assert protocol.negotiated({"protocol": [1, 9]}, "the server", "lyon") == protocol.NEWEST

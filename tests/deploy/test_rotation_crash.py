@@ -177,6 +177,29 @@ def test_what_is_to_be_done_is_said_while_an_expired_authority_is_replaced(
         assert str(unfinished.value).endswith(rotate)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("init", "DIR", "--renew"),
+        ("add-site", "DIR", "lyon"),
+        ("rotate", "DIR", "--site", "site-01"),
+        ("init", "DIR", "--new-key", "site-01"),
+    ],
+    ids=" ".join,
+)
+def test_an_expired_authority_certifies_nothing_and_leaves_nothing_half_done(
+    words: tuple[str, ...], expired: Path
+) -> None:
+    def files() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in sorted(expired.rglob("*")) if file.is_file()}
+
+    before = files()
+    done = invoke("deploy", *(str(expired) if word == "DIR" else word for word in words))
+    assert done.exit_code == 2
+    assert done.stderr.strip().endswith(f"proxyfl deploy rotate {expired} --ca")
+    assert files() == before
+
+
 def test_an_authority_that_expires_while_another_is_introduced_is_announced(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from proxyfl.deploy.live import LIVE_FILE
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.status import run_line
 from proxyfl.engines.flower import codec
+from proxyfl.engines.flower.held import HeldUpdates
 from proxyfl.report.html.gather import gather
 from proxyfl.runs import checkpoint, extend
 from proxyfl.runs.experiment import Experiment, resume
@@ -96,30 +97,40 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(tmp_path):
     assert [line["round"] for line in Run(stopped.run).metrics] == [1, 2, 3]
 
 
-def test_the_last_model_is_signed_also_after_a_kill_behind_its_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize("behind", ["the checkpoint", "the signatures"])
+def test_a_kill_at_the_end_of_a_run_leaves_nothing_undone(behind, tmp_path, monkeypatch):
+    """Models unsigned, updates without noise on the disk, an end that no log has."""
     sizes = {"clients": 2, "per_round": 2, "subset": 80, "labels__per_class": 4}
-    config = experiment("fedavg", model__name="little", rounds=1, **sizes)
+    private = {"privacy__clip": 1.0, "privacy__draw": "system", "federation__weighting": "uniform"}
+    config = experiment("fedavg", model__name="little", rounds=1, **sizes, **private)
     deployed = deployment(tmp_path / "f", config)
     net = connect(deployed, config)
+
+    def killing(*about, **more):
+        if about or more:  # a round
+            raise KeyboardInterrupt
+
     killed = server(deployed, net)
-
-    def killing(report):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(killed.audit, "round_finished", killing)
-    with pytest.raises(KeyboardInterrupt):
-        killed.run()
+    cut = (killed.audit, "sign") if behind == "the checkpoint" else (HeldUpdates, "round_finished")
+    with monkeypatch.context() as patch:
+        patch.setattr(*cut, killing)
+        with pytest.raises(KeyboardInterrupt):
+            killed.run()
     assert newest(deployed.run).round == 1
-    assert not model_signing.all_signed(deployed)
+    assert model_signing.all_signed(deployed) == (behind == "the signatures")
+    assert any((deployed.run / "held").iterdir())
     asked = []
     monkeypatch.setattr(operate, "require_server", lambda *words: None)
     monkeypatch.setattr(operate, "submit", lambda again: asked.append(again.path) or "7")
     assert invoke("deploy", "run", deployed.path, "--detach").exit_code == 0
-    assert asked == [deployed.path], "a run without its signature is not finished"
+    assert asked == [deployed.path], "the run is not over"
     server(deployed, net).run()
+    assert not (deployed.run / "held").exists()
+    events = AuditLog(deployed.path).verify().events
+    assert (events["round finished"], events["run finished"], events["signed"]) == (1, 1, 2)
+    assert [line["event"] for line in Run(deployed.run).events].count("finished") == 1
     for model in (deployed.run / "models").glob("*.safetensors"):
         assert model_signing.check(model, deployed.ca_certificate).about["round"] == 1
-    assert AuditLog(deployed.path).verify().events["signed"] == 2
     assert "is finished" in invoke("deploy", "run", deployed.path, "--detach").stderr
 
 

@@ -128,12 +128,12 @@ def run(
     Ctrl-C stops the run and keeps its checkpoint; the same command continues it.
     """
     require_flower()
-    from proxyfl.deploy import longer, model_signing, operate
+    from proxyfl.deploy import longer, operate
     from proxyfl.deploy.audit import AuditLog
     from proxyfl.deploy.enrolment import forget_counts
     from proxyfl.deploy.members import settle
     from proxyfl.deploy.settings import Deployment
-    from proxyfl.deploy.status import is_finished
+    from proxyfl.deploy.status import is_over
     from proxyfl.deploy.stopping import clear_stop, stop_now
 
     deployment = Deployment.read(folder)
@@ -144,7 +144,7 @@ def run(
     if rounds is not None:
         operate.require_server(deployment, _tell)
         deployment = longer.lengthen(deployment, rounds)
-    if is_finished(deployment) and model_signing.all_signed(deployment):
+    if is_over(deployment):
         another = f"{deployment.run} is finished; results: {command('show', deployment.run)}"
         raise RunError(
             f"{another}; --rounds N extends it; for another run move that folder away, change what you "

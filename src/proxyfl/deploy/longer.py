@@ -44,11 +44,11 @@ def lengthen(deployment: Deployment, rounds: int) -> Deployment:
             extend(run, saved, rounds)
     elif rounds != before:
         log()
-    if rounds == before:
-        return deployment
-    scaffold.write_again(longer)
-    approval.write_offers(longer)
-    return Deployment.read(longer.path)
+    if rounds != before:
+        scaffold.write_again(longer)
+        longer = Deployment.read(longer.path)
+    approval.write_offers(longer)  # also where a kill came before it
+    return longer
 
 
 def began_with(deployment: Deployment, run: RunDirectory, saved: Checkpoint) -> Config:

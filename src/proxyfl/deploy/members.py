@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.trees import merge
-from proxyfl.deploy import operate, pki, scaffold, shrink, signing
+from proxyfl.deploy import operate, rotation, scaffold, shrink, signing
 from proxyfl.deploy.audit import AuditLog
 from proxyfl.deploy.names import check_sites, known_site
 from proxyfl.deploy.settings import Deployment
@@ -34,8 +34,8 @@ def add_site(folder: str | Path, name: str) -> list[str]:
     if (deployment.path / name).exists():
         raise RunError(f"{deployment.path / name} exists and is not overwritten; move it away first")
     if not deployment.insecure:
+        rotation.require_authority(deployment)
         signing.signature_of(deployment)  # what the site is offered, before anything is written
-        pki.check_key(deployment.ca_key, deployment.ca_certificate)
     federation, sites = deployment.config.federation, (*deployment.sites, name)
     before = federation.per_round, deployment.quorum
     per_round, quorum = before if joins else _grown_rounds(deployment)

@@ -52,7 +52,7 @@ def rotate_site(folder: str | Path, name: str, days: float = DAYS) -> Site:
     again = _is_half_replaced(site) or _is_unused(site)
     former = (previous_key(site) if again else site.public_key).read_bytes().split()[:2]
     line = b" ".join([*former, f"until={until.isoformat(timespec='seconds')}".encode()])
-    _require_authority(deployment)
+    require_authority(deployment)
     log = AuditLog(deployment.path)
     log.add("new key", site=name)
     log.add("key rotated", site=name, until=until.isoformat(timespec="seconds"))
@@ -96,7 +96,7 @@ def renew(folder: str | Path, more: Sequence[str] = ()) -> int:
             + (_expired(deployment) or f"finish that first: {_finish(deployment)}")
         )
     hosts = with_listen((*pki.hosts_of(deployment.server_certificate), *more), deployment.listen)
-    _require_authority(deployment)
+    require_authority(deployment)
     AuditLog(deployment.path).add("certificate renewed", hosts=list(hosts))
     pki.issue_server(deployment.server_certificate, deployment.server_key, authority, hosts, renew=True)
     if not deployment.trusted.is_file():
@@ -118,7 +118,7 @@ def new_key(folder: str | Path, name: str) -> Site:
     if deployment.insecure:
         raise ConfigError(f"{deployment.file} says insecure = true: sites have no keys")
     site = _present_site(deployment, name)
-    _require_authority(deployment)
+    require_authority(deployment)
     AuditLog(deployment.path).add("new key", site=name)
     previous_key(site).unlink(missing_ok=True)
     _replace_key(deployment, site)
@@ -173,7 +173,7 @@ def _introduce(deployment: Deployment) -> None:
     if _is_half_introduced(deployment, fresh):
         _log_begun(deployment, pki.read_certificate(fresh))
     else:
-        _require_authority(deployment)
+        pki.check_key(key, certificate)
         pem, private = pki.new_authority(deployment.name)
         _log_begun(deployment, x509.load_pem_x509_certificate(pem))
         for file in (fresh, fresh_key):
@@ -236,7 +236,7 @@ def _finish_authority(deployment: Deployment, force: bool) -> None:
     hosts, authority = pki.hosts_of(deployment.server_certificate), deployment.ca_certificate
     (first, *_) = pki.read_authorities(authority)
     alone = first.public_bytes(Encoding.PEM)
-    _require_authority(deployment)
+    pki.check_key(deployment.ca_key, authority)
     AuditLog(deployment.path).add("authority finished", authority=newest, **listed(waiting, "waiting"))
     for name in deployment.present:
         write_bytes(deployment.site(name).ca_certificate, alone)
@@ -268,16 +268,19 @@ def _key_name(authority: x509.Certificate) -> str:
     return found.value.digest.hex()
 
 
-def _require_authority(deployment: Deployment) -> None:
+def require_authority(deployment: Deployment) -> None:
     """Raise before anything is logged or written that could not be certified in the end."""
     pki.check_key(deployment.ca_key, deployment.ca_certificate)
+    if expired := _expired(deployment):
+        raise ConfigError(expired)
 
 
 def _expired(deployment: Deployment) -> str:
-    """What to do where the authority that is to be replaced has expired: no site can connect by it."""
+    """What to do where the authority that the server's certificate is of has expired: no site can connect."""
     if pki.former_days(deployment.ca_certificate) >= 0:
         return ""
-    return f"the former CA has expired; replace it at once with: proxyfl deploy rotate {deployment.path} --ca"
+    rotate = f"proxyfl deploy rotate {deployment.path} --ca"
+    return f"the CA of the server's certificate has expired; replace it at once with: {rotate}"
 
 
 def _finish(deployment: Deployment) -> str:

@@ -18,12 +18,14 @@ from proxyfl.deploy.audit import AuditLog, listed
 from proxyfl.deploy.roster import SiteRoster
 from proxyfl.deploy.settings import Deployment
 from proxyfl.engines.flower.codec import Malformed, digest_of, header_of, text
-from proxyfl.federation.loop import RoundReport
+from proxyfl.federation.loop import Observer, RoundReport
 from proxyfl.runs.settings import identity
 
 
 class ServerAudit:
-    """An observer of rounds, called after the recorder; a courier reports what is sent and received."""
+    """An observer of rounds, called before the recorder, so that every round that counts has its line; a
+    courier reports what is sent and received.
+    """
 
     def __init__(self, deployment: Deployment, roster: SiteRoster) -> None:
         self.deployment, self.roster, self.log = deployment, roster, AuditLog(deployment.path)
@@ -77,7 +79,6 @@ class ServerAudit:
         metrics = report.metrics
         found = {name: metrics[name] for name in ("round", "accuracy") if name in metrics}
         self.log.add("round finished", **found)
-        self.sign(round=metrics["round"])
 
     def sign(self, **about: Any) -> None:
         """Sign the models that are new, each once the log has it."""
@@ -91,6 +92,16 @@ class ServerAudit:
     def failed(self, error: BaseException) -> None:
         reason = str(error) if isinstance(error, ProxyFLError) else type(error).__name__
         self.log.add("run stopped", reason=reason)
+
+
+class Signing(Observer):
+    """Signs the models of a round, which the recorder has written before."""
+
+    def __init__(self, audit: ServerAudit) -> None:
+        self.audit = audit
+
+    def round_finished(self, report: RoundReport) -> None:
+        self.audit.sign(round=report.metrics["round"])
 
 
 def _round_of(file: Path) -> dict[str, int]:

@@ -36,7 +36,7 @@ from proxyfl.deploy.live import LIVE_FILE, LiveLog
 from proxyfl.deploy.longer import began_with
 from proxyfl.deploy.measure import ServerTest, SiteTest, SourceNote
 from proxyfl.deploy.roster import SiteRoster
-from proxyfl.deploy.server_audit import ServerAudit
+from proxyfl.deploy.server_audit import ServerAudit, Signing
 from proxyfl.deploy.server_data import checksum, open_server_data, own_images, require_same
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.site_data import SiteData
@@ -60,7 +60,7 @@ from proxyfl.methods.base import Method
 from proxyfl.models import Network
 from proxyfl.runs import checkpoint, exact
 from proxyfl.runs.config_file import to_toml
-from proxyfl.runs.directory import AT_SITES, RunDirectory
+from proxyfl.runs.directory import AT_SITES, FINISHED, RunDirectory
 from proxyfl.runs.export import model_card
 from proxyfl.runs.metrics_log import Mark
 from proxyfl.runs.recorder import Recorder
@@ -68,6 +68,8 @@ from proxyfl.runs.repair import lost_clients, repair_models, require_same_frozen
 from proxyfl.runs.start import load_start, read_start, settle_start
 
 ENCODED_AT_ONCE = 64
+LATE, HELD = "late", "held"
+"""Folders of updates below a run."""
 RETRY, RETRY_LAST = 5.0, 60.0
 """Seconds between two attempts at a round that had too few answers: fewer at first, then more."""
 
@@ -189,7 +191,8 @@ class DeployedServer:
             engine = federation.engine
             kept = (engine.late, engine.held) if isinstance(engine, FlowerEngine) else ()
             recorder = Recorder(run, config, whole, card, saved)
-            observers: tuple[Observer, ...] = (SourceNote(measure), recorder, self.audit, self.live)
+            signing = Signing(self.audit)
+            observers: tuple[Observer, ...] = (SourceNote(measure), self.audit, recorder, signing, self.live)
             if (shared := self._shared(run, enrolment)) and isinstance(measure, SiteTest):
                 observers = (shared, *observers)
             updates = [one for one in kept if one]
@@ -198,12 +201,17 @@ class DeployedServer:
             observers = (*observers, *updates)
             with contextlib.closing(engine), numerics(config.compute):
                 self._play(federation, state, observers, enrolment)
-            for one in updates:
-                one.run_finished()
-            run.event("finished", round=rounds)
-            self.audit.log.add("run finished", round=rounds)
-        else:
-            self.audit.sign(round=rounds)  # a crash came between the last checkpoint and its signature
+        self._end(run, rounds)
+
+    def _end(self, run: RunDirectory, rounds: int) -> None:
+        """What comes behind the last checkpoint; all of it again where a crash cut it short. The event is
+        last: with it the run is over.
+        """
+        self.audit.sign(round=rounds)
+        for updates in (LateUpdates(run.path / LATE, 0), HeldUpdates(run.path / HELD)):
+            updates.run_finished()
+        self.audit.log.add("run finished", round=rounds)
+        run.event(FINISHED, round=rounds)
         self.live.tell("finished", round=rounds, text=f"finished after {rounds} rounds: {run.path}")
 
     def _play(
@@ -316,8 +324,8 @@ class DeployedServer:
             "versions": versions,
             **frozen.header,
         }
-        late = LateUpdates(run.path / "late", versions) if config.federation.late == "next" else None
-        held = HeldUpdates(run.path / "held") if config.privacy.is_on else None
+        late = LateUpdates(run.path / LATE, versions) if config.federation.late == "next" else None
+        held = HeldUpdates(run.path / HELD) if config.privacy.is_on else None
         engine = FlowerEngine(
             self.courier, setup, form.deadline, self.live.left_out, frozen, form.adapt, late, held
         )

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from proxyfl.core.errors import ProxyFLError
-from proxyfl.deploy import expiry, operate
+from proxyfl.deploy import expiry, model_signing, operate
 from proxyfl.deploy.enrolment import SITES_FILE, Enrolment
 from proxyfl.deploy.live import ENDS, LIVE_FILE, LiveReader, newest
 from proxyfl.deploy.names import REMOVED
 from proxyfl.deploy.overview import Overview
 from proxyfl.deploy.settings import Deployment
 from proxyfl.deploy.shrink import settled
-from proxyfl.runs.directory import measured, read_json_lines
+from proxyfl.runs.config_file import recorded
+from proxyfl.runs.directory import FINISHED, RunDirectory, measured, read_json_lines
 from proxyfl.runs.run import Run
 
 STOPPED = re.compile(r"^stopped( after round \d+)?[:,]? *")
@@ -81,6 +82,19 @@ def is_finished(deployment: Deployment) -> bool:
         return deployment.run.is_dir() and Run(deployment.run).finished
     except (ProxyFLError, OSError):
         return False
+
+
+def is_over(deployment: Deployment) -> bool:
+    """Whether nothing is left to do: a kill right behind a run's last checkpoint leaves models unsigned, and
+    updates on the disk.
+    """
+    if not is_finished(deployment) or not model_signing.all_signed(deployment):
+        return False
+    run = RunDirectory(deployment.run)
+    rounds = recorded(run.config).federation.rounds
+    return any(
+        line.get("event") == FINISHED and line.get("round") == rounds for line in read_json_lines(run.events)
+    )
 
 
 def run_line(deployment: Deployment) -> str:

@@ -39,6 +39,9 @@ FORMAT = 2
 
 MODELS = ("best", "last")
 
+FINISHED = "finished"
+"""The event with which a run ends."""
+
 AT_SITES = "at the sites"
 """What a run says of its data when they lie elsewhere: those of a real federation."""
 

@@ -26,7 +26,7 @@ from proxyfl.models import is_adapter
 from proxyfl.runs import checkpoint, manifests, repair
 from proxyfl.runs.checkpoint import Checkpoint
 from proxyfl.runs.config_file import load_toml, to_toml
-from proxyfl.runs.directory import RunDirectory
+from proxyfl.runs.directory import FINISHED, RunDirectory
 from proxyfl.runs.exact import CREATED, OTHER, MixedNodes, continued, differs, require_exact
 from proxyfl.runs.export import ModelCard, model_card, save_model
 from proxyfl.runs.metrics_log import CLIENTS, Mark, restore
@@ -92,7 +92,7 @@ class Recording:
             finally:
                 self._known = manifests.folders(self.run)
             if not ended and federation.state.round >= rounds:
-                self.run.event("finished", round=rounds)
+                self.run.event(FINISHED, round=rounds)
 
     def _read_again(self, federation: Federation) -> None:
         """Go back to the newest checkpoint: nobody knows what was written behind it."""
