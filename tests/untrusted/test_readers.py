@@ -80,6 +80,7 @@ def test_damaged_or_foreign_bytes(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_or_foreign_bytes_for_long(name: str) -> None:
     property_test(int(os.environ.get("PROXYFL_EXAMPLES", LONG)))(name)
