@@ -200,7 +200,7 @@ def test_a_site_is_removed_before_a_run_and_locked_out_in_one(own_trial, monkeyp
 def test_a_finished_run_says_how_to_start_another(own_trial, monkeypatch):
     from proxyfl.deploy import status
 
-    monkeypatch.setattr(status, "is_finished", lambda deployment: True)
+    monkeypatch.setattr(status, "is_over", lambda deployment: True)
     done = invoke("deploy", "run", own_trial)
     assert done.exit_code == 2
     assert f"{own_trial / 'run'} is finished; results: proxyfl show {own_trial / 'run'}" in done.stderr
