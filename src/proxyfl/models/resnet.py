@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from proxyfl.models.base import TrunkClassifier
+from proxyfl.models.layout import SpatialMean, every
 from proxyfl.models.lora import merge
 
 STAGES = (16, 32, 64)
@@ -32,12 +33,13 @@ class Block(nn.Module):
         self.first = ConvNorm(inputs, outputs, 3, stride)
         self.second = ConvNorm(outputs, outputs, 3)
         same = inputs == outputs and stride == 1
-        self.skip: nn.Module = nn.Identity() if same else ConvNorm(inputs, outputs, 1, stride)
+        self.skip: nn.Module = nn.Identity() if same else ConvNorm(inputs, outputs, 1)
+        self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
         # In place: no backward pass needs what a norm or an addition gave, only what went into it.
         hidden = self.second(F.relu(self.first(x), inplace=True))
-        hidden += self.skip(x)
+        hidden += self.skip(every(x, self.stride))
         return F.relu(hidden, inplace=True)
 
 
@@ -54,8 +56,7 @@ class ResNet(TrunkClassifier):
                 stage1=Block(small, small, stride=1),
                 stage2=Block(small, middle, stride=2),
                 stage3=Block(middle, large, stride=2),
-                pool=nn.AdaptiveAvgPool2d(1),
-                flatten=nn.Flatten(),
+                pool=SpatialMean(),
             )
         )
         self.classifier = nn.Linear(large, classes)

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from proxyfl.models.base import TrunkClassifier
+from proxyfl.models.layout import SpatialMean
 from proxyfl.models.resnet import Block, ConvNorm
 
 CHANNELS = (64, 128, 256, 512)
@@ -30,6 +31,6 @@ class ResNet18(TrunkClassifier):
             first = Block(inputs, outputs, stride=1 if number == 1 else 2)
             layers[f"stage{number}"] = nn.Sequential(first, Block(outputs, outputs, stride=1))
             inputs = outputs
-        layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+        layers["pool"] = SpatialMean()
         self.trunk = nn.Sequential(layers)
         self.classifier = nn.Linear(inputs, classes)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from proxyfl.core.errors import ConfigError
 from proxyfl.models.base import TrunkClassifier
+from proxyfl.models.layout import SpatialMean, every
 from proxyfl.models.resnet import STAGES
 
 NAME = re.compile(r"wrn-(\d{1,3})-(\d{1,2})")
@@ -26,13 +27,14 @@ class PreBlock(nn.Module):
         super().__init__()
         self.norm1, self.conv1 = nn.BatchNorm2d(inputs), _conv(inputs, outputs, 3, stride)
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs), _conv(outputs, outputs, 3)
-        self.skip = None if inputs == outputs and stride == 1 else _conv(inputs, outputs, 1, stride)
+        self.skip = None if inputs == outputs and stride == 1 else _conv(inputs, outputs, 1)
+        self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
         # In place: no backward pass needs what a norm or an addition gave, only what went into it.
         active = F.relu(self.norm1(x), inplace=True)
         hidden: Tensor = self.conv2(F.relu(self.norm2(self.conv1(active)), inplace=True))
-        hidden += x if self.skip is None else self.skip(active)
+        hidden += x if self.skip is None else self.skip(every(active, self.stride))
         return hidden
 
 
@@ -51,7 +53,7 @@ class WideResNet(TrunkClassifier):
             layers[f"stage{number}"] = nn.Sequential(*stage)
             inputs = outputs
         layers |= {"norm": nn.BatchNorm2d(inputs), "relu": nn.ReLU(inplace=True)}
-        layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+        layers["pool"] = SpatialMean()
         self.trunk = nn.Sequential(layers)
         self.classifier = nn.Linear(inputs, classes)
 
