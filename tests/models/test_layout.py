@@ -35,8 +35,9 @@ def test_the_mean_is_that_of_pooling_and_its_gradient_lies_as_images_do(dtype, m
 @pytest.mark.parametrize("size", [4, 5, 8])
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_a_convolution_of_every_other_pixel_is_one_with_stride(size, memory_format):
-    x = torch.randn(3, 16, size, size).contiguous(memory_format=memory_format).requires_grad_()
-    weight = torch.randn(32, 16, 1, 1, requires_grad=True)
+    x = torch.randn(3, 16, size, size, dtype=torch.float64).contiguous(memory_format=memory_format)
+    x.requires_grad_()
+    weight = torch.randn(32, 16, 1, 1, dtype=torch.float64, requires_grad=True)
     usual, thinned = F.conv2d(x, weight, stride=2), F.conv2d(every(x, 2), weight)
     assert torch.equal(every(x, 1), x)
     torch.testing.assert_close(thinned, usual)

@@ -1,5 +1,5 @@
-"""What is slow in its usual form on images in channels-last memory: the same numbers, and gradients that lie as
-the images do.
+"""What is slow in its usual form on images in channels-last memory: the same numbers, with gradients in the
+memory format of the images.
 """
 
 from __future__ import annotations
