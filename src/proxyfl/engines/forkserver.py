@@ -36,6 +36,9 @@ reply is the worker's process, or how it ended.
 """
 FORK, RUNNING = 0, 1 << 32
 
+OPEN_FILES = 5
+"""That a worker is given: connection, lifeline, store, broadcast, and where it puts its answers."""
+
 
 def tuned_environment() -> dict[str, str]:
     """This process's environment with the allocator's settings, but for those the user has set."""
@@ -64,7 +67,7 @@ class ForkServer:
             )
 
     def fork(self, fds: Sequence[int]) -> Forked:
-        """A worker with these open files: connection, lifeline, store and broadcast."""
+        """A worker with these :data:`OPEN_FILES`."""
         return Forked(self, self._ask(FORK, 0, fds))
 
     def ended(self, pid: int, options: int) -> int | None:

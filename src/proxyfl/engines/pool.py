@@ -54,15 +54,18 @@ class _Worker:
     def __init__(
         self, slot: int, setup: Header, trainer: bytes, server: ForkServer, fds: tuple[int, int]
     ) -> None:
-        self.slot, self.ready = slot, False
+        self.slot, self.ready, self.answers = slot, False, SharedTensors()
+        self.answers.write({})
         self.job: Job | None = None
+        self.reads: Layout | None = None
         ours, theirs = socket.socketpair()
         life_read, self.lifeline = os.pipe()
         self.connection = Connection(ours.detach())
         try:
-            self.process = server.fork((theirs.fileno(), life_read, *fds))
+            self.process = server.fork((theirs.fileno(), life_read, *fds, self.answers.fd))
         except BaseException:
             self.connection.close()
+            self.answers.close()
             os.close(self.lifeline)
             raise
         finally:
@@ -76,6 +79,7 @@ class _Worker:
         """Its exit code; negative is a signal."""
         self.process.kill()
         self.connection.close()
+        self.answers.close()
         os.close(self.lifeline)
         return self.process.wait()
 
@@ -129,8 +133,10 @@ class PoolEngine(Crew[_Worker]):
     def _give(self, worker: _Worker, job: Job) -> None:
         """Send a task to a free worker. One that turns out to be dead does not count as a try."""
         header, tensors = pack_task(job.task)
+        if worker.reads is not self._layout:
+            header["broadcast"] = worker.reads = self._layout
         try:
-            send(worker.connection, {**header, "broadcast": self._layout}, tensors)
+            send(worker.connection, header, tensors)
             job.tries += 1
         except OSError:
             self._hear(worker)
@@ -149,7 +155,7 @@ class PoolEngine(Crew[_Worker]):
         try:
             if not worker.connection.poll(0) and worker.process.poll() is not None:
                 raise EOFError
-            header, tensors = receive(worker.connection)
+            header, _ = receive(worker.connection)
         except (EOFError, OSError):
             self._bury(worker)
             return
@@ -158,7 +164,7 @@ class PoolEngine(Crew[_Worker]):
         elif header["kind"] == "error":
             raise raised(header)
         elif worker.job is not None:
-            worker.job.answer = unpack_answer(header, tensors, self._form)
+            worker.job.answer = unpack_answer(header, worker.answers.copied(header["tensors"]), self._form)
             self.cpu_seconds += header["cpu_seconds"]
             worker.job = None
 

@@ -31,10 +31,13 @@ dropped and read again, the others cannot.
 
 
 class SharedTensors:
-    """One block of memory, written by its owner and read by those who are given ``fd``."""
+    """One block of memory, written by its owner and read by those who are given ``fd``. An owner in another
+    process than the one that made it is given ``fd``, too.
+    """
 
-    def __init__(self) -> None:
-        self.fd = -1
+    def __init__(self, fd: int = -1) -> None:
+        self.fd = fd
+        self._memory: mmap.mmap | None = None
 
     def write(self, tensors: Mapping[str, Tensor]) -> Layout:
         """Replace the content. No reader may still be using what was there."""
@@ -42,14 +45,26 @@ class SharedTensors:
         if self.fd < 0:
             self.fd = _nameless(layout["size"])
         _make_room(self.fd, layout["size"])
-        with mmap.mmap(self.fd, layout["size"]) as memory:
-            fill(memory, layout, tensors)
+        fill(self._mapped(layout["size"]), layout, tensors)
         return layout
 
+    def copied(self, layout: Layout) -> Tensors:
+        """What another process has written, as copies: it may write again at once."""
+        return {name: value.clone() for name, value in view(self._mapped(layout["size"]), layout).items()}
+
     def close(self) -> None:
+        self._memory = None
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def _mapped(self, size: int) -> mmap.mmap:
+        """The memory, mapped once for as long as it is large enough: mapping it anew costs ten times as much
+        as copying a small network.
+        """
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self.fd, size)
+        return self._memory
 
 
 def read(fd: int, layout: Layout) -> Tensors:

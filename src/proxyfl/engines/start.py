@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from proxyfl.engines.forkserver import FORK, REPLY, REQUEST, RUNNING
+from proxyfl.engines.forkserver import FORK, OPEN_FILES, REPLY, REQUEST, RUNNING
 
 PREFERRED_VICTIM = "500"
 """When memory runs out, a worker should be ended before its parent: it can be replaced."""
@@ -41,7 +41,7 @@ def main() -> None:
 def _serve(control: socket.socket) -> None:
     """Fork workers and say how they ended, until the other side is gone."""
     while True:
-        request, fds, _, _ = socket.recv_fds(control, REQUEST.size, 4, socket.MSG_WAITALL)
+        request, fds, _, _ = socket.recv_fds(control, REQUEST.size, OPEN_FILES, socket.MSG_WAITALL)
         if len(request) < REQUEST.size:
             return
         what, options = REQUEST.unpack(request)
@@ -74,13 +74,13 @@ def _begin(fds: list[int]) -> None:
         os._exit(code)
 
 
-def _work(channel: int, lifeline: int, store: int, broadcast: int) -> None:
+def _work(channel: int, lifeline: int, store: int, broadcast: int, answers: int) -> None:
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(PREFERRED_VICTIM, encoding="ascii")
     from proxyfl.engines.worker import serve
 
-    serve(channel, store, broadcast)
+    serve(channel, store, broadcast, answers)
 
 
 def _ended(pid: int, options: int) -> int:

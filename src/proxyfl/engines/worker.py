@@ -20,6 +20,7 @@ from proxyfl.engines.handover import unpacked
 from proxyfl.engines.inline import InlineEngine
 from proxyfl.engines.remote_error import describe
 from proxyfl.engines.serialization import Header, pack_answer, unpack_task
+from proxyfl.engines.shared import SharedTensors
 from proxyfl.federation.client import ClientTrainer
 
 
@@ -37,13 +38,13 @@ def receive(connection: Connection) -> tuple[Header, Tensors]:
     return header, load(connection.recv_bytes())
 
 
-def serve(channel: int, store: int, broadcast: int) -> None:
+def serve(channel: int, store: int, broadcast: int, answers: int) -> None:
     gone = (EOFError, BrokenPipeError, ConnectionResetError)
     with Connection(channel) as connection, contextlib.suppress(*gone):
-        _serve(connection, store, broadcast)
+        _serve(connection, store, broadcast, SharedTensors(answers))
 
 
-def _serve(connection: Connection, store: int, broadcast: int) -> None:
+def _serve(connection: Connection, store: int, broadcast: int, answers: SharedTensors) -> None:
     setup, _ = receive(connection)
     trainer = connection.recv_bytes()
     try:
@@ -52,19 +53,32 @@ def _serve(connection: Connection, store: int, broadcast: int) -> None:
         send(connection, {"kind": "error", **describe(error)}, {})
         return
     send(connection, {"kind": "ready"}, {})
+    sent = Sent({}, {})
     while True:
         header, tensors = receive(connection)
-        sent = shared.read(broadcast, header["broadcast"])
-        task = unpack_task(header, tensors, namespace(sent, "weights"), namespace(sent, "extras"))
+        if "broadcast" in header:
+            sent = Sent.of(shared.read(broadcast, header["broadcast"]))
+        task = unpack_task(header, tensors, sent.weights, sent.extras)
         began = time.process_time()
         try:
-            answer, content = pack_answer(next(engine.run([task])), Layout(task.weights))
-            frames = encoded({**answer, "cpu_seconds": time.process_time() - began}, content)
+            answer, content = pack_answer(next(engine.run([task])), sent.form)
+            answer["tensors"] = answers.write(content)
+            answer["cpu_seconds"] = time.process_time() - began
         except Exception as error:  # no client's fault: the parent raises it again
-            frames = encoded({"kind": "error", **describe(error)}, {})
-        del sent, task, tensors
-        for frame in frames:
-            connection.send_bytes(frame)
+            answer = {"kind": "error", **describe(error)}
+        del task, tensors
+        send(connection, answer, {})
+
+
+class Sent:
+    """What all tasks of a round share, as a worker keeps it from one task to the next."""
+
+    def __init__(self, weights: Tensors, extras: Tensors) -> None:
+        self.weights, self.extras, self.form = weights, extras, Layout(weights)
+
+    @classmethod
+    def of(cls, broadcast: Tensors) -> Sent:
+        return cls(namespace(broadcast, "weights"), namespace(broadcast, "extras"))
 
 
 def _engine(setup: dict[str, Any], content: bytes, store: int) -> InlineEngine:
