@@ -114,7 +114,9 @@ def test_answers_come_in_the_order_of_the_tasks(tmp_path: Path, tasks: list[Task
     assert all(gone(pid) for pid in first)
 
 
-def test_tasks_are_drawn_only_as_the_window_allows(pair: PoolEngine, tasks: list[Task]) -> None:
+def test_tasks_are_drawn_only_as_the_window_allows(
+    pair: PoolEngine, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[int] = []
 
     def counted() -> Iterator[Task]:
@@ -122,8 +124,15 @@ def test_tasks_are_drawn_only_as_the_window_allows(pair: PoolEngine, tasks: list
             drawn.append(task.client)
             yield task
 
+    pair._brief = False
+    monkeypatch.setattr(pool, "BRIEF", 0.0)
     for count, _ in enumerate(pair.run(counted()), 1):
         assert len(drawn) <= count + len(pair.workers) + SLACK
+    assert len(drawn) == 12
+    monkeypatch.setattr(pool, "BRIEF", 60.0)
+    drawn.clear()
+    for count, _ in enumerate(pair.run(counted()), 1):
+        assert len(drawn) <= count + 2 * len(pair.workers) + SLACK
     assert len(drawn) == 12
 
 
@@ -141,6 +150,72 @@ def test_a_killed_worker_is_replaced_and_its_client_tried_again(pair: PoolEngine
         assert isinstance(ours, Update)
         assert isinstance(theirs, Update)
         assert same_bits(ours.weights, theirs.weights)
+
+
+def given_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The clients whose tasks were sent to workers that were at work."""
+    found, give = list[int](), PoolEngine._give
+
+    def noted(self: PoolEngine, worker: Any, job: Any) -> None:
+        if job is worker.next:
+            found.append(job.task.client)
+        give(self, worker, job)
+
+    monkeypatch.setattr(PoolEngine, "_give", noted)
+    return found
+
+
+@pytest.mark.parametrize(("seconds", "ahead"), [(60.0, True), (0.0, False)])
+def test_brief_tasks_are_given_ahead_and_the_bits_are_the_same(
+    pair: PoolEngine, tasks: list[Task], monkeypatch: pytest.MonkeyPatch, seconds: float, ahead: bool
+) -> None:
+    monkeypatch.setattr(pool, "BRIEF", seconds)
+    wanted = list(pair.run(tasks)) * 4
+    early = given_ahead(monkeypatch)
+    got = list(pair.run(tasks * 4))
+    assert bool(early) == ahead
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert isinstance(ours, Update)
+        assert isinstance(theirs, Update)
+        assert ours.client == theirs.client
+        assert same_bits(ours.weights, theirs.weights)
+
+
+def test_tasks_given_ahead_with_other_weights_do_not_mix(
+    pair: PoolEngine, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "BRIEF", 60.0)
+    list(pair.run(tasks))
+    mixed = [*tasks, *(Task(1, task.client, dict(task.weights), {}) for task in tasks * 3)]
+    with pytest.raises(RunError, match="same weights"):
+        list(pair.run(mixed))
+    assert [answer.client for answer in pair.run(tasks)] == [1, 0, 3, 2]
+
+
+def test_a_task_given_ahead_costs_no_try_when_its_worker_dies(
+    pair: PoolEngine, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "BRIEF", 60.0)
+    list(pair.run(tasks))
+    tries, bury, give = list[tuple[int, int]](), PoolEngine._bury, PoolEngine._give
+
+    def noted(self: PoolEngine, worker: Any) -> None:
+        tries.append((worker.job.tries, worker.next.tries if worker.next else 0))
+        bury(self, worker)
+
+    def end(self: PoolEngine, worker: Any, job: Any) -> None:
+        give(self, worker, job)
+        if job is worker.next and not tries:
+            worker.process.kill()
+            worker.process.wait()
+            while not tries:  # an answer may have come before
+                self._hear(worker)
+
+    monkeypatch.setattr(PoolEngine, "_bury", noted)
+    monkeypatch.setattr(PoolEngine, "_give", end)
+    answers = list(pair.run(tasks * 4))
+    assert tries == [(1, 0)]
+    assert all(isinstance(answer, Update) for answer in answers)
 
 
 @linux

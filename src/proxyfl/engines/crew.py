@@ -61,7 +61,7 @@ class Crew(Generic[W]):
         self._begun = False
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update | Failure]:
-        """Answers in the order of the tasks. At most ``count + SLACK`` are under way or waiting.
+        """Answers in the order of the tasks. At most :meth:`_most` are under way or waiting.
 
         Workers that are left at work when this ends early are let go: what they would answer is stale.
         """
@@ -77,7 +77,7 @@ class Crew(Generic[W]):
     def _answers(self, tasks: Iterator[Task]) -> Iterator[Update | Failure]:
         queue, more = deque[Job](), True
         while True:
-            while more and len(queue) < self.count + SLACK:
+            while more and len(queue) < self._most():
                 task = next(tasks, None)
                 more = task is not None
                 if task is not None:
@@ -89,6 +89,8 @@ class Crew(Generic[W]):
                 if job := next((job for job in self._waiting if self._suits(worker, job)), None):
                     self._waiting.remove(job)
                     self._hand(worker, job)
+            if more:
+                self._hand_ahead()
             if queue[0].answer is None:
                 self._listen()
             while queue and (answer := queue[0].answer) is not None:
@@ -96,15 +98,20 @@ class Crew(Generic[W]):
                 yield answer
 
     def _hand(self, worker: W, job: Job) -> None:
-        """Give a job to a free worker, and what all tasks of a round share to all, before the first."""
-        weights, extras = job.task.weights, job.task.extras
+        """Give a job to a free worker."""
+        self._share(job.task)
+        worker.job = job
+        self._give(worker, job)
+
+    def _share(self, task: Task) -> None:
+        """What all tasks of a round share goes to all workers, before the first task."""
+        weights, extras = task.weights, task.extras
         if self._sent is None or self._sent[0] is not weights or self._sent[1] is not extras:
             if self._begun:
                 raise RunError("tasks of one round must carry the same weights and extras")
             self._publish(within("weights", weights) | within("extras", extras))
             self._sent, self._form = (weights, extras), Layout(weights)
-        self._begun, worker.job = True, job
-        self._give(worker, job)
+        self._begun = True
 
     def _again(self, job: Job, reason: str) -> None:
         """The worker that had this job died: it is tried once more, and then has failed for that reason."""
@@ -120,6 +127,13 @@ class Crew(Generic[W]):
         self.workers.clear()
         self._waiting.clear()
         self._sent = None
+
+    def _most(self) -> int:
+        """Tasks that are under way or waiting at the same time."""
+        return self.count + SLACK
+
+    def _hand_ahead(self) -> None:
+        """While there are more tasks than those waiting: give busy workers their next ones, if that pays."""
 
     def _staff(self) -> list[W]:
         """All workers; those that are missing are started."""

@@ -36,8 +36,11 @@ reply is the worker's process, or how it ended.
 """
 FORK, RUNNING = 0, 1 << 32
 
-OPEN_FILES = 5
-"""That a worker is given: connection, lifeline, store, broadcast, and where it puts its answers."""
+ANSWERS = 2
+"""Places in memory for the answers of a worker, which it uses in turn."""
+
+OPEN_FILES = 4 + ANSWERS
+"""That a worker is given: connection, lifeline, store, broadcast, and the places for its answers."""
 
 
 def tuned_environment() -> dict[str, str]:

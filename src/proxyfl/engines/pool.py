@@ -21,7 +21,7 @@ from proxyfl.core.machine import usable_cores
 from proxyfl.core.state import Tensors
 from proxyfl.data.holdings import Holdings
 from proxyfl.engines.crew import LOOK_ROUND, TRIES, Crew, Job
-from proxyfl.engines.forkserver import ForkServer, Lost, ending, started
+from proxyfl.engines.forkserver import ANSWERS, ForkServer, Lost, ending, started
 from proxyfl.engines.handover import packed
 from proxyfl.engines.remote_error import raised
 from proxyfl.engines.serialization import Header, pack_task, unpack_answer
@@ -48,25 +48,31 @@ def devices(name: str) -> list[str]:
     return [f"cuda:{index}" for index in range(count)] or [name]
 
 
+BRIEF = 0.1
+"""Seconds. Workers whose clients take less have their next task already when they send an answer; where tasks
+are longer, the wait is not worth it that one may stand behind another while a worker is free."""
+
+
 class _Worker:
     """A worker process, as its parent sees it."""
 
     def __init__(
         self, slot: int, setup: Header, trainer: bytes, server: ForkServer, fds: tuple[int, int]
     ) -> None:
-        self.slot, self.ready, self.answers = slot, False, SharedTensors()
-        self.answers.write({})
+        self.slot, self.ready, self.answers = slot, False, [SharedTensors() for _ in range(ANSWERS)]
         self.job: Job | None = None
+        self.next: Job | None = None
         self.reads: Layout | None = None
+        for memory in self.answers:
+            memory.write({})
         ours, theirs = socket.socketpair()
         life_read, self.lifeline = os.pipe()
         self.connection = Connection(ours.detach())
         try:
-            self.process = server.fork((theirs.fileno(), life_read, *fds, self.answers.fd))
+            places = (memory.fd for memory in self.answers)
+            self.process = server.fork((theirs.fileno(), life_read, *fds, *places))
         except BaseException:
-            self.connection.close()
-            self.answers.close()
-            os.close(self.lifeline)
+            self._close()
             raise
         finally:
             theirs.close()
@@ -78,10 +84,14 @@ class _Worker:
     def end(self) -> int:
         """Its exit code; negative is a signal."""
         self.process.kill()
-        self.connection.close()
-        self.answers.close()
-        os.close(self.lifeline)
+        self._close()
         return self.process.wait()
+
+    def _close(self) -> None:
+        self.connection.close()
+        for memory in self.answers:
+            memory.close()
+        os.close(self.lifeline)
 
 
 class PoolEngine(Crew[_Worker]):
@@ -95,7 +105,7 @@ class PoolEngine(Crew[_Worker]):
         self._server: ForkServer | None = None
         self._setup: Header = {}
         self._layout: Layout = {}
-        self._stillborn = 0
+        self._stillborn, self._brief = 0, False
 
     def close(self) -> None:
         super().close()
@@ -130,14 +140,24 @@ class PoolEngine(Crew[_Worker]):
     def _publish(self, broadcast: Tensors) -> None:
         self._layout = self.broadcast.write(broadcast)
 
+    def _most(self) -> int:
+        return super()._most() + self.count * self._brief
+
+    def _hand_ahead(self) -> None:
+        for worker in [worker for worker in self.workers if worker.job and not worker.next]:
+            if self._brief and self._waiting:
+                worker.next = self._waiting.popleft()
+                self._share(worker.next.task)
+                self._give(worker, worker.next)
+
     def _give(self, worker: _Worker, job: Job) -> None:
-        """Send a task to a free worker. One that turns out to be dead does not count as a try."""
+        """Send a task to a worker. Only one that begins at once, and does not find it dead, is a try."""
         header, tensors = pack_task(job.task)
         if worker.reads is not self._layout:
             header["broadcast"] = worker.reads = self._layout
         try:
             send(worker.connection, header, tensors)
-            job.tries += 1
+            job.tries += job is worker.job
         except OSError:
             self._hear(worker)
 
@@ -164,9 +184,13 @@ class PoolEngine(Crew[_Worker]):
         elif header["kind"] == "error":
             raise raised(header)
         elif worker.job is not None:
-            worker.job.answer = unpack_answer(header, worker.answers.copied(header["tensors"]), self._form)
+            tensors = worker.answers[header["place"]].copied(header["tensors"])
+            worker.job.answer = unpack_answer(header, tensors, self._form)
             self.cpu_seconds += header["cpu_seconds"]
-            worker.job = None
+            self._brief = header.get("seconds", BRIEF) < BRIEF
+            worker.job, worker.next = worker.next, None
+            if worker.job is not None:
+                worker.job.tries += 1
 
     def _bury(self, worker: _Worker) -> None:
         """A worker died: another takes its place, and its client is tried once more."""
@@ -174,6 +198,8 @@ class PoolEngine(Crew[_Worker]):
         code, job = worker.end(), worker.job
         if not worker.ready:
             self._start_again(code)
+        if worker.next is not None:
+            self._waiting.appendleft(worker.next)
         if job is not None:
             cure = f"is there enough memory for --workers {self.count}?"
             self._again(job, f"worker process died {TRIES} times ({ending(code)}); {cure}")

@@ -74,7 +74,7 @@ def _begin(fds: list[int]) -> None:
         os._exit(code)
 
 
-def _work(channel: int, lifeline: int, store: int, broadcast: int, answers: int) -> None:
+def _work(channel: int, lifeline: int, store: int, broadcast: int, *answers: int) -> None:
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(PREFERRED_VICTIM, encoding="ascii")

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,13 +40,16 @@ def receive(connection: Connection) -> tuple[Header, Tensors]:
     return header, load(connection.recv_bytes())
 
 
-def serve(channel: int, store: int, broadcast: int, answers: int) -> None:
+def serve(channel: int, store: int, broadcast: int, answers: Sequence[int]) -> None:
+    """``answers`` are used in turn: an answer may be read while the next one is written."""
     gone = (EOFError, BrokenPipeError, ConnectionResetError)
     with Connection(channel) as connection, contextlib.suppress(*gone):
-        _serve(connection, store, broadcast, SharedTensors(answers))
+        _serve(connection, store, broadcast, cycle(enumerate(map(SharedTensors, answers))))
 
 
-def _serve(connection: Connection, store: int, broadcast: int, answers: SharedTensors) -> None:
+def _serve(
+    connection: Connection, store: int, broadcast: int, places: Iterator[tuple[int, SharedTensors]]
+) -> None:
     setup, _ = receive(connection)
     trainer = connection.recv_bytes()
     try:
@@ -62,7 +67,8 @@ def _serve(connection: Connection, store: int, broadcast: int, answers: SharedTe
         began = time.process_time()
         try:
             answer, content = pack_answer(next(engine.run([task])), sent.form)
-            answer["tensors"] = answers.write(content)
+            answer["place"], memory = next(places)
+            answer["tensors"] = memory.write(content)
             answer["cpu_seconds"] = time.process_time() - began
         except Exception as error:  # no client's fault: the parent raises it again
             answer = {"kind": "error", **describe(error)}
