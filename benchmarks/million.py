@@ -1,10 +1,12 @@
-"""A million registered clients, a thousand in each round, one step each; then two.
+"""A million registered clients, a thousand in each round, one step each; then two; then two worker processes.
 
     python benchmarks/million.py [--clients 1000,100000,1000000] [--rounds 3] [--per-round 1000]
 
 A client is a range of indices into one store of drawn images. For each number of clients, in a process of
-its own: how long the partition takes to build, what it takes on disk, the time of a round in one process, how
-much of it is not the clients' training (checks, folding, averaging, evaluation, checkpoint), and memory.
+its own: how long the partition takes to build, what it takes on disk, the time of a round, how much of the
+CPU time is not the clients' training (checks, folding, averaging, evaluation, checkpoint; with workers also
+tasks and answers), and memory of that process. Worker processes train while their parent checks and folds: of
+such a round, it is also said how long the clients are done and only the server is at work.
 Partitioning real labels is measured first: ``proxyfl.partition`` with four images per client, whose arrays
 count in the peak. Prints the table and writes ``results/million.csv``.
 """
@@ -31,6 +33,7 @@ from proxyfl.core.state import Update
 from proxyfl.data.partition import make_partition
 from proxyfl.federation.client import ClientTrainer
 from proxyfl.report import plot_style
+from proxyfl.runs.directory import RunDirectory, read_json_lines
 
 ROOT = Path(__file__).parents[1]
 METHOD = "fedavg"
@@ -38,9 +41,9 @@ DEALT = 4
 """Images for each client where real labels are partitioned."""
 
 COLUMNS = (
-    "clients", "per round", "built from index ranges (s)", "partitioned (s)", "on disk (MB)", "start-up (s)",
-    "steps per client", "wall time per round (s)", "CPU time per round (s)", "server share (%)",
-    "resident (MB)", "peak (MB)",
+    "clients", "per round", "workers", "built from index ranges (s)", "partitioned (s)", "on disk (MB)",
+    "start-up (s)", "steps per client", "wall time per round (s)", "CPU time per round (s)",
+    "server share (%)", "server alone (%)", "resident (MB)", "peak (MB)",
 )  # fmt: skip
 
 
@@ -66,7 +69,9 @@ def dealing_time(clients: int) -> float:
     return time.process_time() - began
 
 
-def measured(clients: int, per_round: int, rounds: int, steps: int, folder: Path) -> dict[str, float]:
+def measured(
+    clients: int, per_round: int, rounds: int, steps: int, workers: int, folder: Path
+) -> dict[str, float]:
     """One number of clients, in this process."""
     torch.set_num_threads(1)
     dealt = dealing_time(clients)
@@ -78,31 +83,43 @@ def measured(clients: int, per_round: int, rounds: int, steps: int, folder: Path
         train__batch=8, keep__snapshot_every=0,
     )  # fmt: skip
     found = []
-    with staged(folder / "run", config, simulation, workers=0) as stage:
-        trained = stage.trainer.train = Trained(stage.trainer, steps)  # type: ignore[method-assign]
+    with staged(folder / "run", config, simulation, workers) as stage:
+        trained = Trained(stage.trainer, steps)
+        if not workers:
+            stage.trainer.train = trained  # type: ignore[method-assign]
         for turn in range(rounds + 1):
-            trained.spent = 0.0
-            spent, clock = time.process_time(), time.perf_counter()
+            trained.spent = -getattr(stage.federation.engine, "cpu_seconds", 0.0)
+            here, clock = time.process_time(), time.perf_counter()
             stage.play()
-            spent, clock = time.process_time() - spent, time.perf_counter() - clock
+            here, clock = time.process_time() - here, time.perf_counter() - clock
+            trained.spent += getattr(stage.federation.engine, "cpu_seconds", 0.0)
+            spent = here + trained.spent * bool(workers)
+            alone = 1 - seconds_of_training(folder / "run") / clock
             if turn:
-                found.append((clock, spent, 1 - trained.spent / spent, resident()))
+                found.append((clock, spent, 1 - trained.spent / spent, alone, resident()))
             else:
-                ready = time.process_time() - began - spent
-    clock, spent, server, held = (statistics.median(column) for column in zip(*found, strict=True))
+                ready = time.process_time() - began - here
+    clock, spent, server, alone, held = (statistics.median(column) for column in zip(*found, strict=True))
     disk = (folder / "run" / "partition.safetensors").stat().st_size
     return {
         "built": built, "dealt": dealt, "disk": disk, "start": ready, "steps": steps, "clock": clock,
-        "spent": spent, "server": server, "resident": held, "peak": peak_memory(),
+        "spent": spent, "server": server, "alone": alone, "workers": workers, "resident": held,
+        "peak": peak_memory(),
     }  # fmt: skip
+
+
+def seconds_of_training(run: Path) -> float:
+    """From the beginning of the last round to its last answer."""
+    return float(read_json_lines(RunDirectory(run).timing)[-1]["train"])
 
 
 def row(clients: int, per_round: int, found: dict[str, float]) -> list[Any]:
     megabytes = [f"{found[name] / MEGABYTE:.1f}" for name in ("resident", "peak")]
     return [
-        clients, per_round, f"{found['built']:.2f}", f"{found['dealt']:.2f}",
+        clients, per_round, found["workers"], f"{found['built']:.2f}", f"{found['dealt']:.2f}",
         f"{found['disk'] / MEGABYTE:.1f}", f"{found['start']:.1f}", found["steps"], f"{found['clock']:.2f}",
-        f"{found['spent']:.2f}", f"{100 * found['server']:.1f}", *megabytes,
+        f"{found['spent']:.2f}", f"{100 * found['server']:.1f}",
+        f"{100 * found['alone']:.1f}" if found["workers"] else "", *megabytes,
     ]  # fmt: skip
 
 
@@ -114,15 +131,20 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "million.csv")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         with tempfile.TemporaryDirectory(prefix="proxyfl-million-") as folder:
-            numbers = options.per_round, options.rounds, options.steps
+            numbers = options.per_round, options.rounds, options.steps, options.workers
             print(json.dumps(measured(options.one, *numbers, Path(folder))))
         return
     rows = []
     counts = [*map(int, options.clients.split(","))]
-    for clients, steps in [*((count, 1) for count in counts), (counts[-1], 2)]:
+    for clients, steps, workers in [
+        *((count, 1, 0) for count in counts),
+        (counts[-1], 2, 0),
+        (counts[-1], 1, 2),
+    ]:
         call = [
             sys.executable,
             __file__,
@@ -130,6 +152,8 @@ def main() -> None:
             clients,
             "--steps",
             steps,
+            "--workers",
+            workers,
             "--per-round",
             options.per_round,
         ]
