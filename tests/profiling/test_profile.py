@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from proxyfl.core import spans
 from proxyfl.core.errors import ConfigError, RunError
 from proxyfl.core.spans import (
     AVERAGE,
@@ -29,7 +30,7 @@ from proxyfl.engines.forkserver import WORKERS
 from proxyfl.federation.client import every_step, numerics
 from proxyfl.methods.proxyfl import ProxyFL
 from proxyfl.profiling import profile as profiling
-from proxyfl.profiling.hardware import matrix_peak
+from proxyfl.profiling.hardware import clock, matrix_peak
 from proxyfl.profiling.instrumentation import Recording, SomeSteps
 from proxyfl.profiling.phases import OPTIMISER, REST, Phase, Profile
 from proxyfl.profiling.process import profile_in_process
@@ -68,7 +69,7 @@ def trained(trainer, task, data, steps=every_step):
 
 
 def recorded(trainer, task, data, steps):
-    with Recording(trainer.device) as recording:
+    with Recording(clock(trainer.device)) as recording:
         update = trained(trainer, task, data, steps)
     return update, recording.spent()
 
@@ -97,7 +98,7 @@ def test_every_method_trains_to_the_same_bits_under_the_profiler(name, tmp_path)
     assert same_bits(plain.weights, watched.weights)
     assert same_bits(plain.extras, watched.extras)
     assert plain.metrics == watched.metrics
-    assert not torch.autograd._profiler_enabled()
+    assert spans._watch is None
     assert set(spent) >= {WEAK, FORWARD, BACKWARD, OPTIMISER, REST, BEGIN, FINISH, ROUND}
     adding = [addon.name for addon in trainer.method.addons if addon.name in ("icpl", "prox", "proto")]
     assert set(spent) >= {f"loss: {name}" for name in adding}
@@ -168,7 +169,7 @@ def test_a_profile_ends_with_what_the_method_raises(hook, monkeypatch):
     monkeypatch.setattr(ProxyFL, hook, lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         profile(tiny_config(), simulation=SIMULATION, steps=1)
-    assert not torch.autograd._profiler_enabled()
+    assert spans._watch is None
 
 
 def test_hooks_that_are_left_empty_are_no_phases():

@@ -1,7 +1,8 @@
 """Names for what a program is doing, which torch's profiler shows: ``with span("forward"): ...``
 
-Nobody profiles a usual run, and then a span costs one question. Under ``torch.profiler`` it is a range of its
-trace; ``proxyfl profile`` makes its table of them.
+Nobody watches a usual run, and then a span costs one question. Under ``torch.profiler`` it is a range of its
+trace; ``proxyfl profile`` watches spans itself (:func:`watched`), since recording every operation makes small
+steps several times as slow.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
@@ -20,7 +20,8 @@ PREFIX = "proxyfl: "
 STEP = "step"
 WEAK, STRONG, TEACHER, FORWARD = "weak views", "strong views", "teacher", "forward"
 PSEUDO, LOSSES, BACKWARD, OBSERVE = "pseudo-labels", "losses", "backward", "observe"
-"""Parts of a step. Optimisers bring spans of their own, which torch puts there."""
+OPTIMISER = "optimiser"
+"""Parts of a step."""
 
 BEGIN, FINISH, ROUND = "begin the round", "finish the round", "load and send weights"
 """What a client does once a round, outside of the steps."""
@@ -29,14 +30,25 @@ FOLD, AVERAGE, EVALUATE = "check and fold updates", "average", "evaluation"
 """What the server does once a round, beside the hooks of parts."""
 
 _NOTHING = nullcontext()
-_wait: Callable[[], None] | None = None
+_watch: Callable[[str], AbstractContextManager[Any]] | None = None
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """What happens inside goes by this name in a trace."""
-    if not _profiler_enabled():
-        return _NOTHING
-    return record_function(PREFIX + name) if _wait is None else _awaited(name, _wait)
+    """What happens inside goes by this name."""
+    if _watch is not None:
+        return _watch(name)
+    return record_function(PREFIX + name) if _profiler_enabled() else _NOTHING
+
+
+@contextmanager
+def watched(watch: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
+    """While this lasts, every span is the one that ``watch`` returns for its name."""
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
 
 
 def loss_span(*names: str) -> str:
@@ -47,31 +59,3 @@ def loss_span(*names: str) -> str:
 def serve_span(part: str) -> str:
     """How the server's half of a part is called."""
     return f"server: {part}"
-
-
-@contextmanager
-def synchronised(device: torch.device) -> Iterator[None]:
-    """While this lasts, spans begin and end when the device has done what it was asked for until then."""
-    global _wait
-    before, _wait = _wait, waiter(device)
-    try:
-        yield
-    finally:
-        _wait = before
-
-
-def waiter(device: torch.device) -> Callable[[], None] | None:
-    """Waits until the device has nothing left to do; None where calls return only then."""
-    if device.type not in ("cuda", "mps"):
-        return None
-    return torch.cuda.synchronize if device.type == "cuda" else torch.mps.synchronize
-
-
-@contextmanager
-def _awaited(name: str, wait: Callable[[], None]) -> Iterator[None]:
-    wait()
-    with record_function(PREFIX + name):
-        try:
-            yield
-        finally:
-            wait()

@@ -27,6 +27,7 @@ from proxyfl.aggregation.accountant import LEAST_NOISE, MOST_NOISE, epsilon
 from proxyfl.core.config import Config, PrivacySettings, TrainSettings
 from proxyfl.core.errors import ConfigError, MethodError
 from proxyfl.core.rng import rng
+from proxyfl.core.spans import OPTIMISER, span
 from proxyfl.core.state import Metrics, Task
 from proxyfl.data.stream import Batch, steps_of
 from proxyfl.federation.sampling import Population
@@ -162,7 +163,8 @@ class RecordRound:
             each = self.own.get(parameter)
             total = 0.0 if each is None else torch.tensordot(factor, each.nan_to_num(0.0, 0.0, 0.0), dims=1)
             parameter.grad = ((total + noise) / expected).to(parameter.dtype)
-        ctx.optimiser.step()
+        with span(OPTIMISER):
+            ctx.optimiser.step()
         ctx.steps += 1
 
     def _backward(self, batch: Batch, ctx: ClientContext) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from proxyfl.core.config import TrainSettings
 from proxyfl.core.errors import MethodError
 from proxyfl.core.rng import SERVER, rng
-from proxyfl.core.spans import BACKWARD, BEGIN, FORWARD, TEACHER, loss_span, span
+from proxyfl.core.spans import BACKWARD, BEGIN, FORWARD, OPTIMISER, TEACHER, loss_span, span
 from proxyfl.core.state import Task, Tensors, namespace, within
 from proxyfl.data.stream import Batch, Stream
 from proxyfl.methods.optimisers import OptimiserFactory, usual_optimiser
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 def descend(loss: Tensor, optimiser: torch.optim.Optimizer, clip: float = 0.0) -> None:
     """One optimiser step against the gradient of the loss; ``clip`` bounds each of its elements."""
-    optimiser.zero_grad(set_to_none=True)
+    with span(OPTIMISER):
+        optimiser.zero_grad(set_to_none=True)
     if not loss.requires_grad:
         return
     with span(BACKWARD):
         loss.backward()  # type: ignore[no-untyped-call]
     if clip:
         nn.utils.clip_grad_value_([p for group in optimiser.param_groups for p in group["params"]], clip)
-    optimiser.step()
+    with span(OPTIMISER):
+        optimiser.step()
 
 
 class FeatureNetwork(Protocol):

@@ -44,7 +44,7 @@ from torch.optim import Adam, Optimizer
 
 from proxyfl.core.dealing import SERVER
 from proxyfl.core.settings import setting
-from proxyfl.core.spans import BACKWARD, FORWARD, loss_span, span
+from proxyfl.core.spans import BACKWARD, FORWARD, OPTIMISER, loss_span, span
 from proxyfl.core.state import Tensors
 from proxyfl.data.stream import Batch
 from proxyfl.methods.base import Addon, Method, MethodParameters
@@ -160,7 +160,8 @@ class FedDure(Method):
             gradient, losses, probabilities = _judge(model, phi, buffers, held.fine, lr, strong, label, x, y)
             for name, parameter in held.fine.named_parameters():
                 parameter.grad = gradient[name]
-            held.optimiser.step()
+            with span(OPTIMISER):
+                held.optimiser.step()
             trust = trusted(held.fine, probabilities).detach()
             before = labelled_loss(model, held.phi, buffers, x, y)
             held.phi = _moved(phi, losses, trust, lr)

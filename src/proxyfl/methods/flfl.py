@@ -41,7 +41,7 @@ from torch.func import functional_call
 
 from proxyfl.core.errors import UpdateRefused
 from proxyfl.core.settings import setting
-from proxyfl.core.spans import BACKWARD, FORWARD, LOSSES, PSEUDO, span
+from proxyfl.core.spans import BACKWARD, FORWARD, LOSSES, OPTIMISER, PSEUDO, span
 from proxyfl.core.state import Tensors, Update
 from proxyfl.data.stream import Batch
 from proxyfl.methods.base import NOT_AT_SERVER, Method, MethodParameters
@@ -157,13 +157,15 @@ class FLFL(Method):
     ) -> None:
         """One step along the gradient of the losses here and that of the consistency uphill."""
         ctx.log(losses | {"consistency": apart})
-        ctx.optimiser.zero_grad(set_to_none=True)
+        with span(OPTIMISER):
+            ctx.optimiser.zero_grad(set_to_none=True)
         with span(BACKWARD):
             torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         for parameter, slope in zip(ctx.model.parameters(), slopes, strict=True):
             if slope is not None:
                 parameter.grad = slope if parameter.grad is None else parameter.grad + slope
-        ctx.optimiser.step()
+        with span(OPTIMISER):
+            ctx.optimiser.step()
 
     def finish(self, ctx: ClientContext) -> Tensors:
         label = ctx.memory["label"]

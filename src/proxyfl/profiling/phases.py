@@ -13,6 +13,7 @@ from proxyfl.core.spans import (
     FORWARD,
     LOSSES,
     OBSERVE,
+    OPTIMISER,
     PSEUDO,
     ROUND,
     STRONG,
@@ -21,7 +22,6 @@ from proxyfl.core.spans import (
     loss_span,
 )
 
-OPTIMISER = "optimiser"
 REST = "rest"
 """What is left of a step."""
 

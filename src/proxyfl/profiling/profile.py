@@ -1,8 +1,8 @@
 """One client's round taken apart: what each phase of a step costs, and how that compares with the machine.
 
-The real trainer trains the client several times over: to warm up, by the clock alone, under torch's profiler,
-whose own cost is then known and left out, and under a counter of arithmetic operations. Then the server plays
-its part of the round.
+The real trainer trains the client several times over: to warm up, by the clock alone, with a clock at every
+span, with one at every convolution, and under a counter of arithmetic operations. Then the server plays its
+part of the round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxyfl.federation.loop import Server, play_round
 from proxyfl.methods.base import Method, overrides
 from proxyfl.profiling.encoding import measure_encoding
 from proxyfl.profiling.hardware import clock, matrix_peak, peak_memory
-from proxyfl.profiling.instrumentation import Recording, SomeSteps, counted_operations
+from proxyfl.profiling.instrumentation import Convolutions, Recording, SomeSteps, counted_operations
 from proxyfl.profiling.phases import ON_CLIENT, Phase, Profile, step_phases
 from proxyfl.runs.build import assemble
 from proxyfl.runs.simulation import Simulation, prepare
@@ -35,6 +35,9 @@ SECONDS, MOST = 10.0, 50
 many there are at most."""
 
 WARM_UP = 2
+FEW = 10
+"""Steps in which convolutions are timed, at most."""
+
 TEST_BATCHES = 2
 """Batches of test images from which the time of the whole evaluation is projected."""
 
@@ -80,7 +83,7 @@ def profile(
             engine.recording.stop()
     if engine.found is None:
         raise RunError(f"no client of round 1 holds images that {config.method.name} can train on")
-    spent = engine.recording.spent(_idle_hooks(trainer.method), engine.price)
+    spent = engine.recording.spent()
     tell("done", 1.0)
     measured = len(simulation.dataset.test), len(everything)
     if EVALUATE in spent:
@@ -102,11 +105,10 @@ class _OneClient:
     ) -> None:
         self.config, self.federation, self.trainer = config, federation, trainer
         self.simulation, self.tell = simulation, tell
-        self.recording = Recording(trainer.device)
+        self.recording = Recording(clock(trainer.device), _idle_hooks(trainer.method))
         self.steps: int | None = None
         self.client: int | None = None
         self.found: Profile | None = None
-        self.price = 0.0
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Update]:
         tasks, sizes = list(tasks), self.simulation.population.sizes
@@ -144,18 +146,21 @@ class _OneClient:
         plain = SomeSteps(count, clock(trainer.device), self._follow(count, 0.1))
         self._train(task, plain)
         memory = peak_memory(trainer.device)
-        steps = SomeSteps(count, clock(trainer.device), self._follow(count, 0.4))
-        with Recording(trainer.device) as recording:
+        unseen, steps = _idle_hooks(trainer.method), SomeSteps(count, tell=self._follow(count, 0.4))
+        with Recording(clock(trainer.device), unseen) as recording:
             update = self._train(task, steps)
-        self.price = recording.price(steps.seconds, plain.seconds)
+        losses = _own_losses(trainer.method, update)
+        self.tell("convolutions", 0.7)
+        few = SomeSteps(min(count, FEW))
+        with Convolutions(clock(trainer.device)) as convolutions:
+            self._train(task, few)
+        per_step = 1 / (len(few.seconds) * sum(plain.seconds) / count)
         self.tell("operations", 0.75)
-        unseen, losses = _idle_hooks(trainer.method), _own_losses(trainer.method, update)
         with counted_operations(unseen) as operations:
             self._train(task, SomeSteps(1))
         self.tell("matrix product", 0.8)
-        spent = recording.spent(unseen, self.price)
+        spent = recording.spent()
         phases, counts = step_phases(spent, losses), step_phases(operations.phases(), losses)
-        forward, backward = recording.convolutions()
         found = Profile(
             method=config.method.name,
             data=config.data.name,
@@ -172,8 +177,8 @@ class _OneClient:
             step=tuple(Phase(name, 1e3 * phases[name] / count, counts.get(name, 0) / 1e9) for name in phases),
             client=tuple(Phase(name, 1000 * spent[name]) for name in ON_CLIENT),
             server=(),
-            conv_forward=forward / sum(steps.seconds),
-            conv_backward=backward / sum(steps.seconds),
+            conv_forward=convolutions.forward * per_step,
+            conv_backward=convolutions.backward * per_step,
             peak=matrix_peak(config.compute.dtype, trainer.device),
             memory=memory,
             cores=plain.cpu_seconds / sum(plain.seconds),
