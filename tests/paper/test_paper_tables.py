@@ -113,6 +113,24 @@ def test_the_gain_is_over_the_best_method_and_not_over_the_bound(made: Make) -> 
     assert told not in tables(item("table2"), scale("mini"), results, [C10])[0].caption
 
 
+def test_the_gain_is_one_over_seeds_that_both_rows_have(made: Make) -> None:
+    """On its one seed the best method is 2 points behind; its mean alone would hide that."""
+    results = {
+        (row.label, "svhn@0.1"): [made(row.label, "svhn@0.1", seed, [0.6]) for seed in (1, 2)]
+        for row in item("table1").rows
+    }
+    results["FedDB", "svhn@0.1"] = [made("FedDB", "svhn@0.1", 2, [0.83])]
+    results["ProxyFL", "svhn@0.1"] = [
+        made("ProxyFL", "svhn@0.1", *cell) for cell in ((1, [0.75]), (2, [0.85]))
+    ]
+    panel = tables(item("table1"), scale("mini"), results, [Column("svhn", 0.1)])[0]
+    assert texts(panel, "ProxyFL over the best other method")[2] == "+2.00"
+    assert texts(panel, "FedDB")[2] == "−2.00"
+    del results["FedDB", "svhn@0.1"][0]
+    panel = tables(item("table1"), scale("mini"), results, [Column("svhn", 0.1)])[0]
+    assert texts(panel, "ProxyFL over the best other method")[2] == "–"
+
+
 def test_data_sets_are_columns_where_alpha_does_not_vary(made: Make) -> None:
     result = made("SAGE", "svhn@0.1", 1, [0.5, 0.5])
     columns = [Column("cifar10", 0.1), Column("svhn", 0.1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from proxyfl.paper.captions import bounds, counted, name_of, place_of, remarks, rounds_of
@@ -19,6 +19,10 @@ from proxyfl.results.layout import MINUS, NONE, Field, Panel, signed
 ABOVE, BELOW = "green", "red"
 TRAFFIC = {"FedMatch": "FedMatch + helpers", "Prototypes": "prototypes"}
 """Rows of table 7 that the count calls otherwise."""
+
+
+Pair = Callable[[str, Column, str], tuple[float | None, float | None]]
+"""Our mean of a row, on the seeds that another row has, too, and the paper's number."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def _accuracies(
         rows.append(tuple(fields))
     labels = {row.label for row in item.rows}
     gains = [
-        _gain_row(gain, columns, printed, results, what, metric, compared=size.comparable)
+        _gain_row(gain, columns, pair, what, compared=size.comparable)
         for gain in item.gains
         if labels.issuperset([gain.row, *gain.over])
     ]
@@ -129,7 +133,8 @@ def _accuracies(
     said = [*_spread_caption(item, results, columns, metric), *bounds(item)]
     if gains:
         said.append(
-            "Below the rows: differences of means; the paired differences show which of them are noise."
+            "Below the rows: differences of means on the seeds that both rows have; the paired differences "
+            "show which of them are noise."
         )
     if base is not None:
         said.append(
@@ -195,24 +200,15 @@ def _signed(value: float, what: Measure) -> Field:
 
 
 def _gain_row(
-    gain: Gain,
-    columns: Sequence[Column],
-    printed: Published,
-    results: Results,
-    what: Measure,
-    metric: str,
-    *,
-    compared: bool,
+    gain: Gain, columns: Sequence[Column], pair: Pair, what: Measure, *, compared: bool
 ) -> tuple[Field, ...]:
-    """A difference of means, ours and the paper's, and where scales allow it how far those are apart."""
+    """By how much a row leads the best of others, ours and the paper's, and where scales allow it how far
+    those are apart.
+    """
     fields: list[Field] = [Field(gain.label)]
     for column in columns:
-        labels = (gain.row, *gain.over)
-        spreads = {name: what.spread(results.get((name, column.key), ()), metric) for name in labels}
-        ours = {name: what.factor * spread.mean for name, spread in spreads.items() if spread}
-        known = {name: printed.get(name, column.key + what.suffix) for name in labels}
-        theirs = {name: value for name, value in known.items() if value is not None}
-        mine, paper = _lead(gain, ours), _lead(gain, theirs)
+        pairs = [(pair(gain.row, column, name), pair(name, column, gain.row)) for name in gain.over]
+        mine, paper = (_least([(row[k], other[k]) for row, other in pairs]) for k in (0, 1))
         leads = [Field(NONE if value is None else _signed(value, what).text) for value in (mine, paper)]
         if not compared:
             fields += [Field(NONE), *leads]
@@ -223,11 +219,10 @@ def _gain_row(
     return tuple(fields)
 
 
-def _lead(gain: Gain, values: Mapping[str, float]) -> float | None:
-    """By how much the row leads the best of the others; None while one of them is missing."""
-    if not values.keys() >= {gain.row, *gain.over}:
-        return None
-    return values[gain.row] - max(values[name] for name in gain.over)
+def _least(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
+    """The smallest of the leads; None while a number is missing."""
+    leads = [row - other for row, other in pairs if row is not None and other is not None]
+    return min(leads) if len(leads) == len(pairs) else None
 
 
 def _ranks(item: Item, results: Results, column: Column, what: Measure, metric: str) -> dict[str, int]:
