@@ -6,11 +6,14 @@ A whole ProxyFL step at 16 × 16 and width 1 (32 + 64 + 64 images, fp32, one thr
 worker processes) by its phases; then its network, forward and backward, in CPU time, the parts taking turns,
 the best of the repeats: every convolution by itself, and the same network compiled by ``torch.compile``, in a
 process that finds nothing compiled and in one after it, which finds what the first one left on the disk.
+Besides, what else was tried: batch norm and ReLU as one function (``by_hand.py``), and strong views of the
+images of several steps at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 import os
 import subprocess
@@ -18,14 +21,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from by_hand import by_hand
 from stage import drawn_simulation, settings
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from proxyfl.data.augment import strong
 from proxyfl.engines.forkserver import TUNABLES, tuned_environment
 from proxyfl.models.resnet import ResNet
 from proxyfl.profiling.hardware import matrix_peak
@@ -34,6 +40,7 @@ from proxyfl.profiling.profile import profile
 ROOT = Path(__file__).parents[1]
 IMAGES, SIZE, STEPS = 160, 16, 10
 LAYOUT = torch.channels_last
+VIEWS_AT_ONCE = 8
 Row = tuple[str, float, str]
 
 
@@ -57,6 +64,9 @@ def main() -> None:
         name: lambda each=each: each() for name, (each, _) in layers.items()
     }
     parts["step"] = step_of(network, images)
+    parts["step by hand"] = step_of(by_hand_like(network, images), images)
+    for steps in (1, VIEWS_AT_ONCE):
+        parts[f"views {steps}"] = partial(strong_views, steps)
     with tempfile.TemporaryDirectory(prefix="proxyfl-compiled-") as folder:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
         call = [sys.executable, __file__, "--compile"]
@@ -111,12 +121,33 @@ def table(
         *((f"convolution {name}", 1e-9 * work[name] / best[name], "GFLOP/s") for name in work),
         ("the network's part of a step", 1e3 * step, "ms"),
         ("of it convolutions", 100 * alone / step, "%"),
+        ("batch norm and ReLU as one function, ratio", best["step by hand"] / step, ""),
+        (
+            f"strong views of {VIEWS_AT_ONCE} steps at once, ratio",
+            best[f"views {VIEWS_AT_ONCE}"] / VIEWS_AT_ONCE / best["views 1"],
+            "",
+        ),
         ("compiled, ratio", compiled / step, ""),
         ("compilation, first process", compiling, "s"),
         ("compilation, second process", again, "s"),
         ("steps until the first has paid off", compiling / gained if gained > 0 else float("inf"), ""),
         ("steps until the second has paid off", again / gained if gained > 0 else float("inf"), ""),
     ]
+
+
+def by_hand_like(network: ResNet, images: Tensor) -> ResNet:
+    """The same network, computed by hand; in double precision it must have the same gradients."""
+    plain, other = copy.deepcopy(network).double(), by_hand(copy.deepcopy(network).double())
+    for each in (plain, other):
+        step_of(each, images.double())()
+    for (name, parameter), found in zip(plain.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, parameter.grad, msg=name)
+    return by_hand(copy.deepcopy(network))
+
+
+def strong_views(steps: int) -> None:
+    images = torch.zeros(64 * steps, 3, SIZE, SIZE, dtype=torch.uint8)
+    strong(images, torch.Generator().manual_seed(0))
 
 
 def cpu_seconds(part: Callable[[], None]) -> float:
