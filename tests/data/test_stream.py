@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from proxyfl.core.config import TrainSettings
+from proxyfl.data import stream as streams
 from proxyfl.data.stream import VIEWS, Batch, ClientData, Stream, ViewSettings
 
 CPU = torch.device("cpu")
@@ -276,3 +277,39 @@ def test_true_labels_of_unlabelled_images_cannot_be_reached() -> None:
 
 def test_the_size_of_a_client() -> None:
     assert len(coded(4, 6)) == 10
+
+
+@pytest.mark.parametrize(("at_once", "calls"), [(0, 7), (3 * (16 + 32) * 64, 3), (1 << 30, 1)])
+def test_views_of_several_steps_are_computed_together(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, calls: int
+) -> None:
+    monkeypatch.setattr(streams, "AT_ONCE", at_once)
+    found = stream(coded(32, 80), batch=16, mu=2)
+    seen, view = list[Any](), found._view
+
+    def counted(kind: Any, index: Tensor) -> Tensor:
+        seen.append(kind)
+        return view(kind, index)
+
+    monkeypatch.setattr(found, "_view", counted)
+    batches = list(found.epoch())
+    assert len(batches) == 7
+    assert [seen.count(kind) for kind in (streams.weak, streams.strong)] == [2 * calls, 2 * calls]
+    for batch in batches:
+        assert [len(each) for each in (batch.x, batch.x_strong, batch.u_weak, batch.u_strong)] == [
+            16,
+            16,
+            32,
+            32,
+        ]
+        assert [level % 10 for level in shown(batch.x)] == batch.y.tolist()
+        assert shown(batch.u_weak) == found.pool[batch.u_index].tolist()
+
+
+def test_steps_are_drawn_one_by_one_where_they_are_large_or_private() -> None:
+    for size, batch, ahead in ((32, 128, 1), (32, 32, 1), (16, 32, 7), (8, 16, 56)):
+        images = dataclasses.replace(coded(4, 9), images=torch.zeros(13, 3, size, size, dtype=torch.uint8))
+        assert stream(images, batch=batch, mu=2).ahead == ahead
+    private = stream(coded(4, 9), batch=2)
+    private.sampler = lambda count, batch: torch.arange(count)[:batch]
+    assert private.ahead == 1

@@ -80,16 +80,20 @@ def test_where_it_must_be_exact_the_run_is_left_as_it_is(half: Path) -> None:
 
 
 def test_a_new_version_of_the_arithmetic(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "NUMERICS", 2)
-    with pytest.raises(RunError, match="numerics 1, now 2"):
+    there = provenance.NUMERICS
+    monkeypatch.setattr(provenance, "NUMERICS", there + 1)
+    with pytest.raises(RunError, match=f"numerics {there}, now {there + 1}"):
         proxyfl.resume(half, exact=True)
 
 
-def test_runs_of_before_it_was_counted(half: Path) -> None:
+def test_runs_of_before_it_was_counted(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = half / "environment.json"
     noted = json.loads(file.read_text())
     del noted["numerics"], noted["instructions"]
     file.write_text(json.dumps(noted))
+    with pytest.raises(RunError, match=f"numerics 1, now {provenance.NUMERICS}"):
+        proxyfl.resume(half, exact=True)
+    monkeypatch.setattr(provenance, "NUMERICS", 1)
     proxyfl.resume(half, exact=True)
 
 

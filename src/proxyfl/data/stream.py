@@ -6,9 +6,11 @@ labels of the unlabelled ones are here for a declared oracle alone; others canno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -24,6 +26,12 @@ from proxyfl.data.numbers import is_vectors
 
 VIEWS = frozenset({"x", "x_strong", "u_weak", "u_strong"})
 """The views a method may want: labelled weak and strong, unlabelled weak and strong."""
+
+
+AT_ONCE = 1 << 19
+"""Numbers in the views of the steps that are drawn together, unless one step has more: of small images, most
+of the time would be spent between operations.
+"""
 
 
 class View(Protocol):
@@ -144,11 +152,12 @@ class Stream:
         if self.sampler is not None:
             labelled = self._sampled(self.sampler, len(self.data.labelled), self.batch)
             unlabelled = self._sampled(self.sampler, chosen, self.u_batch)
-        for _ in range(self.steps):
-            positions = next(unlabelled)
-            yield self._batch(
-                next(labelled), positions if self.selected is None else self.selected[positions]
-            )
+        for start in range(0, self.steps, self.ahead):
+            count = min(self.ahead, self.steps - start)
+            drawn, positions = [*islice(labelled, count)], [*islice(unlabelled, count)]
+            if self.selected is not None:
+                positions = [self.selected[each] for each in positions]
+            yield from self._batches(drawn, positions)
 
     def walk_pool(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image of the pool once, in order: (positions, weak views)."""
@@ -176,18 +185,31 @@ class Stream:
             for start in range(0, max(1, count - batch + 1), max(1, batch)):
                 yield order[start : start + batch]
 
-    def _batch(self, drawn: Tensor, positions: Tensor) -> Batch:
-        labelled = self.data.labelled[drawn]
-        unlabelled = self.pool[positions]
+    @cached_property
+    def ahead(self) -> int:
+        """Steps whose views are computed at once."""
+        numbers = (self.batch + self.u_batch) * math.prod(vectors.sample_shape(self.data.images))
+        return 1 if self.sampler is not None else max(1, AT_ONCE // numbers)
+
+    def _batches(self, drawn: list[Tensor], positions: list[Tensor]) -> Iterator[Batch]:
+        """The batches of some steps, given what each of them draws."""
         views = {}
-        for name, view, index in (
-            ("x", weak, labelled),
-            ("x_strong", strong, labelled),
-            ("u_weak", weak, unlabelled),
-            ("u_strong", strong, unlabelled),
+        for name, view, indices in (
+            ("x", weak, [self.data.labelled[each] for each in drawn]),
+            ("x_strong", strong, [self.data.labelled[each] for each in drawn]),
+            ("u_weak", weak, [self.pool[each] for each in positions]),
+            ("u_strong", strong, [self.pool[each] for each in positions]),
         ):
-            views[name] = self._view(view, index) if name in self.wants and len(index) else self.no_view
-        return Batch(**views, y=self.data.labels[drawn].to(self.device), u_index=positions.to(self.device))
+            index = torch.cat(indices)
+            wanted = name in self.wants and len(index)
+            seen = self._view(view, index) if wanted else self.no_view
+            views[name] = torch.split(seen, [len(each) if wanted else 0 for each in indices])
+        for step, (labelled, unlabelled) in enumerate(zip(drawn, positions, strict=True)):
+            yield Batch(
+                **{name: parts[step] for name, parts in views.items()},
+                y=self.data.labels[labelled].to(self.device),
+                u_index=unlabelled.to(self.device),
+            )
 
     @cached_property
     def no_view(self) -> Tensor:
