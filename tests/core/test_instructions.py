@@ -16,7 +16,10 @@ CUDA = ComputeSettings(dtype="fp32", device="cuda:1")
 
 @pytest.fixture(autouse=True)
 def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor with AVX-512 and no instructions for bf16, and no limits."""
+    """A processor with AVX-512 and no instructions for bf16, and no limits. The arithmetic is that of notes
+    that do not name it.
+    """
+    monkeypatch.setattr(provenance, "NUMERICS", 1)
     monkeypatch.setattr(provenance.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     has(monkeypatch)
