@@ -295,6 +295,9 @@ def draw(results: Path, path: Path) -> None:
     with results.open(newline="", encoding="utf-8") as file:
         rows = [line for line in csv.DictReader(file) if line["ratio to the tuned loop"]]
     sizes = list(dict.fromkeys(line["size"] for line in rows))
+    if not sizes:
+        print(f"note: no picture: there are no ratios without {TUNED}")
+        return
     figure = plot_style.new_figure(10, 4.6)
     panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
     for axes, size in zip(panels, sizes, strict=True):

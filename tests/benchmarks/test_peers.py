@@ -56,6 +56,8 @@ def test_who_has_figures_is_drawn(peers: ModuleType, tmp_path: Path) -> None:
     peers.draw(results, tmp_path / "a.png")
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert ["proxyfl, inline" in text, "Flower" in text, "plain loop" in text] == [True, False, True]
+    peers.draw(peers.plot_style.save_csv(tmp_path / "b.csv", peers.COLUMNS, rows[1:2]), tmp_path / "b.png")
+    assert not (tmp_path / "b.png").exists()
 
 
 @pytest.mark.slow
