@@ -142,22 +142,22 @@ class Stream:
         self.steps = steps_of(settings, *sizes, walk_labelled=walk_labelled)
 
     def restrict(self, positions: Tensor) -> None:
-        """From now on draw unlabelled images only from these positions of the pool. Steps stay the same."""
+        """From the next epoch on draw unlabelled images only from these positions of the pool. Steps stay
+        the same.
+        """
         self.selected = positions.cpu()
 
     def epoch(self) -> Generator[Batch]:
         labelled = self._walk(len(self.data.labelled), self.batch) if self.walk_labelled else self._draws()
-        chosen = len(self.pool) if self.selected is None else len(self.selected)
-        unlabelled = self._walk(chosen, self.u_batch)
+        selected = torch.arange(len(self.pool)) if self.selected is None else self.selected
+        unlabelled = self._walk(len(selected), self.u_batch)
         if self.sampler is not None:
             labelled = self._sampled(self.sampler, len(self.data.labelled), self.batch)
-            unlabelled = self._sampled(self.sampler, chosen, self.u_batch)
+            unlabelled = self._sampled(self.sampler, len(selected), self.u_batch)
         for start in range(0, self.steps, self.ahead):
             count = min(self.ahead, self.steps - start)
             drawn, positions = [*islice(labelled, count)], [*islice(unlabelled, count)]
-            if self.selected is not None:
-                positions = [self.selected[each] for each in positions]
-            yield from self._batches(drawn, positions)
+            yield from self._batches(drawn, [selected[each] for each in positions])
 
     def walk_pool(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image of the pool once, in order: (positions, weak views)."""
