@@ -3,7 +3,8 @@
 One Pillow image at a time through a ``DataLoader``, images as NCHW float32, the overlap of category sets as
 an N × N × C table, a graph recorded through the global model as well, proxies tuned by a loader, autograd
 and SGD, one process with all threads and the default allocator. Work, schedule and losses are those of
-``proxyfl`` itself, and so is the network; only the way differs.
+``proxyfl`` itself, and so is the network, but in its usual form: with torch's own pooling, and strides in the
+convolutions that have them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Tensor
 
 from proxyfl.core.state import Tensors
 from proxyfl.data.stream import ClientData
+from proxyfl.models.resnet import Block, ResNet
 
 Loader = DataLoader[tuple[Any, ...]]
 
@@ -254,6 +256,15 @@ def plain_icpl(
     against = (similarity.exp() * negative).sum(1)
     losses = -positive + (positive.exp() + against).log()
     return losses[labelled:].mean()
+
+
+def usual_form(network: ResNet) -> ResNet:
+    """The same network as anyone would write it, in place."""
+    network.trunk.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for block in network.trunk.modules():
+        if isinstance(block, Block) and block.stride > 1:
+            block.skip.conv.stride, block.stride = (block.stride, block.stride), 1
+    return network
 
 
 def plain_round(

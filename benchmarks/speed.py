@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain import PlainSettings, plain_round
+from plain import PlainSettings, plain_round, usual_form
 from stage import assemble
 
 from proxyfl import Experiment, Run
@@ -123,7 +123,7 @@ def local_round(width: int, repeats: int, folder: Path) -> list[Row]:
     federation, trainer = assemble(folder / f"width-{width}", config, simulation, cores)
     start = federation.start(trainer.initial_weights())
     weights, tasks = start.weights, [Task(1, k, start.weights, start.extras) for k in range(cores)]
-    network = build("resnet8", 10, 3, width, heads=True)
+    network = usual_form(build("resnet8", 10, 3, width, heads=True))
     usual, ours, processor = [], [], []
 
     def usual_way() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Iterator
@@ -259,3 +260,13 @@ def test_hole_is_the_library_s() -> None:
         picture = Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8))
         found = torch.from_numpy(np.array(plain._cutout(picture, Fixed()))).permute(2, 0, 1)
         assert torch.equal(found, augment.punch(black, torch.tensor(centres)[:, None])[0])
+
+
+def test_the_usual_form_of_the_network_is_the_same_network() -> None:
+    with torch.random.fork_rng(devices=[]):
+        net = build("resnet8", 3, 3, 1)
+    usual = plain.usual_form(copy.deepcopy(net))
+    x = torch.rand(4, 3, 16, 16)
+    assert [*usual.state_dict()] == [*net.state_dict()]
+    assert usual.trunk.stage2.skip.conv.stride == (2, 2)
+    torch.testing.assert_close(usual(x), net(x))
