@@ -25,6 +25,7 @@ from proxyfl.core.spans import (
     WEAK,
 )
 from proxyfl.core.state import Task
+from proxyfl.data import stream as streams
 from proxyfl.encoders import Encoder, named
 from proxyfl.engines.forkserver import WORKERS
 from proxyfl.federation.client import every_step, numerics
@@ -251,3 +252,19 @@ def test_a_frozen_encoder_is_measured_before_the_first_round(tmp_path, monkeypat
     assert all(phase.ms > 0 for phase in made.phases)
     assert made.per_second == pytest.approx(5000 / made.ms)
     assert Profile.from_tree(json.loads(json.dumps(dataclasses.asdict(found)))) == found
+
+
+def test_only_views_of_steps_that_are_taken_count(tmp_path, monkeypatch):
+    """Although views are computed for several steps at once."""
+    drawn, view = [], streams.Stream._view
+
+    def counted(self, kind, index):
+        drawn.append(len(index))
+        return view(self, kind, index)
+
+    monkeypatch.setattr(streams.Stream, "_view", counted)
+    trainer, task, data = client(tmp_path, "fedavg", train__batch=2)
+    steps = SomeSteps(3)
+    trained(trainer, task, data, steps)
+    assert (len(steps.seconds), sum(drawn)) == (3, 3 * 2)
+    assert steps.whole_round > 3

@@ -18,7 +18,7 @@ from proxyfl.core import plugins
 from proxyfl.core.config import Config
 from proxyfl.core.errors import RunError
 from proxyfl.core.machine import usable_cores
-from proxyfl.core.state import Tensors
+from proxyfl.core.state import Task, Tensors
 from proxyfl.data.holdings import Holdings
 from proxyfl.engines.crew import LOOK_ROUND, TRIES, Crew, Job
 from proxyfl.engines.forkserver import ANSWERS, ForkServer, Lost, ending, started
@@ -63,12 +63,12 @@ class _Worker:
         self.job: Job | None = None
         self.next: Job | None = None
         self.reads: Layout | None = None
-        for memory in self.answers:
-            memory.write({})
         ours, theirs = socket.socketpair()
         life_read, self.lifeline = os.pipe()
         self.connection = Connection(ours.detach())
         try:
+            for memory in self.answers:
+                memory.write({})
             places = (memory.fd for memory in self.answers)
             self.process = server.fork((theirs.fileno(), life_read, *fds, *places))
         except BaseException:
@@ -145,7 +145,7 @@ class PoolEngine(Crew[_Worker]):
 
     def _hand_ahead(self) -> None:
         for worker in [worker for worker in self.workers if worker.job and not worker.next]:
-            if self._brief and self._waiting:
+            if self._brief and self._waiting and _is_small(self._waiting[0].task):
                 worker.next = self._waiting.popleft()
                 self._share(worker.next.task)
                 self._give(worker, worker.next)
@@ -211,3 +211,8 @@ class PoolEngine(Crew[_Worker]):
             raise RunError(
                 f"a worker process ended before it was ready ({ending(code)}); try with --workers 0"
             )
+
+
+def _is_small(task: Task) -> bool:
+    """Whether a task fits into the connection while its worker is not reading."""
+    return not task.personal and not task.carry

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from proxyfl.core.flat import Layout
 from proxyfl.core.plugins import load_plugin
-from proxyfl.core.state import Tensors, namespace
+from proxyfl.core.state import Task, Tensors, namespace
 from proxyfl.data.holdings import Holdings
 from proxyfl.engines import shared
 from proxyfl.engines.handover import unpacked
@@ -63,17 +63,27 @@ def _serve(
         header, tensors = receive(connection)
         if "broadcast" in header:
             sent = Sent.of(shared.read(broadcast, header["broadcast"]))
-        task = unpack_task(header, tensors, sent.weights, sent.extras)
-        began = time.process_time()
         try:
-            answer, content = pack_answer(next(engine.run([task])), sent.form)
-            answer["place"], memory = next(places)
-            answer["tensors"] = memory.write(content)
-            answer["cpu_seconds"] = time.process_time() - began
+            answer = _answer(
+                engine, unpack_task(header, tensors, sent.weights, sent.extras), sent.form, places
+            )
         except Exception as error:  # no client's fault: the parent raises it again
             answer = {"kind": "error", **describe(error)}
-        del task, tensors
         send(connection, answer, {})
+
+
+def _answer(
+    engine: InlineEngine, task: Task, form: Layout, places: Iterator[tuple[int, SharedTensors]]
+) -> Header:
+    """Train a client, put its tensors into the next place, and say where they are."""
+    began = time.process_time()
+    # Extras are copied: what a method changes in place must not reach this worker's next client.
+    task = dataclasses.replace(task, extras={name: value.clone() for name, value in task.extras.items()})
+    answer, content = pack_answer(next(engine.run([task])), form)
+    answer["place"], memory = next(places)
+    answer["tensors"] = memory.write(content)
+    answer["cpu_seconds"] = time.process_time() - began
+    return answer
 
 
 class Sent:

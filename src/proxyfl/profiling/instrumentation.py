@@ -140,13 +140,17 @@ class SomeSteps:
         epochs = ctx.settings.epochs
         self.whole_round = ctx.stream.steps * epochs
         planned = min(self.wanted or self.whole_round, self.whole_round)
+        stream, every = ctx.stream, ctx.stream.steps
         for ctx.epoch in range(epochs):
-            batches = ctx.stream.epoch()
-            # The last epoch, in which parts count and remember, always has its share.
-            for _ in range(planned * (ctx.epoch + 1) // epochs - planned * ctx.epoch // epochs):
+            # The last epoch, in which parts count and remember, always has its share. None has more steps
+            # than are taken while it draws: the views of others would count.
+            stream.steps = planned * (ctx.epoch + 1) // epochs - planned * ctx.epoch // epochs
+            batches = stream.epoch()
+            for _ in range(stream.steps):
                 began, cpu = self.read(), time.process_time()
                 yield batches
                 self.seconds.append(self.read() - began)
                 self.cpu_seconds += time.process_time() - cpu
                 with span(NOBODY):
                     self.tell(len(self.seconds))
+        stream.steps = every

@@ -146,14 +146,16 @@ class _OneClient:
         plain = SomeSteps(count, clock(trainer.device), self._follow(count, 0.1))
         self._train(task, plain)
         memory = peak_memory(trainer.device)
-        unseen, steps = _idle_hooks(trainer.method), SomeSteps(count, tell=self._follow(count, 0.4))
+        unseen = _idle_hooks(trainer.method)
         with Recording(clock(trainer.device), unseen) as recording:
-            update = self._train(task, steps)
+            update = self._train(task, SomeSteps(count, tell=self._follow(count, 0.4)))
         losses = _own_losses(trainer.method, update)
         self.tell("convolutions", 0.7)
         few = SomeSteps(min(count, FEW))
-        with Convolutions(clock(trainer.device)) as convolutions:
+        convolutions = Convolutions(clock(trainer.device))
+        with convolutions, Recording(lambda: convolutions.forward, unseen) as forward:
             self._train(task, few)
+        in_steps = sum(seconds for name, seconds in forward.spent().items() if name not in ON_CLIENT)
         per_step = 1 / (len(few.seconds) * sum(plain.seconds) / count)
         self.tell("operations", 0.75)
         with counted_operations(unseen) as operations:
@@ -171,13 +173,13 @@ class _OneClient:
             client_id=task.client,
             images=update.samples,
             steps=count,
-            steps_per_round=steps.whole_round,
+            steps_per_round=plain.whole_round,
             updates=updates,
             test_images=(0, 0),
             step=tuple(Phase(name, 1e3 * phases[name] / count, counts.get(name, 0) / 1e9) for name in phases),
             client=tuple(Phase(name, 1000 * spent[name]) for name in ON_CLIENT),
             server=(),
-            conv_forward=convolutions.forward * per_step,
+            conv_forward=in_steps * per_step,
             conv_backward=convolutions.backward * per_step,
             peak=matrix_peak(config.compute.dtype, trainer.device),
             memory=memory,
